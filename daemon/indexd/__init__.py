@@ -1,0 +1,17 @@
+"""indexd: a daemon beside an Apache RocketMQ broker that owns its message index.
+
+The stages, in the order the data takes::
+
+    commitlog   segment files -> frames -> DispatchBatch (arrays, one row a message)
+    dispatch    tail loop -> bounded queue -> drain every 3 s
+    index       IndexFile, IndexService: key -> physical offset, byte for byte RocketMQ's
+    flush       full files to the disk, then checkpoint and frontier; the abort flag
+    recovery    what is on disk -> a plan -> the files as they durably were
+    query       by key, by unique key, one message
+    service     opens, recovers, starts the tasks, stops them in order
+    cli         argv -> Config -> one call
+
+``errors``, ``config`` and ``storage`` (the one seam to the disk) lie below them all; ``demo`` shows the whole.
+"""
+
+__version__ = "0.1.0"
