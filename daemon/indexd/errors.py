@@ -6,6 +6,9 @@ process ends with. ``cli`` prints ``indexd: <message>; <hint>`` on one line and 
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 
 class IndexdError(Exception):
     """An internal fault: a state that the code itself should have made impossible."""
@@ -52,7 +55,36 @@ class BusyError(IndexdError):
 
 
 class DiskError(IndexdError):
-    """The file system refused: EIO, ENOSPC, EROFS, EMFILE, or a directory that cannot be made."""
+    """A system call failed: EIO, ENOSPC, EROFS, EMFILE, a directory that cannot be made.
+
+    ``errno`` says how, so that a caller can tell a file that expired from a disk that died.
+    """
 
     exit_code = 70
-    default_hint = "free space, or mend the device or the permissions, and start again: nothing durable is lost"
+    default_hint = "mend the device or the file system and start again: nothing durable is lost"
+
+    def __init__(self, operation: str, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot {operation} {path}: {error.strerror or error}", _DISK_HINTS.get(error.errno or 0))
+        self.operation = operation
+        self.path = path
+        self.errno = error.errno
+
+    @property
+    def is_missing(self) -> bool:
+        """The file or its directory is not there (any more)."""
+        return self.errno in (errno.ENOENT, errno.ENOTDIR)
+
+
+_DISK_HINTS = {
+    errno.ENOSPC: "free space on that file system; indexing goes on from the last durable point",
+    errno.EDQUOT: "raise the quota of this user; indexing goes on from the last durable point",
+    errno.EROFS: "remount the file system read-write, or use another --data",
+    errno.EACCES: "give this user the permission, or run as the user that owns the files",
+    errno.EPERM: "give this user the permission, or run as the user that owns the files",
+    errno.EMFILE: "raise LimitNOFILE (ulimit -n)",
+    errno.ENFILE: "raise fs.file-max",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a directory is expected there",
+    errno.EISDIR: "a file is expected there",
+    errno.EEXIST: "remove it, or choose another place",
+}

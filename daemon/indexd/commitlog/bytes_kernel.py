@@ -1,0 +1,185 @@
+"""The smallest compiled pieces: big-endian loads, Java's string hash over UTF-8 bytes, Java's number parsing.
+
+Every position is uint64: a signed index adds a wrap-around test to each access. Integers of two types are never mixed:
+the result would silently become float64 or int64. Callers vouch for the bounds; no function here reads outside the
+range it is given.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+_1 = np.uint64(1)
+_2 = np.uint64(2)
+_3 = np.uint64(3)
+_4 = np.uint64(4)
+_31 = np.uint64(31)
+_31_2 = np.uint64(31**2)
+_31_3 = np.uint64(31**3)
+_31_4 = np.uint64(31**4)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_SIGN_32 = np.uint64(0x80000000)
+_TWO_32 = np.uint64(1 << 32)
+_ASCII_END = np.uint64(0x80)
+_REPLACEMENT = np.uint64(0xFFFD)
+_TEN = np.uint64(10)
+_LONG_MAX = np.uint64((1 << 63) - 1)
+
+
+@numba.njit(inline="always")
+def load_u8(buffer, i):  # type: ignore[no-untyped-def]
+    """One byte as uint64."""
+    return np.uint64(buffer[i])
+
+
+@numba.njit(inline="always")
+def load_u16(buffer, i):  # type: ignore[no-untyped-def]
+    """Two bytes, big-endian, as uint64."""
+    return np.uint64(buffer[i]) << np.uint64(8) | np.uint64(buffer[i + _1])
+
+
+@numba.njit(inline="always")
+def load_u32(buffer, i):  # type: ignore[no-untyped-def]
+    """Four bytes, big-endian, as uint64."""
+    return (
+        np.uint64(buffer[i]) << np.uint64(24)
+        | np.uint64(buffer[i + _1]) << np.uint64(16)
+        | np.uint64(buffer[i + _2]) << np.uint64(8)
+        | np.uint64(buffer[i + _3])
+    )
+
+
+@numba.njit(inline="always")
+def load_u64(buffer, i):  # type: ignore[no-untyped-def]
+    """Eight bytes, big-endian, as uint64."""
+    return load_u32(buffer, i) << np.uint64(32) | load_u32(buffer, i + _4)
+
+
+@numba.njit(inline="always")
+def signed_32(value):  # type: ignore[no-untyped-def]
+    """The int64 that the low 32 bits mean as an int32."""
+    low = np.int64(value & _LOW_32)
+    return low - np.int64(1 << 32) if low >= np.int64(1 << 31) else low
+
+
+@numba.njit(inline="always")
+def key_hash(java_hash):  # type: ignore[no-untyped-def]
+    """Its absolute value as an int32, with -2^31 becoming 0 (spec 3.3), as uint32."""
+    low = java_hash & _LOW_32
+    if low > _SIGN_32:
+        low = _TWO_32 - low
+    elif low == _SIGN_32:
+        low = np.uint64(0)
+    return np.uint32(low)
+
+
+@numba.njit(nogil=True)
+def _malformed_4(buffer, i, end):  # type: ignore[no-untyped-def]
+    # How many bytes one replacement stands for, at a byte F0..F7 that begins no valid sequence.
+    b1 = load_u8(buffer, i)
+    if b1 > np.uint64(0xF4) or i + _1 >= end:
+        return _1
+    b2 = load_u8(buffer, i + _1)
+    low = np.uint64(0x90) if b1 == np.uint64(0xF0) else np.uint64(0x80)
+    high = np.uint64(0x8F) if b1 == np.uint64(0xF4) else np.uint64(0xBF)
+    if b2 < low or b2 > high:
+        return _1
+    if i + _2 >= end or (load_u8(buffer, i + _2) & np.uint64(0xC0)) != np.uint64(0x80):
+        return _2
+    return _3
+
+
+@numba.njit(nogil=True)
+def _decode_one(buffer, i, end):  # type: ignore[no-untyped-def]
+    # (code point, bytes taken) at a byte >= 0x80, with Java's replacement: an encoded surrogate is ONE U+FFFD.
+    b1 = load_u8(buffer, i)
+    low6 = np.uint64(0x3F)
+    cont = np.uint64(0xC0)
+    mark = np.uint64(0x80)
+    left = end - i
+    if b1 >= np.uint64(0xC2) and b1 <= np.uint64(0xDF):
+        if left >= _2 and (load_u8(buffer, i + _1) & cont) == mark:
+            return (b1 & np.uint64(0x1F)) << np.uint64(6) | (load_u8(buffer, i + _1) & low6), _2
+        return _REPLACEMENT, _1
+    if b1 >= np.uint64(0xE0) and b1 <= np.uint64(0xEF):
+        if left < _2:
+            return _REPLACEMENT, _1
+        b2 = load_u8(buffer, i + _1)
+        if (b2 & cont) != mark or (b1 == np.uint64(0xE0) and b2 < np.uint64(0xA0)):
+            return _REPLACEMENT, _1
+        if left < _3 or (load_u8(buffer, i + _2) & cont) != mark:
+            return _REPLACEMENT, _2
+        point = (b1 & np.uint64(0x0F)) << np.uint64(12) | (b2 & low6) << np.uint64(6)
+        point |= load_u8(buffer, i + _2) & low6
+        if point >= np.uint64(0xD800) and point <= np.uint64(0xDFFF):
+            return _REPLACEMENT, _3
+        return point, _3
+    if b1 >= np.uint64(0xF0) and b1 <= np.uint64(0xF7):
+        taken = _malformed_4(buffer, i, end)
+        if taken == _3 and left >= _4 and (load_u8(buffer, i + _3) & cont) == mark:
+            point = (b1 & np.uint64(0x07)) << np.uint64(18) | (load_u8(buffer, i + _1) & low6) << np.uint64(12)
+            point |= (load_u8(buffer, i + _2) & low6) << np.uint64(6) | (load_u8(buffer, i + _3) & low6)
+            return point, _4
+        return _REPLACEMENT, taken
+    return _REPLACEMENT, _1
+
+
+@numba.njit(nogil=True)
+def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
+    """Go on with Java's ``String.hashCode`` over the UTF-16 units of ``buffer[start:end]``, from ``java_hash``.
+
+    The value is right modulo 2^32 only (uint64 wraps above that); ``signed_32`` and ``key_hash`` take it so.
+    """
+    h = java_hash
+    i = start
+    while i < end:
+        if i + _4 <= end:
+            # Four ASCII bytes a step: one multiplication in the dependency chain instead of four.
+            b0 = load_u8(buffer, i)
+            b1 = load_u8(buffer, i + _1)
+            b2 = load_u8(buffer, i + _2)
+            b3 = load_u8(buffer, i + _3)
+            if (b0 | b1 | b2 | b3) < _ASCII_END:
+                h = h * _31_4 + (b0 * _31_3 + b1 * _31_2 + b2 * _31 + b3)
+                i += _4
+                continue
+        b0 = load_u8(buffer, i)
+        if b0 < _ASCII_END:
+            h = h * _31 + b0
+            i += _1
+            continue
+        point, taken = _decode_one(buffer, i, end)
+        if point >= np.uint64(0x10000):
+            point -= np.uint64(0x10000)
+            h = h * _31 + (np.uint64(0xD800) | point >> np.uint64(10))
+            h = h * _31 + (np.uint64(0xDC00) | point & np.uint64(0x3FF))
+        else:
+            h = h * _31 + point
+        i += taken
+    return h
+
+
+@numba.njit(nogil=True)
+def parse_long(buffer, start, end):  # type: ignore[no-untyped-def]
+    """(is a number, int64 value) as Java's ``Long.parseLong`` reads ASCII digits with an optional sign."""
+    i = start
+    if i >= end:
+        return False, np.int64(0)
+    first = load_u8(buffer, i)
+    negative = first == np.uint64(0x2D)
+    if negative or first == np.uint64(0x2B):
+        i += _1
+        if i >= end:
+            return False, np.int64(0)
+    limit = _LONG_MAX + _1 if negative else _LONG_MAX
+    value = np.uint64(0)
+    while i < end:
+        digit = load_u8(buffer, i) - np.uint64(0x30) if load_u8(buffer, i) >= np.uint64(0x30) else _TEN
+        if digit >= _TEN or value > (limit - digit) // _TEN:
+            return False, np.int64(0)
+        value = value * _TEN + digit
+        i += _1
+    if negative:
+        return True, -np.int64(value - _1) - np.int64(1) if value > np.uint64(0) else np.int64(0)
+    return True, np.int64(value)

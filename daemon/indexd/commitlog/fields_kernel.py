@@ -1,0 +1,153 @@
+"""The compiled pieces that look inside a frame: properties, checksums, the topic's id.
+
+``commitlog.kernel`` calls them once a message; each stays inside the range it is given.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from indexd.commitlog import format as frame
+from indexd.commitlog.bytes_kernel import load_u8, load_u32
+from indexd.commitlog.crc import crc32
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_8 = np.uint64(8)
+_CRC_MASK = np.uint64(0x7FFFFFFF)
+_CRC_PROPERTY_SIZE = np.uint64(frame.PROPERTY_CRC_SIZE)
+_NONE = int(frame.Reason.NONE)
+_BODY_CRC = int(frame.Reason.BODY_CRC)
+_PROPERTY_CRC = int(frame.Reason.PROPERTY_CRC)
+
+# Where decode_properties leaves [start, end) of each value it looks for.
+KEYS, TAGS, UNIQ_KEY, DELAY, INNER_NUM, INNER_BASE = (np.uint64(2 * i) for i in range(6))
+NO_SPAN = np.uint64(12)
+_NAME_KEYS = np.frombuffer(b"KEYS", dtype=np.uint8)
+_NAME_TAGS = np.frombuffer(b"TAGS", dtype=np.uint8)
+_NAME_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", dtype=np.uint8)
+_NAME_DELAY = np.frombuffer(b"DELAY", dtype=np.uint8)
+_NAME_INNER_NUM = np.frombuffer(b"INNER_NUM", dtype=np.uint8)
+_NAME_INNER_BASE = np.frombuffer(b"INNER_BASE", dtype=np.uint8)
+_NAME_CRC = np.frombuffer(frame.PROPERTY_CRC_NAME, dtype=np.uint8)
+_NAME_END = np.uint8(0x01)
+_PAIR_END = np.uint8(0x02)
+
+
+@numba.njit(nogil=True)
+def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
+    if end - start != np.uint64(len(text)):
+        return False
+    i = _0
+    while start + i < end:
+        if buffer[start + i] != text[i]:
+            return False
+        i += _1
+    return True
+
+
+@numba.njit(nogil=True)
+def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
+    # Which of the wanted properties a name is; 12 = none. The length decides almost always.
+    size = end - start
+    if size == np.uint64(4):
+        if equals(buffer, start, end, _NAME_KEYS):
+            return KEYS
+        if equals(buffer, start, end, _NAME_TAGS):
+            return TAGS
+    elif size == np.uint64(8) and equals(buffer, start, end, _NAME_UNIQ_KEY):
+        return UNIQ_KEY
+    elif size == np.uint64(5) and equals(buffer, start, end, _NAME_DELAY):
+        return DELAY
+    elif size == np.uint64(9) and equals(buffer, start, end, _NAME_INNER_NUM):
+        return INNER_NUM
+    elif size == np.uint64(10) and equals(buffer, start, end, _NAME_INNER_BASE):
+        return INNER_BASE
+    return NO_SPAN
+
+
+@numba.njit(nogil=True)
+def decode_properties(buffer, start, end, spans):  # type: ignore[no-untyped-def]
+    """Find the values of the six properties an index needs (spec 2.4); ``spans[2i] == spans[2i+1]`` means absent.
+
+    Pairs without a name or a value are dropped and the last of two with one name wins, as RocketMQ does it.
+    """
+    spans[:] = _0
+    i = start
+    while i < end:
+        name = i
+        while i < end and buffer[i] != _NAME_END and buffer[i] != _PAIR_END:
+            i += _1
+        if i >= end or buffer[i] == _PAIR_END:
+            i += _1
+            continue
+        name_end = i
+        i += _1
+        value = i
+        while i < end and buffer[i] != _PAIR_END:
+            i += _1
+        if name_end > name and i > value:
+            span = _span_of_name(buffer, name, name_end)
+            if span < NO_SPAN:
+                spans[span] = value
+                spans[span + _1] = i
+        i += _1
+
+
+@numba.njit(nogil=True)
+def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ignore[no-untyped-def]
+    if body_end > body:
+        stored = load_u32(buffer, pos + _8)
+        if np.uint64(crc32(buffer, body, body_end, tables)) & _CRC_MASK != stored:
+            return _BODY_CRC
+    if end - properties < _CRC_PROPERTY_SIZE:
+        return _NONE
+    mark = end - _CRC_PROPERTY_SIZE
+    name_end = mark + np.uint64(len(_NAME_CRC))
+    if not equals(buffer, mark, name_end, _NAME_CRC) or buffer[name_end] != _NAME_END:
+        return _NONE
+    if buffer[end - _1] != _PAIR_END:
+        return _PROPERTY_CRC
+    # Ten digits, the least significant first (spec 2.5).
+    stored = _0
+    i = end - np.uint64(2)
+    while i > name_end:
+        digit = load_u8(buffer, i)
+        if digit < np.uint64(0x30) or digit > np.uint64(0x39):
+            return _PROPERTY_CRC
+        stored = stored * np.uint64(10) + (digit - np.uint64(0x30))
+        i -= _1
+    if np.uint64(crc32(buffer, pos, mark, tables)) & _CRC_MASK != stored:
+        return _PROPERTY_CRC
+    return _NONE
+
+
+@numba.njit(nogil=True)
+def find_topic_id(buffer, start, end, java_hash, topics):  # type: ignore[no-untyped-def]
+    # The id of a topic, entering it when it is new; -1 when the arrays have no room for it.
+    mask = np.uint64(len(topics.table) - 1)
+    slot = (java_hash ^ java_hash >> np.uint64(15)) & mask
+    while topics.table[slot] != 0:
+        known = np.uint64(topics.table[slot] - 1)
+        first = np.uint64(topics.start[known])
+        size = np.uint64(topics.start[known + _1]) - first
+        if size == end - start:
+            i = _0
+            while i < size and topics.data[first + i] == buffer[start + i]:
+                i += _1
+            if i == size:
+                return np.int64(known)
+        slot = (slot + _1) & mask
+    count = np.uint64(topics.known[0])
+    first = np.uint64(topics.start[count])
+    if (count + _1) * np.uint64(2) > mask or first + (end - start) > np.uint64(len(topics.data)):
+        return np.int64(-1)
+    i = _0
+    while start + i < end:
+        topics.data[first + i] = buffer[start + i]
+        i += _1
+    topics.start[count + _1] = np.int64(first + i)
+    topics.known[0] = np.int64(count + _1)
+    topics.table[slot] = np.int32(count + _1)
+    return np.int64(count)

@@ -1,0 +1,302 @@
+"""Many frames to arrays: the one loop that every message passes through.
+
+``decode_frames`` walks frames in a buffer and fills the columns of a DispatchBatch, as RocketMQ's
+checkMessageAndReturnSize followed by buildIndex's key splitting would (spec rocketmq-store 2.7, 4.2). Every read is
+bounded by ``limit``, and inside a frame by the frame's end: a frame that lies about a length ends in an outcome.
+``commitlog.decoder`` is the plain twin of this file; the same hostile inputs go through both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog import format as frame
+from indexd.commitlog.bytes_kernel import (
+    hash_utf8,
+    key_hash,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    parse_long,
+    signed_32,
+)
+from indexd.commitlog.fields_kernel import (
+    DELAY,
+    INNER_BASE,
+    INNER_NUM,
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    check_crc,
+    decode_properties,
+    equals,
+    find_topic_id,
+)
+
+
+class Columns(NamedTuple):
+    """The arrays of a batch: one row a message; ``key_hash[key_start[r]:key_start[r + 1]]`` are row r's keys."""
+
+    phy_offset: NDArray[np.int64]
+    size: NDArray[np.int32]
+    store_timestamp: NDArray[np.int64]
+    queue_offset: NDArray[np.int64]
+    batch_size: NDArray[np.int32]
+    queue_id: NDArray[np.int32]
+    topic_id: NDArray[np.int32]
+    tags_code: NDArray[np.int64]
+    sys_flag: NDArray[np.int32]
+    key_start: NDArray[np.int64]
+    key_hash: NDArray[np.uint32]
+
+
+class TopicArrays(NamedTuple):
+    """The topics met so far: an open hash table of ids (0 = empty, else id + 1) over their UTF-8 bytes."""
+
+    table: NDArray[np.int32]
+    start: NDArray[np.int64]
+    data: NDArray[np.uint8]
+    known: NDArray[np.int64]
+
+
+class Rules(NamedTuple):
+    """What a decode takes besides the bytes."""
+
+    check_crc: bool
+    want_uniq_key: bool
+    want_tags: bool
+    frame_size_max: np.uint64
+    delay_ms: NDArray[np.int64]
+    crc_tables: NDArray[np.uint32]
+
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_4 = np.uint64(4)
+_8 = np.uint64(8)
+_HOST_V4 = np.uint64(8)
+_HOST_V6 = np.uint64(20)
+_MAGIC_V1 = np.uint64(frame.MAGIC_V1)
+_MAGIC_V2 = np.uint64(frame.MAGIC_V2)
+_MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
+_HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
+_FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
+_BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
+_STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
+
+_MESSAGE = int(frame.Outcome.MESSAGE)
+_END_OF_FILE = int(frame.Outcome.END_OF_FILE)
+_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
+_CORRUPT = int(frame.Outcome.CORRUPT)
+_FULL = int(frame.Outcome.BATCH_FULL)
+
+_NONE = int(frame.Reason.NONE)
+_BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
+_BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
+_WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
+_LENGTHS = int(frame.Reason.LENGTHS_DISAGREE)
+_DELAY = int(frame.Reason.DELAY_LEVEL)
+_INNER = int(frame.Reason.INNER_BATCH)
+_DLEDGER = int(frame.Reason.DLEDGER)
+
+_TOPIC_DELAY = np.frombuffer(frame.DELAY_TOPIC.encode(), dtype=np.uint8)
+_HASH = np.uint64(0x23)
+_UPPER_T = np.uint64(0x54)
+_SPACE = np.uint8(0x20)
+
+
+@numba.njit(nogil=True)
+def _put_keys(buffer, spans, topic_hash, rules, columns, key):  # type: ignore[no-untyped-def]
+    # The row's key hashes in the order RocketMQ indexes them: UNIQ_KEY, the pieces of KEYS, TAGS (spec 4.2, 4.3).
+    prefix = topic_hash * np.uint64(31) + _HASH
+    if rules.want_uniq_key and spans[UNIQ_KEY + _1] > _0:
+        columns.key_hash[key] = key_hash(hash_utf8(buffer, spans[UNIQ_KEY], spans[UNIQ_KEY + _1], prefix))
+        key += _1
+    i = spans[KEYS]
+    end = spans[KEYS + _1]
+    while i < end:
+        piece = i
+        while i < end and buffer[i] != _SPACE:
+            i += _1
+        if i > piece:
+            columns.key_hash[key] = key_hash(hash_utf8(buffer, piece, i, prefix))
+            key += _1
+        i += _1
+    if rules.want_tags and spans[TAGS + _1] > _0:
+        prefix = (prefix * np.uint64(31) + _UPPER_T) * np.uint64(31) + _HASH
+        columns.key_hash[key] = key_hash(hash_utf8(buffer, spans[TAGS], spans[TAGS + _1], prefix))
+        key += _1
+    return key
+
+
+@numba.njit(nogil=True)
+def _walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
+    # (lengths agree, body, body end, topic, topic end, properties): the variable part, each step inside the frame.
+    born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
+    stored = _HOST_V6 if flags & _STORE_V6 else _HOST_V4
+    p = pos + np.uint64(68) + born + stored
+    if p + _4 > end:
+        return False, _0, _0, _0, _0, _0
+    body_size = signed_32(load_u32(buffer, p))
+    body = p + _4
+    if body_size > np.int64(0):
+        if np.uint64(body_size) > end - body:
+            return False, _0, _0, _0, _0, _0
+        p = body + np.uint64(body_size)
+    else:
+        p = body
+    body_end = p
+    if magic == _MAGIC_V1:
+        if p + _1 > end:
+            return False, _0, _0, _0, _0, _0
+        topic_size = load_u8(buffer, p)
+        topic = p + _1
+        negative = topic_size >= np.uint64(0x80)
+    else:
+        if p + np.uint64(2) > end:
+            return False, _0, _0, _0, _0, _0
+        topic_size = load_u16(buffer, p)
+        topic = p + np.uint64(2)
+        negative = topic_size >= np.uint64(0x8000)
+    if negative or topic_size + np.uint64(2) > end - topic:
+        return False, _0, _0, _0, _0, _0
+    topic_end = topic + topic_size
+    size = load_u16(buffer, topic_end)
+    properties = topic_end + np.uint64(2)
+    if size < np.uint64(0x8000):
+        return properties + size == end, body, body_end, topic, topic_end, properties
+    return properties == end, body, body_end, topic, topic_end, properties
+
+
+@numba.njit(nogil=True)
+def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms):  # type: ignore[no-untyped-def]
+    # (is valid, tags code): the tag's hash, or the deliver time of a delayed message (spec 2.7, step 7).
+    code = np.int64(0)
+    if spans[TAGS + _1] > _0:
+        code = signed_32(hash_utf8(buffer, spans[TAGS], spans[TAGS + _1], _0))
+    if spans[DELAY + _1] > _0 and equals(buffer, topic, topic_end, _TOPIC_DELAY):
+        valid, level = parse_long(buffer, spans[DELAY], spans[DELAY + _1])
+        if not valid or level > np.int64(0x7FFFFFFF) or level < np.int64(-0x80000000):
+            return False, code
+        if level > np.int64(len(delay_ms)):
+            level = np.int64(len(delay_ms))
+        if level > np.int64(0):
+            code = store_timestamp + delay_ms[np.uint64(level) - _1]
+    return True, code
+
+
+@numba.njit(nogil=True)
+def _head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    # (outcome, reason, total size): what the fixed fields say, before anything behind them is looked at.
+    left = limit - pos
+    if left < _8:
+        return _NOT_YET, _NONE, _0
+    total = load_u32(buffer, pos)
+    magic = load_u32(buffer, pos + _4)
+    if magic == _MAGIC_BLANK:
+        return _END_OF_FILE, _NONE, total
+    if magic == _0:
+        return _NOT_YET, _NONE, _0
+    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if total == _1 and left >= np.uint64(56):
+            inner = load_u32(buffer, pos + np.uint64(52))
+            if inner == _MAGIC_V1 or inner == _MAGIC_V2:
+                return _CORRUPT, _DLEDGER, _0
+        return _CORRUPT, _BAD_MAGIC, _0
+    if total < _FRAME_SIZE_MIN or total > frame_size_max or base + pos + total > segment_end:
+        return _CORRUPT, _BAD_TOTAL, _0
+    if left < _HEAD_SIZE:
+        return _NOT_YET, _NONE, total
+    if load_u64(buffer, pos + np.uint64(28)) != base + pos:
+        return _CORRUPT, _WRONG_OFFSET, total
+    if left < total:
+        return _NOT_YET, _NONE, total
+    return _MESSAGE, _NONE, total
+
+
+@numba.njit(nogil=True, cache=True)
+def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    """The position of the last frame head or blank record that is reached from ``start`` by total sizes.
+
+    Only heads are looked at. A head there proves that the writer is done with every frame before it: bytes of those
+    frames that are read AFTER this walk are final (architecture, decision 3).
+    """
+    pos = start
+    last = start
+    while True:
+        outcome, _, total = _head(buffer, pos, limit, base, segment_end, frame_size_max)
+        if outcome == _MESSAGE:
+            last = pos
+            pos += total
+        elif outcome == _END_OF_FILE or (outcome == _NOT_YET and total > _0 and limit - pos >= _HEAD_SIZE):
+            return pos
+        else:
+            return last
+
+
+@numba.njit(nogil=True, cache=True)
+def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topics):  # type: ignore[no-untyped-def]
+    """Frames of ``buffer[start:limit]`` into ``columns`` until something other than a message stands there.
+
+    ``buffer`` uint8 with its byte 0 at physical offset ``base``; ``start``, ``limit``, ``base`` and ``segment_end``
+    (the physical offset behind the segment) uint64. Returns (outcome, reason, position of the first frame that was
+    not taken, its total size or 0, rows, keys). BATCH_FULL: call again with fresh columns, or bigger topic arrays.
+    """
+    rows = _0
+    keys = _0
+    pos = start
+    rows_max = np.uint64(len(columns.phy_offset))
+    keys_max = np.uint64(len(columns.key_hash))
+    spans = np.zeros(12, dtype=np.uint64)
+    columns.key_start[0] = 0
+    while True:
+        outcome, reason, total = _head(buffer, pos, limit, base, segment_end, rules.frame_size_max)
+        if outcome != _MESSAGE:
+            return outcome, reason, pos, total, rows, keys
+        end = pos + total
+        flags = load_u32(buffer, pos + np.uint64(36))
+        magic = load_u32(buffer, pos + _4)
+        agree, body, body_end, topic, topic_end, properties = _walk(buffer, pos, end, magic, flags)
+        if not agree:
+            return _CORRUPT, _LENGTHS, pos, total, rows, keys
+        # A key takes at least two bytes of KEYS, and UNIQ_KEY and TAGS one entry each.
+        if rows >= rows_max or keys + (end - properties) // np.uint64(2) + np.uint64(3) > keys_max:
+            return _FULL, _NONE, pos, total, rows, keys
+        if rules.check_crc:
+            reason = check_crc(buffer, pos, end, body, body_end, properties, rules.crc_tables)
+            if reason != _NONE:
+                return _CORRUPT, reason, pos, total, rows, keys
+        decode_properties(buffer, properties, end, spans)
+        store_timestamp = np.int64(load_u64(buffer, pos + np.uint64(48) + (_HOST_V6 if flags & _BORN_V6 else _HOST_V4)))
+        valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, rules.delay_ms)
+        if not valid:
+            return _CORRUPT, _DELAY, pos, total, rows, keys
+        queue_offset = np.int64(load_u64(buffer, pos + np.uint64(20)))
+        batch_size = np.int64(1)
+        if spans[INNER_NUM + _1] > _0 and spans[INNER_BASE + _1] > _0:
+            valid_base, queue_offset = parse_long(buffer, spans[INNER_BASE], spans[INNER_BASE + _1])
+            valid, batch_size = parse_long(buffer, spans[INNER_NUM], spans[INNER_NUM + _1])
+            if not (valid and valid_base) or batch_size > np.int64(32767) or batch_size < np.int64(-32768):
+                return _CORRUPT, _INNER, pos, total, rows, keys
+        topic_hash = hash_utf8(buffer, topic, topic_end, _0)
+        topic_id = find_topic_id(buffer, topic, topic_end, topic_hash & np.uint64(0xFFFFFFFF), topics)
+        if topic_id < np.int64(0):
+            return _FULL, _NONE, pos, total, rows, keys
+        columns.phy_offset[rows] = np.int64(base + pos)
+        columns.size[rows] = np.int32(total)
+        columns.store_timestamp[rows] = store_timestamp
+        columns.queue_offset[rows] = queue_offset
+        columns.batch_size[rows] = np.int32(batch_size)
+        columns.queue_id[rows] = np.int32(signed_32(load_u32(buffer, pos + np.uint64(12))))
+        columns.topic_id[rows] = np.int32(topic_id)
+        columns.tags_code[rows] = code
+        columns.sys_flag[rows] = np.int32(signed_32(flags))
+        keys = _put_keys(buffer, spans, topic_hash, rules, columns, keys)
+        rows += _1
+        columns.key_start[rows] = np.int64(keys)
+        pos = end

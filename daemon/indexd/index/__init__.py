@@ -1,0 +1,9 @@
+"""The key index: RocketMQ's IndexFile and IndexService, byte for byte (spec rocketmq-store 3 and 4).
+
+``format``    the drawing of the file, its layout and header
+``flavour``   what each RocketMQ version indexes
+``kernel``    putKey and its checks over whole batches, compiled
+``file``      IndexFile: the file that is being built
+``reader``    IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler
+``service``   IndexService: buildIndex, roll-over, expiry
+"""

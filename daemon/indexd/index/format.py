@@ -1,0 +1,116 @@
+"""The index file: its bytes (spec rocketmq-store 3).
+
+::
+
+    +0             i64 begin timestamp   i64 end timestamp   i64 begin phy offset   i64 end phy offset
+    +32            i32 used slot count   (Java: hashSlotCount)
+    +36            i32 index count       the next free entry number, so 1 in an empty file; 0 on disk until a put or flush
+    +40            S x i32 slot          number of the newest entry of that slot, 0 = none
+    +40+4S         N x entry             entry 0 is never written; 1 .. N-1 are used in order
+    entry          i32 key hash, i64 phy offset, i32 time difference in s, i32 previous entry of the slot (Java: prevIndex)
+
+Written by indexd alone, by pwrite into a preallocated file: first entries, then the header, then slots, so that whoever
+reads a slot and then the header finds every entry that they name. Read by queries of any process, and by RocketMQ's own
+classes. A crash can leave any subset of that: only what the frontier names is trusted, the slots are rebuilt from the
+entries, and what lies behind the last durable entry is cut off.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from indexd.errors import CorruptDataError
+
+HEADER_SIZE = 40
+SLOT_SIZE = 4
+ENTRY_SIZE = 20
+
+_HEADER = struct.Struct(">qqqqii")
+_SLOT = struct.Struct(">i")
+_ENTRY = struct.Struct(">iqii")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """How a file is divided; no file says so itself, and read with another layout it answers wrongly."""
+
+    hash_slot_num: int
+    index_num: int
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of every file of this layout."""
+        return HEADER_SIZE + SLOT_SIZE * self.hash_slot_num + ENTRY_SIZE * self.index_num
+
+    def slot_position(self, slot: int) -> int:
+        """Byte position of a slot."""
+        return HEADER_SIZE + SLOT_SIZE * slot
+
+    def entry_position(self, number: int) -> int:
+        """Byte position of an entry."""
+        return HEADER_SIZE + SLOT_SIZE * self.hash_slot_num + ENTRY_SIZE * number
+
+    def slot_of(self, key_hash: int) -> int:
+        """The slot that a key hash falls into."""
+        return key_hash % self.hash_slot_num
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The 40 bytes at the front. Times in ms. ``index_count`` is as in memory: at least 1."""
+
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_phy_offset: int = 0
+    end_phy_offset: int = 0
+    used_slot_count: int = 0
+    index_count: int = 1
+
+    def pack(self) -> bytes:
+        """The 40 bytes."""
+        return _HEADER.pack(*self.values())
+
+    @classmethod
+    def unpack(cls, data: bytes) -> IndexHeader:
+        """Read the 40 bytes; an index count of 0 or less means an empty file (spec 3.1)."""
+        if len(data) < HEADER_SIZE:
+            raise CorruptDataError(f"an index header has {HEADER_SIZE} bytes, not {len(data)}")
+        *fields, count = _HEADER.unpack(data[:HEADER_SIZE])
+        return cls(*fields, index_count=max(count, 1))
+
+    def values(self) -> tuple[int, int, int, int, int, int]:
+        """The six fields in the order of the file."""
+        return (
+            self.begin_timestamp,
+            self.end_timestamp,
+            self.begin_phy_offset,
+            self.end_phy_offset,
+            self.used_slot_count,
+            self.index_count,
+        )
+
+    @property
+    def entries(self) -> int:
+        """How many entries the file holds."""
+        return self.index_count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One entry; ``time_diff`` in seconds from the file's begin timestamp."""
+
+    key_hash: int
+    phy_offset: int
+    time_diff: int
+    prev_index: int
+
+
+def unpack_slot(data: bytes) -> int:
+    """The entry number in a slot."""
+    return int(_SLOT.unpack(data)[0])
+
+
+def unpack_entry(data: bytes) -> IndexEntry:
+    """One entry of 20 bytes."""
+    return IndexEntry(*_ENTRY.unpack(data))

@@ -1,0 +1,183 @@
+"""putKey over whole batches, and the checks that recovery needs; compiled.
+
+Slots and entries are held as the bytes of the file: uint32 arrays of big-endian numbers, an entry being five of them
+(key hash, phy offset high, phy offset low, time difference, previous entry), so that writing needs no conversion.
+``state`` is the header, six int64 in the order of the file. Every index is uint64 (ARCHITECTURE.md, decision 1).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numba
+import numpy as np
+
+if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
+    raise ImportError("indexd runs on little-endian machines only")
+
+DONE = 0
+FILE_FULL = 1
+BUFFER_FULL = 2
+MISMATCH = 3
+
+BEGIN_TIMESTAMP, END_TIMESTAMP, BEGIN_PHY_OFFSET, END_PHY_OFFSET, USED_SLOT_COUNT, INDEX_COUNT = range(6)
+
+# Slots of a page that is written as one: 4096 bytes.
+SLOTS_PER_PAGE_SHIFT = 10
+
+_PAGE_SHIFT = np.uint64(SLOTS_PER_PAGE_SHIFT)
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_INT_MAX = np.int64(0x7FFFFFFF)
+_THOUSAND = np.int64(1000)
+
+
+@numba.njit(inline="always")
+def _swap(x):  # type: ignore[no-untyped-def]
+    return (
+        (x >> np.uint32(24))
+        | ((x >> np.uint32(8)) & np.uint32(0xFF00))
+        | ((x << np.uint32(8)) & np.uint32(0xFF0000))
+        | (x << np.uint32(24))
+    )
+
+
+@numba.njit(inline="always")
+def _time_diff(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def]
+    # Seconds since the header's CURRENT begin timestamp, clamped into int32 (spec 3.4, step 3).
+    if begin_timestamp <= np.int64(0):
+        return np.uint32(0)
+    diff = store_timestamp - begin_timestamp
+    if diff <= np.int64(0):
+        return np.uint32(0)
+    diff //= _THOUSAND
+    return np.uint32(_INT_MAX if diff > _INT_MAX else diff)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages, entries, index_num, state):  # type: ignore[no-untyped-def]
+    """Index rows from (``row``, ``key``) on until they end, the file is full, or ``entries`` is.
+
+    ``key`` is -1 at the start of a row, else the next key's position in ``columns.key_hash`` (a message that straddles
+    two files). ``entries`` is a (n, 5) window that this call fills from its front; ``pages`` marks the 4096-byte pages
+    of the slot area that changed. Returns (status, row, key, entries written).
+    """
+    row = np.uint64(row)
+    hash_slot_num = np.uint64(len(slots))
+    room = np.uint64(len(entries))
+    written = _0
+    count = np.uint64(state[5])
+    while row < np.uint64(rows):
+        phy = columns.phy_offset[row]
+        timestamp = columns.store_timestamp[row]
+        if key < np.int64(0):
+            # RocketMQ makes sure of a file with room before it looks at the message at all (spec 4.2, step 1).
+            if count >= np.uint64(index_num):
+                state[5] = np.int64(count)
+                return FILE_FULL, row, key, written
+            transaction = np.int64(columns.sys_flag[row]) & np.int64(0xC)
+            if phy < state[3] or (skip_mask >> transaction) & np.int64(1):
+                row += _1
+                continue
+            key = columns.key_start[row]
+        at = np.uint64(key)
+        last = np.uint64(columns.key_start[row + _1])
+        while at < last:
+            if count >= np.uint64(index_num) or written >= room:
+                state[5] = np.int64(count)
+                return (FILE_FULL if count >= np.uint64(index_num) else BUFFER_FULL), row, np.int64(at), written
+            key_hash = columns.key_hash[at]
+            slot = np.uint64(key_hash) % hash_slot_num
+            old = slots[slot]
+            entries[written, _0] = _swap(key_hash)
+            entries[written, _1] = _swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
+            entries[written, np.uint64(2)] = _swap(np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF)))
+            entries[written, np.uint64(3)] = _swap(_time_diff(timestamp, state[0]))
+            entries[written, np.uint64(4)] = old
+            slots[slot] = _swap(np.uint32(count))
+            pages[slot >> _PAGE_SHIFT] = np.uint8(1)
+            if count <= _1:
+                # Only now, behind the time difference: the first entry of a rolled file still counts from the
+                # previous file's end (spec 3.4, steps 3 and 5).
+                state[2] = phy
+                state[0] = timestamp
+            if old == np.uint32(0) or counts_every_put:
+                state[4] += np.int64(1)
+            state[3] = phy
+            state[1] = timestamp
+            count += _1
+            written += _1
+            at += _1
+        row += _1
+        key = np.int64(-1)
+    state[5] = np.int64(count)
+    return DONE, row, np.int64(-1), written
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def replay_entries(entries, count, slots, counts_every_put, used_slot_count):  # type: ignore[no-untyped-def]
+    """Put the ``entries`` window, whose first entry has number ``count``, into ``slots``; check each chain link.
+
+    Returns (entries that hold, used slot count after them). An entry holds when its key hash, phy offset and time
+    difference are not negative and its previous entry is what its slot says (spec 3.4).
+    """
+    hash_slot_num = np.uint64(len(slots))
+    sign = np.uint32(0x80000000)
+    number = np.uint64(count)
+    i = _0
+    while i < np.uint64(len(entries)):
+        key_hash = _swap(entries[i, _0])
+        if (key_hash | _swap(entries[i, _1]) | _swap(entries[i, np.uint64(3)])) & sign:
+            break
+        slot = np.uint64(key_hash) % hash_slot_num
+        old = slots[slot]
+        if entries[i, np.uint64(4)] != old:
+            break
+        slots[slot] = _swap(np.uint32(number))
+        if old == np.uint32(0) or counts_every_put:
+            used_slot_count += np.int64(1)
+        number += _1
+        i += _1
+    return i, used_slot_count
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type: ignore[no-untyped-def]
+    """Compare rows with entries that are already there, from (``row``, ``key``) and entry ``at`` of the window on.
+
+    The twin of put_batch that writes nothing: ``state`` moves as it would there, ``entries`` must hold what it would have
+    written (chain links excepted: replay_entries checks those). Returns (status, row, key, at): DONE when the rows
+    end, BUFFER_FULL when the window does, MISMATCH at the first entry that differs.
+    """
+    row = np.uint64(row)
+    at = np.uint64(at)
+    while row < np.uint64(rows):
+        phy = columns.phy_offset[row]
+        timestamp = columns.store_timestamp[row]
+        if key < np.int64(0):
+            transaction = np.int64(columns.sys_flag[row]) & np.int64(0xC)
+            if phy < state[3] or (skip_mask >> transaction) & np.int64(1):
+                row += _1
+                continue
+            key = columns.key_start[row]
+        while key < columns.key_start[row + _1]:
+            if at >= np.uint64(len(entries)):
+                return BUFFER_FULL, row, key, at
+            if (
+                _swap(entries[at, _0]) != columns.key_hash[np.uint64(key)]
+                or _swap(entries[at, _1]) != np.uint32(np.uint64(phy) >> np.uint64(32))
+                or _swap(entries[at, np.uint64(2)]) != np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF))
+                or _swap(entries[at, np.uint64(3)]) != _time_diff(timestamp, state[0])
+            ):
+                return MISMATCH, row, key, at
+            if state[5] <= np.int64(1):
+                state[2] = phy
+                state[0] = timestamp
+            state[3] = phy
+            state[1] = timestamp
+            state[5] += np.int64(1)
+            at += _1
+            key += np.int64(1)
+        row += _1
+        key = np.int64(-1)
+    return DONE, row, np.int64(-1), at

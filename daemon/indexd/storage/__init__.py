@@ -1,0 +1,6 @@
+"""The one seam to the disk: every open, read, write, fsync and rename of indexd passes here.
+
+``disk``   Disk and DiskFile, the calls themselves; tests replace them by a disk that fails or forgets.
+``names``  which file names mean what.
+``lock``   one instance per data directory.
+"""

@@ -1,0 +1,194 @@
+"""Disk and DiskFile: the system calls, with errors that name the operation and the file.
+
+What is written by ``pwrite`` is in the page cache and visible to every reader at once; it is durable only after
+``fsync``. A rename or a new file is durable only after ``sync_dir`` of its directory. Nothing is ever written through
+a mapping: on a full disk such a store kills the process without a word (ARCHITECTURE.md, decision 4).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from indexd.errors import DiskError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    class Buffer(Protocol):
+        """Anything that ``os.pwrite`` takes: bytes, memoryview, a contiguous array."""
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+# Linux moves at most this much in one call (man 2 write); a longer buffer takes several.
+_CALL_SIZE_MAX = 0x7FFFF000
+
+
+@contextmanager
+def _named(operation: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(operation, path, error) from error
+
+
+class DiskFile:
+    """One open file. ``pread`` and ``pwrite`` take absolute positions and keep no cursor."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def size(self) -> int:
+        """Bytes, as ``fstat`` says now."""
+        with _named("stat", self.path):
+            return os.fstat(self._fd).st_size
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to ``size`` bytes; fewer only at the end of the file."""
+        with _named("read", self.path):
+            return os.pread(self._fd, size, position)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        """Fill ``buffer``; the number of bytes read, fewer than asked only at the end of the file."""
+        with memoryview(buffer) as view, _named("read", self.path):
+            done = 0
+            while done < len(view):
+                count = os.preadv(self._fd, [view[done : done + _CALL_SIZE_MAX]], position + done)
+                if count == 0:
+                    break
+                done += count
+            return done
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of ``data``; raises DiskError if the device takes less."""
+        with memoryview(data) as raw, raw.cast("B") as view, _named("write", self.path):
+            done = 0
+            while done < len(view):
+                count = os.pwrite(self._fd, view[done : done + _CALL_SIZE_MAX], position + done)
+                if count == 0:
+                    raise OSError(errno.EIO, "the device took no bytes")
+                done += count
+
+    def allocate(self, size: int) -> None:
+        """Give the file ``size`` bytes of real space; what was not there reads as zeros (posix_fallocate)."""
+        with _named("allocate space for", self.path):
+            os.posix_fallocate(self._fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend to ``size`` bytes; an extension reads as zeros."""
+        with _named("truncate", self.path):
+            os.ftruncate(self._fd, size)
+
+    def fsync(self) -> None:
+        """Make content and size durable. After a failure nothing is known: the process must end and recover."""
+        with _named("fsync", self.path):
+            os.fsync(self._fd)
+
+    def fileno(self) -> int:
+        """The descriptor, for a read-only mapping of a sealed file."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close once; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> DiskFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DiskFile({self.path}, fd={self._fd})"
+
+
+class Disk:
+    """The calls that open, name and remove files."""
+
+    def open_read(self, path: Path) -> DiskFile:
+        """Open for reading only: the sole way a broker's files are ever opened."""
+        with _named("open", path):
+            return DiskFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
+        """Open for reading and writing; ``create`` makes it, and fails if it is already there."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
+        with _named("create" if create else "open", path):
+            return DiskFile(path, os.open(path, flags, 0o644))
+
+    def read(self, path: Path) -> bytes:
+        """The whole of a small file."""
+        with self.open_read(path) as file:
+            return file.pread(file.size(), 0)
+
+    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+        """Replace ``path`` by ``data``: temporary file, fsync, rename, fsync of the directory (decision 5).
+
+        Without ``durable`` both fsyncs are left out: readers still never see half a file.
+        """
+        temporary = path.with_name(path.name + ".tmp")
+        with _named("create", temporary):
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            file = DiskFile(temporary, os.open(temporary, flags, 0o644))
+        with file:
+            file.pwrite(data, 0)
+            if durable:
+                file.fsync()
+        self.rename(temporary, path)
+        if durable:
+            self.sync_dir(path.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename, replacing a file that is there."""
+        with _named(f"rename {source} to", target):
+            source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove; a file that is already gone is no error."""
+        with _named("remove", path):
+            path.unlink(missing_ok=True)
+
+    def list_dir(self, path: Path) -> list[tuple[str, int]]:
+        """(name, size in bytes) of the plain files in ``path``, by name; files that vanish meanwhile are left out."""
+        rows = []
+        with _named("list", path), os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file():
+                        rows.append((entry.name, entry.stat().st_size))
+                except FileNotFoundError:
+                    continue
+        return sorted(rows)
+
+    def make_dir(self, path: Path) -> None:
+        """Make ``path`` and its parents; each new one is made durable in its parent."""
+        missing = []
+        step = path
+        while not step.exists():
+            missing.append(step)
+            step = step.parent
+        for step in reversed(missing):
+            with _named("make directory", step):
+                step.mkdir(exist_ok=True)
+            self.sync_dir(step.parent)
+        if not path.is_dir():
+            raise DiskError("use", path, OSError(errno.ENOTDIR, "it is not a directory"))
+
+    def sync_dir(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        with _named("fsync directory", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

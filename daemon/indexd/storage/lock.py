@@ -1,0 +1,74 @@
+"""One instance per data directory, by ``flock`` on DATA/lock.
+
+The kernel drops the lock with the process, however it dies, so a lock file that is left behind means nothing. The file
+holds the pid of the last owner for the message that a second instance prints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from indexd.errors import BusyError, DiskError
+
+
+class DirectoryLock:
+    """Held from ``acquire`` to ``release``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock or raise BusyError naming the owner."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DiskError("open", self._path, error) from error
+        if not _try_exclusive(fd):
+            owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _try_exclusive(fd: int) -> bool:
+    # A query that asks owner_pid() holds a shared lock for microseconds; that is no other instance.
+    for pause in (0.02, 0.05, 0.1, None):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if pause is not None:
+                time.sleep(pause)
+        else:
+            return True
+    return False
+
+
+def owner_pid(path: Path) -> int | None:
+    """The pid of the instance that holds the lock now, or None if no one does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DiskError("open", path, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else 0
+    else:
+        return None
+    finally:
+        os.close(fd)
