@@ -18,7 +18,9 @@ unwritten.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -95,3 +97,27 @@ _TEXTS = {
     Reason.DLEDGER: "a DLedger entry",
     Reason.CUT_OFF: "a frame that is cut off by the end of its segment",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfFile:
+    """A blank record at ``offset``: the segment holds nothing more."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotYetWritten:
+    """The log ends at ``offset`` for now; ``needed`` is the total size that a frame begun there claims, or 0."""
+
+    offset: int
+    needed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The bytes at ``offset`` are no frame."""
+
+    offset: int
+    reason: str
+    path: Path | None = None

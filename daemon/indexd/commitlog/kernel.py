@@ -240,6 +240,18 @@ def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type:
 
 
 @numba.njit(nogil=True, cache=True)
+def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
+    """The first position in ``[start, limit)`` with a message's magic and its own physical offset; else ``limit``."""
+    pos = start
+    while pos + _HEAD_SIZE <= limit:
+        magic = load_u32(buffer, pos + _4)
+        if (magic == _MAGIC_V1 or magic == _MAGIC_V2) and load_u64(buffer, pos + np.uint64(28)) == base + pos:
+            return pos
+        pos += _1
+    return limit
+
+
+@numba.njit(nogil=True, cache=True)
 def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topics):  # type: ignore[no-untyped-def]
     """Frames of ``buffer[start:limit]`` into ``columns`` until something other than a message stands there.
 

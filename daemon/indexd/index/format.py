@@ -97,6 +97,15 @@ class IndexHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class FileMark:
+    """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final."""
+
+    name: str
+    header: IndexHeader
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class IndexEntry:
     """One entry; ``time_diff`` in seconds from the file's begin timestamp."""
 

@@ -51,7 +51,7 @@ def _time_diff(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def
     if diff <= np.int64(0):
         return np.uint32(0)
     diff //= _THOUSAND
-    return np.uint32(_INT_MAX if diff > _INT_MAX else diff)
+    return np.uint32(min(diff, _INT_MAX))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -115,11 +115,12 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def replay_entries(entries, count, slots, counts_every_put, used_slot_count):  # type: ignore[no-untyped-def]
+def replay_entries(entries, count, slots, counts_every_put, used_slot_count, last_phy):  # type: ignore[no-untyped-def]
     """Put the ``entries`` window, whose first entry has number ``count``, into ``slots``; check each chain link.
 
-    Returns (entries that hold, used slot count after them). An entry holds when its key hash, phy offset and time
-    difference are not negative and its previous entry is what its slot says (spec 3.4).
+    Returns (entries that hold, used slot count, phy offset of the last that holds). An entry holds when key hash, phy
+    offset and time difference are not negative, its previous entry is what its slot says (spec 3.4), and its phy offset
+    is not below the one before it: indexd never indexes backwards.
     """
     hash_slot_num = np.uint64(len(slots))
     sign = np.uint32(0x80000000)
@@ -129,16 +130,18 @@ def replay_entries(entries, count, slots, counts_every_put, used_slot_count):  #
         key_hash = _swap(entries[i, _0])
         if (key_hash | _swap(entries[i, _1]) | _swap(entries[i, np.uint64(3)])) & sign:
             break
+        phy = np.int64(np.uint64(_swap(entries[i, _1])) << np.uint64(32) | np.uint64(_swap(entries[i, np.uint64(2)])))
         slot = np.uint64(key_hash) % hash_slot_num
         old = slots[slot]
-        if entries[i, np.uint64(4)] != old:
+        if entries[i, np.uint64(4)] != old or phy < last_phy:
             break
+        last_phy = phy
         slots[slot] = _swap(np.uint32(number))
         if old == np.uint32(0) or counts_every_put:
             used_slot_count += np.int64(1)
         number += _1
         i += _1
-    return i, used_slot_count
+    return i, used_slot_count, last_phy
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -1,0 +1,225 @@
+"""One frame -> Message, in plain Python: for queries, inspection and tests (spec rocketmq-store 2.7).
+
+The twin of ``kernel.decode_frames``: the same rules in the same order, with the strings that the kernel leaves out. Whatever
+the bytes are, the answer is a Message, EndOfFile, NotYetWritten or Corrupt; nothing is raised and nothing is read
+outside ``data``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from dataclasses import dataclass
+
+from indexd.commitlog import format as frame
+from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
+from indexd.commitlog.properties import (
+    decode_properties,
+    decode_utf8,
+    java_hash,
+    parse_java_number,
+    split_keys,
+)
+
+_CRC_MASK = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A whole frame. Times in ms; hosts as (address, port); ``body`` as stored, compressed or not."""
+
+    phy_offset: int
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: tuple[str, int]
+    store_timestamp: int
+    store_host: tuple[str, int]
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties: dict[str, str]
+    tags_code: int
+
+    @property
+    def keys(self) -> list[str]:
+        """The pieces of KEYS that are indexed, in order."""
+        return split_keys(self.properties.get("KEYS"))
+
+    @property
+    def uniq_key(self) -> str | None:
+        """UNIQ_KEY."""
+        return self.properties.get("UNIQ_KEY")
+
+    @property
+    def tags(self) -> str | None:
+        """The whole TAGS."""
+        return self.properties.get("TAGS")
+
+    @property
+    def offset_msg_id(self) -> str:
+        """Hex of store host, port and physical offset: what ``viewMessage`` takes (spec 9.7)."""
+        host = ipaddress.ip_address(self.store_host[0]).packed
+        return (host + struct.pack(">iq", self.store_host[1], self.phy_offset)).hex().upper()
+
+
+Decoded = Message | EndOfFile | NotYetWritten | Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """``delay_levels_ms[0]`` is level 1's delay; ``frame_size_max`` the largest total size that is believed."""
+
+    delay_levels_ms: tuple[int, ...] = ()
+    frame_size_max: int = 64 << 20
+    check_crc: bool = True
+
+
+def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions) -> Decoded:
+    """What stands at ``data[position]``, which is physical offset ``phy_offset`` of a segment that ends at ``segment_end``."""
+    left = len(data) - position
+    if left < frame.BLANK_SIZE:
+        return NotYetWritten(phy_offset)
+    total, magic = struct.unpack_from(">II", data, position)
+    if magic == frame.MAGIC_BLANK:
+        return EndOfFile(phy_offset)
+    if magic == 0:
+        return NotYetWritten(phy_offset)
+    if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
+        return Corrupt(phy_offset, _bad_magic(data, position, total).text)
+    if not frame.FRAME_SIZE_MIN <= total <= options.frame_size_max or phy_offset + total > segment_end:
+        return Corrupt(phy_offset, Reason.BAD_TOTAL_SIZE.text)
+    if left < frame.HEAD_SIZE:
+        return NotYetWritten(phy_offset, total)
+    if struct.unpack_from(">Q", data, position + 28)[0] != phy_offset:
+        return Corrupt(phy_offset, Reason.WRONG_PHYSICAL_OFFSET.text)
+    if left < total:
+        return NotYetWritten(phy_offset, total)
+    return _decode_whole(data[position : position + total], phy_offset, magic, options)
+
+
+def _bad_magic(data: bytes, position: int, total: int) -> Reason:
+    inner = data[position + 52 : position + 56]
+    if total == frame.MAGIC_DLEDGER and len(inner) == 4:
+        if int.from_bytes(inner, "big") in (frame.MAGIC_V1, frame.MAGIC_V2):
+            return Reason.DLEDGER
+    return Reason.BAD_MAGIC
+
+
+def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOptions) -> Message | Corrupt:
+    parts = _walk(data, magic)
+    if parts is None:
+        return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
+    after_hosts, body, topic, raw_properties = parts
+    if options.check_crc:
+        reason = _check_crc(data, body, raw_properties)
+        if reason is not Reason.NONE:
+            return Corrupt(phy_offset, reason.text)
+    body_crc, queue_id, flag, queue_offset, _, sys_flag, born_timestamp = struct.unpack_from(">IiiqqIq", data, 8)
+    born, stored = _host_sizes(sys_flag)
+    store_timestamp = struct.unpack_from(">q", data, 48 + born)[0]
+    reconsume_times, prepared_offset = struct.unpack_from(">iq", data, after_hosts)
+    properties = decode_properties(decode_utf8(raw_properties))
+    topic_name = decode_utf8(topic)
+    tags_code = _tags_code(properties, topic_name, store_timestamp, options.delay_levels_ms)
+    if tags_code is None:
+        return Corrupt(phy_offset, Reason.DELAY_LEVEL.text)
+    if "INNER_NUM" in properties and "INNER_BASE" in properties:
+        base = parse_java_number(properties["INNER_BASE"], 64)
+        if base is None or parse_java_number(properties["INNER_NUM"], 16) is None:
+            return Corrupt(phy_offset, Reason.INNER_BATCH.text)
+        queue_offset = base
+    return Message(
+        phy_offset=phy_offset,
+        size=len(data),
+        magic=magic,
+        body_crc=body_crc,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        sys_flag=sys_flag - (1 << 32) if sys_flag >= 1 << 31 else sys_flag,
+        born_timestamp=born_timestamp,
+        born_host=_host(data, 48, born),
+        store_timestamp=store_timestamp,
+        store_host=_host(data, 56 + born, stored),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_offset,
+        body=body,
+        topic=topic_name,
+        properties=properties,
+        tags_code=tags_code,
+    )
+
+
+def _walk(data: bytes, magic: int) -> tuple[int, bytes, bytes, bytes] | None:
+    # (position behind the hosts, body, topic, properties), or None when the lengths do not add up.
+    born, stored = _host_sizes(struct.unpack_from(">I", data, 36)[0])
+    after_hosts = 56 + born + stored
+    at = after_hosts + 12
+    if at + 4 > len(data):
+        return None
+    body_size = max(struct.unpack_from(">i", data, at)[0], 0)
+    at += 4
+    body = data[at : at + body_size]
+    at += body_size
+    width = 1 if magic == frame.MAGIC_V1 else 2
+    if at + width > len(data):
+        return None
+    topic_size = int.from_bytes(data[at : at + width], "big", signed=True)
+    at += width
+    if topic_size < 0 or at + topic_size + 2 > len(data):
+        return None
+    topic = data[at : at + topic_size]
+    at += topic_size
+    properties_size = max(struct.unpack_from(">h", data, at)[0], 0)
+    at += 2
+    if at + properties_size != len(data):
+        return None
+    return after_hosts, body, topic, data[at:]
+
+
+def _check_crc(data: bytes, body: bytes, properties: bytes) -> Reason:
+    if body and zlib.crc32(body) & _CRC_MASK != struct.unpack_from(">I", data, 8)[0]:
+        return Reason.BODY_CRC
+    tail = properties[-frame.PROPERTY_CRC_SIZE :]
+    if len(tail) < frame.PROPERTY_CRC_SIZE or not tail.startswith(frame.PROPERTY_CRC_NAME + b"\x01"):
+        return Reason.NONE
+    digits = tail[9:19]
+    if tail[19] != 2 or not (digits.isascii() and digits.isdigit()):
+        return Reason.PROPERTY_CRC
+    stored = int(digits[::-1])
+    found = zlib.crc32(data[: -frame.PROPERTY_CRC_SIZE]) & _CRC_MASK
+    return Reason.NONE if stored == found else Reason.PROPERTY_CRC
+
+
+def _tags_code(
+    properties: dict[str, str], topic: str, store_timestamp: int, delay_levels_ms: tuple[int, ...]
+) -> int | None:
+    code = java_hash(properties.get("TAGS", ""))
+    if topic == frame.DELAY_TOPIC and "DELAY" in properties:
+        level = parse_java_number(properties["DELAY"], 32)
+        if level is None:
+            return None
+        level = min(level, len(delay_levels_ms))
+        if level > 0:
+            code = store_timestamp + delay_levels_ms[level - 1]
+    return code
+
+
+def _host_sizes(sys_flag: int) -> tuple[int, int]:
+    return (
+        20 if sys_flag & frame.FLAG_BORN_HOST_V6 else 8,
+        20 if sys_flag & frame.FLAG_STORE_HOST_V6 else 8,
+    )
+
+
+def _host(data: bytes, at: int, size: int) -> tuple[str, int]:
+    address = ipaddress.ip_address(data[at : at + size - 4])
+    return str(address), struct.unpack_from(">i", data, at + size - 4)[0]

@@ -1,0 +1,96 @@
+"""Which segment files the log consists of, over one or several directories (spec rocketmq-store 1.2, 1.3).
+
+Lists only; nothing is opened. A broker preallocates the segment behind the one it writes, deletes old ones from the front at
+any moment, and may spread them over several directories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexd.errors import DiskError, UnsafeStoreError
+from indexd.storage.disk import Disk
+from indexd.storage.names import segment_base
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment file: physical offsets ``[base, end)``."""
+
+    base: int
+    size: int
+    path: Path
+
+    @property
+    def end(self) -> int:
+        """The physical offset behind the segment."""
+        return self.base + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentList:
+    """The segments in log order; ``twice`` are files whose name an earlier directory already had."""
+
+    segments: tuple[Segment, ...]
+    twice: tuple[Path, ...]
+
+    @property
+    def min_offset(self) -> int | None:
+        """The first physical offset that is still there; None without segments."""
+        return self.segments[0].base if self.segments else None
+
+    def at(self, offset: int) -> Segment | None:
+        """The segment that holds ``offset``."""
+        for segment in reversed(self.segments):
+            if segment.base <= offset < segment.end:
+                return segment
+        return None
+
+    def after(self, offset: int) -> Segment | None:
+        """The first segment that begins at ``offset`` or behind it."""
+        return next((segment for segment in self.segments if segment.base >= offset), None)
+
+
+def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) -> SegmentList:
+    """List the segments; an empty file is one that the broker is about to make and is left out.
+
+    Raises UnsafeStoreError when no directory is there or a file has another size than ``segment_size``: offsets would
+    be taken for others. Files whose name is no segment's are not the log's.
+    """
+    found: dict[int, Segment] = {}
+    twice: list[Path] = []
+    present = 0
+    for directory in directories:
+        try:
+            rows = disk.list_dir(directory)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            continue
+        present += 1
+        for name, size in rows:
+            base = segment_base(name)
+            if base is None or size == 0:
+                continue
+            if size != segment_size or base % segment_size:
+                raise _wrong_size(directory / name, base, size, segment_size)
+            if base in found:
+                twice.append(directory / name)
+            else:
+                found[base] = Segment(base, size, directory / name)
+    if not present:
+        named = ", ".join(str(directory) for directory in directories)
+        raise UnsafeStoreError(
+            f"there is no commitlog at {named}",
+            "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
+        )
+    return SegmentList(tuple(found[base] for base in sorted(found)), tuple(twice))
+
+
+def _wrong_size(path: Path, base: int, size: int, segment_size: int) -> UnsafeStoreError:
+    if size != segment_size:
+        what = f"segment {path} has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
+    else:
+        what = f"segment {path} begins at {base}, which is no multiple of segment_size {segment_size}"
+    return UnsafeStoreError(what, f"give --segment-size {size}, or the broker's own file with --broker-conf")

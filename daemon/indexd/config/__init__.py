@@ -1,0 +1,63 @@
+"""The configuration: what may be set, where it is read from, and which source of a value wins.
+
+    model        one frozen model a stage; the bounds of everything that has a bound
+    units        sizes, durations, paths as people write them
+    keys         the list of all keys, for flags and help
+    sources      flags, environment, TOML file -> key, value, source
+    broker_conf  the broker's own properties file -> the keys it shares with us, and facts about it
+    load         all of them -> one Config
+
+Importing this costs every command its start-up: standard library and pydantic only.
+"""
+
+from .broker_conf import Entry, PropertiesError, parse_properties
+from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
+from .load import DEFAULT_CONFIG_FILE, load, refuse_double_index
+from .model import (
+    BrokerFacts,
+    Config,
+    Flavour,
+    FlushConfig,
+    IndexConfig,
+    LogConfig,
+    Mode,
+    OnCorrupt,
+    QueryConfig,
+    QueueConfig,
+    ReaderConfig,
+    StoreConfig,
+    state_directory,
+)
+from .units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
+
+__all__ = [
+    "DEFAULT_CONFIG_FILE",
+    "KEYS",
+    "SECTIONS",
+    "BrokerFacts",
+    "Config",
+    "Entry",
+    "Flavour",
+    "FlushConfig",
+    "IndexConfig",
+    "KeyInfo",
+    "LogConfig",
+    "Mode",
+    "OnCorrupt",
+    "PropertiesError",
+    "QueryConfig",
+    "QueueConfig",
+    "ReaderConfig",
+    "StoreConfig",
+    "env_name",
+    "flag_name",
+    "load",
+    "parse_delay_levels",
+    "parse_millis",
+    "parse_properties",
+    "parse_seconds",
+    "parse_size",
+    "refuse_double_index",
+    "show_size",
+    "state_directory",
+]

@@ -1,0 +1,287 @@
+"""Every key of the configuration, one small frozen model a stage: type, default, bounds, meaning and unit.
+
+A key's name is unique over all the stages, so that ``--hash-slot-num``, ``INDEXD_HASH_SLOT_NUM`` and
+``hash_slot_num`` under ``[index]`` are one thing. Names and defaults are RocketMQ's where it has them.
+
+Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
+"""
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from ..errors import UsageError
+from .units import (
+    JAVA_INT_MAX,
+    Count,
+    DelayLevels,
+    Flag,
+    Millis,
+    OnePath,
+    OptionalPath,
+    Paths,
+    Seconds,
+    Size,
+    parse_choice,
+    parse_delay_levels,
+)
+
+CQ_STORE_UNIT_SIZE = 20
+MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+Mode = Literal["shadow", "offload"]
+OnCorrupt = Literal["stop", "skip"]
+Flavour = Literal["3.x", "4.0", "4.7", "5.4"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json"]
+
+
+class ConflictError(ValueError):
+    """Keys that are each allowed but not together; `keys` are those to name, with values and sources."""
+
+    def __init__(self, keys: tuple[str, ...], text: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
+def state_directory(environ: Mapping[str, str]) -> Path:
+    """Where our own files lie when nothing says so: systemd's directory, else the user's XDG state directory.
+
+    An XDG path or a HOME that is not absolute is ignored, as the XDG specification asks. UsageError when the
+    user has no home at all.
+    """
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if given and "\0" not in given:
+        return Path(given)
+    for name, below in (("XDG_STATE_HOME", "indexd"), ("HOME", ".local/state/indexd")):
+        base = environ.get(name, "")
+        if base.startswith("/") and "\0" not in base:
+            return Path(base) / below
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/indexd"
+    except KeyError:
+        raise UsageError("there is no home directory to keep data in", "give --data") from None
+
+
+class _Stage(BaseModel):
+    # Built at first use: Config's one validator covers every stage, and each stage's own would double the start-up.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+
+class StoreConfig(_Stage):
+    """Where the broker's files are and how large it makes them; where ours are."""
+
+    store: OptionalPath = Field(default=None, description="The broker's store root (storePathRootDir): a directory")
+    commit_log_paths: Paths = Field(
+        default=(),
+        description="The commitlog directories (storePathCommitLog), empty: <store>/commitlog; paths, by comma",
+    )
+    read_only_commit_log_paths: Paths = Field(
+        default=(),
+        description="Commitlog directories the broker only reads (readOnlyCommitLogStorePaths); paths, by comma",
+    )
+    data: OnePath = Field(
+        default_factory=lambda: state_directory(os.environ),
+        description="Where indexd keeps its own files, never inside the store; a directory",
+    )
+    segment_size: Size = Field(
+        default=2**30, ge=1024, le=JAVA_INT_MAX, description="One commitlog file (mappedFileSizeCommitLog); bytes"
+    )
+    consume_queue_file_size: Size = Field(
+        default=300_000 * CQ_STORE_UNIT_SIZE,
+        ge=CQ_STORE_UNIT_SIZE,
+        le=JAVA_INT_MAX // CQ_STORE_UNIT_SIZE * CQ_STORE_UNIT_SIZE,
+        description="One ConsumeQueue file (mappedFileSizeConsumeQueue), rounded up to whole 20-byte units; bytes",
+    )
+    broker_conf: OptionalPath = Field(
+        default=None, description="The broker's own configuration file, read for every key it shares with us; a file"
+    )
+    message_delay_level: DelayLevels = Field(
+        default=MESSAGE_DELAY_LEVEL,
+        description="Delay of each level (messageDelayLevel), level 1 first; numbers with s, m, h, d",
+    )
+    mode: Annotated[Mode, BeforeValidator(parse_choice)] = Field(
+        default="shadow",
+        description="shadow: beside a broker that indexes; offload: the broker's own indexing is off; a word",
+    )
+
+    @field_validator("consume_queue_file_size")
+    @classmethod
+    def _whole_units(cls, value: int) -> int:
+        return -(-value // CQ_STORE_UNIT_SIZE) * CQ_STORE_UNIT_SIZE
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Milliseconds a message of each delay level waits; index 0 is level 1."""
+        return parse_delay_levels(self.message_delay_level)
+
+    @property
+    def commit_log_directories(self) -> tuple[Path, ...]:
+        """Every directory that may hold segments, those the broker writes first; empty when none is known."""
+        written = self.commit_log_paths
+        if not written and self.store is not None:
+            written = (self.store / "commitlog",)
+        return written + tuple(path for path in self.read_only_commit_log_paths if path not in written)
+
+
+class ReaderConfig(_Stage):
+    """How the commitlog is tailed, and when bytes count as written or as corrupt."""
+
+    poll_min_ms: Millis = Field(default=1, ge=1, le=60_000, description="Shortest wait for new bytes at the tail; ms")
+    poll_max_ms: Millis = Field(default=50, ge=1, le=60_000, description="Longest wait for new bytes at the tail; ms")
+    settle_ms: Millis = Field(
+        default=50, ge=1, le=600_000, description="A newest frame unchanged for this long counts as written; ms"
+    )
+    corrupt_after_ms: Millis = Field(
+        default=5000,
+        ge=1,
+        le=86_400_000,
+        description="Unreadable bytes at the tail unchanged for this long are corrupt; ms",
+    )
+    on_corrupt: Annotated[OnCorrupt, BeforeValidator(parse_choice)] = Field(
+        default="stop",
+        description="What corrupt bytes in the log lead to: stop indexing there, or skip to the next frame; a word",
+    )
+    retry_max_seconds: Seconds = Field(
+        default=60.0,
+        ge=0.001,
+        le=86_400,
+        description="Longest wait between two tries of a failed read or write; seconds",
+    )
+    read_bytes: Size = Field(
+        default=4 * 2**20, ge=64 * 2**10, le=2**30, description="Buffer of one read of the log; bytes"
+    )
+    max_message_size: Size = Field(
+        default=4 * 2**20, ge=1, le=JAVA_INT_MAX, description="Largest message body (maxMessageSize); bytes"
+    )
+    verify_crc: Flag = Field(
+        default=False,
+        description="Check the body CRC of every message in sealed segments too, not only at the tail; true or false",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        for less, more in (("poll_min_ms", "poll_max_ms"), ("settle_ms", "corrupt_after_ms")):
+            if getattr(self, less) > getattr(self, more):
+                raise ConflictError((less, more), f"{less} must not be more than {more}")
+        return self
+
+
+class QueueConfig(_Stage):
+    """The bounded queue between reading and building."""
+
+    drain_interval: Seconds = Field(
+        default=3.0, ge=0.001, le=3600, description="Time between two drains of the queue; seconds"
+    )
+    queue_rows: Count = Field(
+        default=4_000_000, ge=1, le=JAVA_INT_MAX, description="Most messages the queue holds; messages"
+    )
+    queue_bytes: Size = Field(
+        default=256 * 2**20, ge=64 * 2**10, le=2**40, description="Most memory the queue holds; bytes"
+    )
+
+
+class IndexConfig(_Stage):
+    """The shape of an index file: 40 + 4 * hash_slot_num + 20 * index_num bytes, so 48 GiB at the bounds."""
+
+    flavour: Annotated[Flavour, BeforeValidator(parse_choice)] = Field(
+        default="5.4", description="Which RocketMQ's index files are written, byte for byte; a word"
+    )
+    hash_slot_num: Count = Field(
+        default=5_000_000, ge=1, le=JAVA_INT_MAX, description="Hash slots of one index file (maxHashSlotNum); slots"
+    )
+    index_num: Count = Field(
+        default=20_000_000,
+        ge=2,
+        le=JAVA_INT_MAX,
+        description="Entries of one index file, entry 0 unused (maxIndexNum); entries",
+    )
+
+
+class FlushConfig(_Stage):
+    """When what was built becomes durable."""
+
+    flush_interval: Seconds = Field(
+        default=30.0, ge=0.001, le=86_400, description="Time between two checkpoints; seconds"
+    )
+
+
+class QueryConfig(_Stage):
+    """The bounds of one query."""
+
+    query_max_num: Count = Field(
+        default=10_000, ge=1, le=10_000_000, description="Most messages one exact query may ask for (-m); messages"
+    )
+    query_walk_max: Count = Field(
+        default=1_000_000, ge=1, le=JAVA_INT_MAX, description="Most entries of a chain one exact query walks; entries"
+    )
+    max_msgs_num_batch: Count = Field(
+        default=64,
+        ge=1,
+        le=JAVA_INT_MAX,
+        description="Most messages of one answer in rocketmq mode (maxMsgsNumBatch); messages",
+    )
+    default_query_max_num: Count = Field(
+        default=32, ge=1, le=JAVA_INT_MAX, description="Messages of a unique-key answer (defaultQueryMaxNum); messages"
+    )
+
+
+class LogConfig(_Stage):
+    """What indexd says about itself."""
+
+    log_level: Annotated[LogLevel, BeforeValidator(parse_choice)] = Field(
+        default="info", description="The least severe event that is logged; a word"
+    )
+    log_format: Annotated[LogFormat, BeforeValidator(parse_choice)] = Field(
+        default="auto", description="Lines for people or for machines; auto: console on a terminal, else json; a word"
+    )
+
+
+class BrokerFacts(_Stage):
+    """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
+
+    message_index_enable: bool = Field(
+        default=True, description="messageIndexEnable: the broker dispatches to its index"
+    )
+    message_index_safe: bool = Field(
+        default=False, description="messageIndexSafe: its recovery waits for the index, too"
+    )
+    index_file_write_enable: bool = Field(default=True, description="indexFileWriteEnable (5.4): it writes index files")
+    index_rocksdb_enable: bool = Field(default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB")
+    store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
+    enable_dledger_commit_log: bool = Field(
+        default=False, description="enableDLegerCommitLog: frames are inside DLedger's"
+    )
+    enable_controller_mode: bool = Field(
+        default=False, description="enableControllerMode: the tail may be cut at failover"
+    )
+    duplication_enable: bool = Field(
+        default=False, description="duplicationEnable: only confirmed messages are dispatched"
+    )
+    transient_store_pool_enable: bool = Field(
+        default=False, description="transientStorePoolEnable: bytes appear at commit"
+    )
+    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = Field(default="ASYNC_FLUSH", description="flushDiskType")
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
+        default="ASYNC_MASTER", description="brokerRole"
+    )
+
+
+class Config(_Stage):
+    """The whole configuration: an attribute a stage, the broker's facts, and where each value came from."""
+
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    reader: ReaderConfig = Field(default_factory=ReaderConfig)
+    queue: QueueConfig = Field(default_factory=QueueConfig)
+    index: IndexConfig = Field(default_factory=IndexConfig)
+    flush: FlushConfig = Field(default_factory=FlushConfig)
+    query: QueryConfig = Field(default_factory=QueryConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+    broker: BrokerFacts = Field(default_factory=BrokerFacts)
+    provenance: Mapping[str, str] = Field(
+        default_factory=dict, repr=False, description="key -> where its value came from, for status and the log"
+    )

@@ -1,0 +1,226 @@
+"""What an operator may write for a size, a duration, a count or a path: text or a TOML value in, one type out.
+
+Every parser raises ValueError with a text that completes the line ``key = value (from source) ...``. Arithmetic is
+in integers until the last step, so ``0.1s`` is exactly 100 ms and no text, however long, overflows on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+JAVA_INT_MAX = 2**31 - 1
+
+SIZE_UNITS = {
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+MILLIS_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+_NUMBER = re.compile(r"([+-]?)([0-9][0-9_]*)(?:\.([0-9]+))?\s*([A-Za-z]*)", re.ASCII)
+_LONGEST_NUMBER = 40  # characters; no value of a configuration needs more, and int() of a long text is quadratic
+_WHOLE_INT_BITS = 256  # a TOML integer has no bound; past this only the message about it matters
+
+_NOT_SIZE = "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+_NOT_MILLIS = "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d"
+_NOT_SECONDS = "is not a duration: write a number of seconds, or a number with ms, s, m, h or d"
+_NOT_COUNT = "is not a whole number"
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``4096`` or ``"1.5GiB"``; a fraction is allowed where it comes to whole bytes."""
+    if isinstance(value, str):
+        top, bottom = _ratio(value, SIZE_UNITS, 1, _NOT_SIZE)
+        if top % bottom:
+            raise ValueError(_NOT_SIZE)
+        return top // bottom
+    return _whole(value, _NOT_SIZE)
+
+
+def parse_millis(value: object) -> int:
+    """Milliseconds from ``50``, ``"50"``, ``"50ms"`` or ``"1.5s"``; parts of a millisecond are refused."""
+    if isinstance(value, str):
+        top, bottom = _ratio(value, MILLIS_UNITS, 1, _NOT_MILLIS)
+        if top % bottom:
+            raise ValueError(_NOT_MILLIS)
+        return top // bottom
+    return _whole(value, _NOT_MILLIS)
+
+
+def parse_seconds(value: object) -> float:
+    """Seconds from ``3``, ``0.5``, ``"3"``, ``"500ms"`` or ``"2m"``; never infinite and never NaN."""
+    if isinstance(value, str):
+        top, bottom = _ratio(value, MILLIS_UNITS, 1000, _NOT_SECONDS)
+        return top / (bottom * 1000)
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(_NOT_SECONDS)
+        return value
+    return float(_whole(value, _NOT_SECONDS))
+
+
+def parse_count(value: object) -> int:
+    """A whole number from ``5``, ``"5"`` or ``"5_000_000"``; true, 5.0 and a number with a unit are refused."""
+    if isinstance(value, str):
+        top, bottom = _ratio(value, {}, 1, _NOT_COUNT)
+        if bottom != 1:
+            raise ValueError(_NOT_COUNT)
+        return top
+    return _whole(value, _NOT_COUNT)
+
+
+def parse_flag(value: object) -> bool:
+    """true or false; the words in any case. 0, 1, yes and on are refused: a typo must not turn into an answer."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ValueError("is not true or false")
+
+
+def parse_choice(value: object) -> object:
+    """A word of a closed list. TOML reads an unquoted ``flavour = 5.4`` as a float; it means the word."""
+    return repr(value) if isinstance(value, float) else value
+
+
+def parse_path(value: object) -> Path:
+    """A path as written. ``~`` and ``${...}`` are for shells and build tools: nothing here expands them."""
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError("is not a path: write it as text")
+    if not value.strip():
+        raise ValueError("is empty: give a path, or leave the key out for its default")
+    if "\0" in value:
+        raise ValueError("is not a path: it holds a NUL character")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ValueError("is not a path: it holds characters that no file name here can have") from None
+    if value.startswith("~") or "${" in value:
+        raise ValueError("is not expanded: write the path out in full")
+    return Path(value)
+
+
+def parse_optional_path(value: object) -> Path | None:
+    """As :func:`parse_path`; None, which only Python code can write, means that the path is not given."""
+    return None if value is None else parse_path(value)
+
+
+def parse_paths(value: object) -> tuple[Path, ...]:
+    """Paths from a list, or from one text in which ``,`` separates them, as RocketMQ writes storePathCommitLog."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("is not a list of paths: write a list, or one text with , between the paths")
+    return tuple(parse_path(part) for part in value)
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Milliseconds of each level of a messageDelayLevel text such as ``1s 5s 2h``; index 0 is level 1."""
+    levels = []
+    for word in text.split():
+        match = re.fullmatch(r"([0-9]{1,15})([smhd])", word, re.ASCII)
+        if match is None:
+            raise ValueError(f"is not a list of delay levels: {shown(word)} is not a number with s, m, h or d")
+        levels.append(int(match[1]) * MILLIS_UNITS[match[2]])
+    if not 1 <= len(levels) <= 1024 or max(levels) > 2**62:
+        raise ValueError("is not a list of delay levels: write 1 to 1024 of them, such as 1s 5s 1m 2h")
+    return tuple(levels)
+
+
+def parse_delay_text(value: object) -> str:
+    """A messageDelayLevel text, checked and left as it is written."""
+    if not isinstance(value, str):
+        raise ValueError("is not text: write the levels as in messageDelayLevel, such as 1s 5s 1m 2h")
+    parse_delay_levels(value)
+    return value
+
+
+def show_size(value: int) -> str:
+    """The shortest exact way to write a size: ``4MiB``, ``6000000``."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = SIZE_UNITS[unit.lower()]
+        if value and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return str(value)
+
+
+def printable(text: str) -> str:
+    """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """A value as an error message quotes it: text in double quotes, true and false as TOML has them, cut off."""
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{printable(text[:limit])}{"..." if len(text) > limit else ""}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Path):
+        return shown(str(value), limit)
+    try:
+        text = printable(repr(value))
+    except ValueError:  # an integer past the limit of int-to-text conversion, alone or in a list
+        return f"(a {type(value).__name__} too long to print)"
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a key's value is named in help (``size``) and how its default and bounds are written there."""
+
+    name: str
+    show: Callable[[Any], str]
+
+
+def _ratio(text: str, units: Mapping[str, int], bare: int, complaint: str) -> tuple[int, int]:
+    """The number in `text` times its unit's factor (`bare` where it has none) as numerator and power of ten."""
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= _LONGEST_NUMBER else None
+    if match is None:
+        raise ValueError(complaint)
+    sign, whole, part, unit = match.groups(default="")
+    factor = units.get(unit.lower()) if unit else bare
+    if factor is None:
+        raise ValueError(complaint)
+    number = int(whole.replace("_", "") + part) * factor
+    return (-number if sign == "-" else number), 10 ** len(part)
+
+
+def _whole(value: object, complaint: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(complaint)
+    if value.bit_length() > _WHOLE_INT_BITS:
+        raise ValueError(f"{complaint} that fits")
+    return value
+
+
+def _show_seconds(value: float) -> str:
+    return f"{value:g}"
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Kind("size", show_size)]
+Millis = Annotated[int, BeforeValidator(parse_millis), Kind("milliseconds", str)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Kind("seconds", _show_seconds)]
+Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
+Flag = Annotated[bool, BeforeValidator(parse_flag), Kind("true|false", lambda value: str(value).lower())]
+OptionalPath = Annotated[Path | None, BeforeValidator(parse_optional_path), Kind("path", lambda _: "not set")]
+OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(parse_paths), Kind("paths", lambda _: "not set")]
+DelayLevels = Annotated[str, BeforeValidator(parse_delay_text), Kind("text", str)]

@@ -1,0 +1,7 @@
+"""From written to durable, in one order: files, then checkpoint, then frontier (ARCHITECTURE.md, decision 5).
+
+``checkpoint``  RocketMQ's 4096 bytes
+``frontier``    ours: per output the files and entry counts that are durable, and the physical offset they cover
+``abort``       the flag that says a stop was not clean
+``flusher``     the one place that syncs and then writes both down
+"""

@@ -1,0 +1,129 @@
+"""The frontier: what is durable, in indexd's own words. Recovery believes this and nothing else.
+
+A JSON object, replaced whole by rename after everything it names has been synced::
+
+    {"format": 1, "version": "0.1.0", "store": "/data/store", "segmentSize": 1073741824,
+     "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
+     "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
+     "uncovered": [[4096, 8192, "expired"]],
+     "index": [{"name": "20260101000000000", "full": true, "header": [six numbers as in the file]}]}
+
+Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. Written by the flusher,
+read by recovery and by queries.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from indexd.errors import CorruptDataError, UnsafeStoreError
+from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.storage.disk import Disk
+
+FORMAT = 1
+# More ranges than this are merged into one, the two nearest first: the file must not grow without a bound.
+UNCOVERED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """Log bytes ``[begin, end)`` whose messages are in no output, and why."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """See the module; offsets in bytes, times in ms."""
+
+    store: str
+    segment_size: int
+    flavour: str
+    layout: IndexLayout
+    begin_offset: int = 0
+    phy_offset: int = 0
+    store_timestamp: int = 0
+    messages: int = 0
+    uncovered: tuple[Uncovered, ...] = ()
+    index: tuple[FileMark, ...] = field(default=())
+
+    def to_json(self, version: str) -> dict[str, Any]:
+        """The object of the module's drawing."""
+        return {
+            "format": FORMAT,
+            "version": version,
+            "store": self.store,
+            "segmentSize": self.segment_size,
+            "flavour": self.flavour,
+            "hashSlotNum": self.layout.hash_slot_num,
+            "indexNum": self.layout.index_num,
+            "beginOffset": self.begin_offset,
+            "phyOffset": self.phy_offset,
+            "storeTimestamp": self.store_timestamp,
+            "messages": self.messages,
+            "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
+            "index": [
+                {"name": mark.name, "full": mark.full, "header": list(mark.header.values())} for mark in self.index
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, path: Path) -> Frontier:
+        """The opposite; CorruptDataError for anything that ``to_json`` does not make, UnsafeStoreError for a newer one."""
+        try:
+            if data["format"] > FORMAT:
+                raise UnsafeStoreError(
+                    f"{path} is of format {data['format']}, written by indexd {data['version']}; this one reads {FORMAT}",
+                    "run that version or a newer one, or use a fresh --data",
+                )
+            return cls(
+                store=str(data["store"]),
+                segment_size=int(data["segmentSize"]),
+                flavour=str(data["flavour"]),
+                layout=IndexLayout(int(data["hashSlotNum"]), int(data["indexNum"])),
+                begin_offset=int(data["beginOffset"]),
+                phy_offset=int(data["phyOffset"]),
+                store_timestamp=int(data["storeTimestamp"]),
+                messages=int(data["messages"]),
+                uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
+                index=tuple(
+                    FileMark(str(row["name"]), IndexHeader(*(int(v) for v in row["header"])), bool(row["full"]))
+                    for row in data["index"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptDataError(f"{path} is no frontier: {error!r}") from error
+
+
+def read_frontier(disk: Disk, path: Path) -> Frontier | None:
+    """The frontier of a data directory, or None if it has none yet."""
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(disk.read(path))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CorruptDataError(f"{path} is not JSON: {error}") from error
+    return Frontier.from_json(data, path)
+
+
+def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> None:
+    """Replace the file durably; what it names must have been synced before."""
+    disk.write_atomically(path, json.dumps(frontier.to_json(version)).encode() + b"\n")
+
+
+def add_uncovered(gaps: tuple[Uncovered, ...], gap: Uncovered) -> tuple[Uncovered, ...]:
+    """``gaps`` and ``gap``, merged where they touch, at most UNCOVERED_MAX."""
+    if gap.begin >= gap.end:
+        return gaps
+    if gaps and gaps[-1].end >= gap.begin and gaps[-1].reason == gap.reason:
+        return (*gaps[:-1], Uncovered(gaps[-1].begin, max(gaps[-1].end, gap.end), gap.reason))
+    merged = (*gaps, gap)
+    if len(merged) > UNCOVERED_MAX:
+        first, second, *rest = merged
+        merged = (Uncovered(first.begin, second.end, "several ranges"), *rest)
+    return merged

@@ -1,0 +1,187 @@
+"""IndexFile: one index file while it is being built (spec rocketmq-store 3).
+
+Slots live in memory as the bytes of the file; entries pass through a buffer. ``publish`` brings the file up to date for
+every reader (page cache), ``flush`` makes it durable. Nothing is shared with the flusher but the descriptor: it syncs
+what an earlier ``publish`` has written.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.dispatch import DispatchBatch, make_columns
+from indexd.errors import DiskError
+from indexd.index.flavour import Flavour
+from indexd.index.format import IndexHeader, IndexLayout
+from indexd.index.kernel import BUFFER_FULL, DONE, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, put_batch
+from indexd.index.key_hash import index_key_hash
+from indexd.index.reader import IndexFileReader
+from indexd.storage.disk import Disk, DiskFile
+
+# Entries that are collected before they are written: 1.25 MiB.
+ENTRIES_PER_WRITE = 65536
+_SLOTS_PER_PAGE = 1 << SLOTS_PER_PAGE_SHIFT
+
+
+class Put(enum.Enum):
+    """What a put came to; a failing disk raises instead."""
+
+    WRITTEN = "written"
+    FULL = "full"
+
+
+class IndexFile:
+    """One file of a layout, open for putting. Raises DiskError; one owner, no locks."""
+
+    def __init__(
+        self, path: Path, file: DiskFile, layout: IndexLayout, header: IndexHeader, slots: NDArray[np.uint32]
+    ) -> None:
+        self.path = path
+        self.file = file
+        self.layout = layout
+        self._state = np.array(header.values(), dtype=np.int64)
+        self._slots = slots
+        self._pages = np.zeros((layout.hash_slot_num >> SLOTS_PER_PAGE_SHIFT) + 1, dtype=np.uint8)
+        self._buffer = np.empty((min(ENTRIES_PER_WRITE, layout.index_num), 5), dtype=np.uint32)
+        self._buffered = 0
+
+    @classmethod
+    def create(cls, disk: Disk, path: Path, layout: IndexLayout, previous: IndexHeader | None) -> IndexFile:
+        """Make a preallocated file that inherits the end of ``previous`` (spec 3.5); nothing is left of one that fails.
+
+        The index count on disk stays 0 until the first put or flush (spec 3.1).
+        """
+        header = IndexHeader()
+        if previous is not None:
+            time, phy = max(previous.end_timestamp, 0), max(previous.end_phy_offset, 0)
+            header = IndexHeader(time, time, phy, phy)
+        file = disk.open_write(path, create=True)
+        try:
+            file.allocate(layout.file_size)
+            file.pwrite(header.pack()[:36], 0)
+        except DiskError:
+            file.close()
+            disk.unlink(path)
+            raise
+        return cls(path, file, layout, header, np.zeros(layout.hash_slot_num, dtype=np.uint32))
+
+    @classmethod
+    def load(cls, disk: Disk, path: Path, layout: IndexLayout, header: IndexHeader) -> IndexFile:
+        """Open a file whose bytes are known to hold ``header``: after a clean stop, or after recovery."""
+        file = disk.open_write(path)
+        slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
+        file.pread_into(slots.view(np.uint8), layout.slot_position(0))
+        return cls(path, file, layout, header, slots)
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header as it stands in memory."""
+        return IndexHeader(*(int(value) for value in self._state))
+
+    @property
+    def is_write_full(self) -> bool:
+        """No entry fits any more: N-1 are in."""
+        return int(self._state[INDEX_COUNT]) >= self.layout.index_num
+
+    def __repr__(self) -> str:
+        return f"IndexFile({self.path.name}, {self.header})"
+
+    def put_batch(self, batch: DispatchBatch, flavour: Flavour, row: int, key: int) -> tuple[Put, int, int]:
+        """Put rows of a batch from (``row``, ``key``) on, -1 being a row's start; (FULL, row, key) says where to go on."""
+        while True:
+            status, next_row, next_key, written = put_batch(
+                batch.columns,
+                batch.rows,
+                row,
+                key,
+                flavour.skip_mask,
+                flavour.counts_every_put,
+                self._slots,
+                self._pages,
+                self._buffer[self._buffered :],
+                self.layout.index_num,
+                self._state,
+            )
+            row, key = int(next_row), int(next_key)
+            self._buffered += int(written)
+            if status != BUFFER_FULL:
+                return (Put.WRITTEN if status == DONE else Put.FULL), row, key
+            self._write_entries()
+
+    def put_key(self, topic: str, key: str, phy_offset: int, store_timestamp: int, flavour: Flavour) -> Put:
+        """Put one key: RocketMQ's putKey, for tests and tools; the daemon puts batches."""
+        columns = make_columns(1, 1)
+        columns.phy_offset[0], columns.store_timestamp[0], columns.sys_flag[0] = phy_offset, store_timestamp, 0
+        columns.key_start[:] = (0, 1)
+        columns.key_hash[0] = index_key_hash(topic, key)
+        # Starting inside the row: putKey knows neither the skip rule nor transaction types.
+        status, _, _, written = put_batch(
+            columns,
+            1,
+            0,
+            0,
+            0,
+            flavour.counts_every_put,
+            self._slots,
+            self._pages,
+            self._buffer[self._buffered :],
+            self.layout.index_num,
+            self._state,
+        )
+        if status == BUFFER_FULL:
+            self._write_entries()
+            return self.put_key(topic, key, phy_offset, store_timestamp, flavour)
+        self._buffered += int(written)
+        return Put.WRITTEN if status == DONE else Put.FULL
+
+    def select_phy_offset(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
+        """RocketMQ's answer from what is published (spec 3.7)."""
+        return IndexFileReader(self.file, self.layout).select_phy_offset(key_hash, max_num, begin, end)
+
+    def is_time_matched(self, begin: int, end: int) -> bool:
+        """Whether a query of that range looks into this file at all (spec 3.6)."""
+        return IndexFileReader(self.file, self.layout).is_time_matched(begin, end)
+
+    def publish(self) -> None:
+        """Write what is new: entries, then the header, then the slot pages that changed."""
+        self._write_entries()
+        if self.header.entries:
+            self.file.pwrite(self.header.pack(), 0)
+        pages = np.flatnonzero(self._pages)
+        if len(pages) == 0:
+            return
+        breaks = np.flatnonzero(np.diff(pages) > 1)
+        for first, last in zip(pages[np.r_[0, breaks + 1]], pages[np.r_[breaks, len(pages) - 1]], strict=True):
+            begin, end = int(first) * _SLOTS_PER_PAGE, (int(last) + 1) * _SLOTS_PER_PAGE
+            self.file.pwrite(self._slots[begin:end].view(np.uint8), self.layout.slot_position(begin))
+        self._pages[:] = 0
+
+    def flush(self) -> None:
+        """Publish and make durable; an empty file's index count becomes 1 on disk, as RocketMQ's flush has it (3.8)."""
+        self.publish()
+        self.file.pwrite(self.header.pack(), 0)
+        self.file.fsync()
+
+    def release_memory(self) -> None:
+        """Let go of slots and buffer once nothing will be put any more; the descriptor stays for the flusher."""
+        self._slots = np.empty(0, dtype=np.uint32)
+        self._buffer = np.empty((0, 5), dtype=np.uint32)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self.file.close()
+
+    def destroy(self, disk: Disk) -> None:
+        """Close and remove the file."""
+        self.close()
+        disk.unlink(self.path)
+
+    def _write_entries(self) -> None:
+        if self._buffered:
+            first = int(self._state[INDEX_COUNT]) - self._buffered
+            self.file.pwrite(self._buffer[: self._buffered].view(np.uint8), self.layout.entry_position(first))
+            self._buffered = 0

@@ -1,0 +1,177 @@
+"""IndexService: the list of index files, and buildIndex over batches (spec rocketmq-store 4).
+
+Files are in creation order; all but the last are full and never change again. Names only grow, whatever the clock does.
+The service knows no checkpoint: ``mark`` says what stands now, the flusher makes that durable and writes it down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.index.file import IndexFile, Put
+from indexd.index.flavour import Flavour
+from indexd.index.format import FileMark, IndexLayout
+from indexd.storage.disk import Disk
+from indexd.storage.names import next_index_name
+
+
+@dataclass(frozen=True, slots=True)
+class IndexMark:
+    """All files at one moment, oldest first, and the files whose bytes are not known to be durable yet."""
+
+    files: tuple[FileMark, ...]
+    unsynced: tuple[IndexFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where building goes on inside a message: ``keys_done`` entries of the message at ``phy_offset`` are in."""
+
+    phy_offset: int
+    keys_done: int
+
+
+@dataclass(slots=True)
+class IndexCounters:
+    """Plain numbers that only grow."""
+
+    messages: int = 0
+    entries: int = 0
+    rolls: int = 0
+    expired_files: int = 0
+
+
+class IndexService:
+    """Builds into ``directory``. Raises DiskError; one owner, no locks."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        layout: IndexLayout,
+        flavour: Flavour,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.layout = layout
+        self.flavour = flavour
+        self._clock = clock
+        self._full: list[FileMark] = []
+        self._open: IndexFile | None = None
+        self._unsynced: list[IndexFile] = []
+        self._last_name: str | None = None
+        self._resume: Resume | None = None
+        self.counters = IndexCounters()
+
+    def __repr__(self) -> str:
+        return f"IndexService({len(self._full)} full, open={self._open}, {self.counters})"
+
+    def load(self, files: tuple[FileMark, ...], resume: Resume | None = None) -> None:
+        """Take over files that are known to be as the marks say: after a clean stop, or after recovery."""
+        for mark in files:
+            self._last_name = mark.name
+            if mark.full:
+                self._full.append(mark)
+            else:
+                self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark.header)
+        self._resume = resume
+
+    def build_index(self, batch: DispatchBatch) -> None:
+        """Index a batch and publish it: RocketMQ's buildIndex for each row, in order (spec 4.2)."""
+        row, key = self._first_row(batch)
+        if row >= batch.rows:
+            return
+        while True:
+            file = self._open or self._create_file()
+            count = file.header.index_count
+            put, row, key = file.put_batch(batch, self.flavour, row, key)
+            self.counters.entries += file.header.index_count - count
+            if put is Put.WRITTEN:
+                break
+            self._roll(file)
+        self.counters.messages += batch.rows
+        file.publish()
+
+    def mark(self) -> IndexMark:
+        """What stands now. Every byte of it is written; ``unsynced`` is what a flusher has to sync for it."""
+        files = list(self._full)
+        unsynced = list(self._unsynced)
+        if self._open is not None:
+            files.append(FileMark(self._open.path.name, self._open.header, full=False))
+            unsynced.append(self._open)
+        return IndexMark(tuple(files), tuple(unsynced))
+
+    def synced(self, files: tuple[IndexFile, ...]) -> None:
+        """The flusher has made these durable: full ones among them are closed and forgotten."""
+        for file in files:
+            if file in self._unsynced:
+                self._unsynced.remove(file)
+                file.close()
+
+    def flush(self) -> None:
+        """Make the open file durable with its header as in memory: what a clean stop leaves (spec 3.8)."""
+        if self._open is not None:
+            self._open.flush()
+
+    def delete_expired_file(self, min_phy_offset: int) -> list[str]:
+        """Remove full files that end before the log begins, oldest first, and say their names (spec 4.6).
+
+        RocketMQ never removes the last file of its list; neither does this.
+        """
+        removed = []
+        while self._full and self._full[0].header.end_phy_offset < min_phy_offset:
+            if len(self._full) == 1 and self._open is None:
+                break
+            mark = self._full.pop(0)
+            self._disk.unlink(self._directory / mark.name)
+            removed.append(mark.name)
+        self.counters.expired_files += len(removed)
+        return removed
+
+    def close(self) -> None:
+        """Close what is open; writes nothing."""
+        for file in (*self._unsynced, *([self._open] if self._open else [])):
+            file.close()
+        self._unsynced.clear()
+        self._open = None
+
+    def destroy(self) -> None:
+        """Remove every file of the service."""
+        self.close()
+        for name, _ in self._disk.list_dir(self._directory):
+            if any(mark.name == name for mark in self._full) or name == self._last_name:
+                self._disk.unlink(self._directory / name)
+        self._full.clear()
+        self._last_name = None
+
+    def _first_row(self, batch: DispatchBatch) -> tuple[int, int]:
+        # Recovery may have cut inside a message: go on behind its keys that are in.
+        if self._resume is None or batch.rows == 0:
+            return 0, -1
+        resume, self._resume = self._resume, None
+        if int(batch.columns.phy_offset[0]) != resume.phy_offset:
+            return 0, -1  # that message has expired since
+        key = int(batch.columns.key_start[0]) + resume.keys_done
+        return (0, key) if key < int(batch.columns.key_start[1]) else (1, -1)
+
+    def _create_file(self) -> IndexFile:
+        previous = self._full[-1].header if self._full else None
+        name = next_index_name(self._clock(), self._last_name)
+        file = IndexFile.create(self._disk, self._directory / name, self.layout, previous)
+        self._disk.sync_dir(self._directory)
+        self._last_name = name
+        self._open = file
+        return file
+
+    def _roll(self, file: IndexFile) -> None:
+        file.publish()
+        self._full.append(FileMark(file.path.name, file.header, full=True))
+        self._unsynced.append(file)
+        file.release_memory()
+        self._open = None
+        self.counters.rolls += 1

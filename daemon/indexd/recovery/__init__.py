@@ -1,0 +1,8 @@
+"""From whatever a stop left behind to files that are exactly as they durably were (ARCHITECTURE.md, decision 6).
+
+``plan``     what is on disk -> RecoveryPlan; pure
+``replay``   one index file brought back to its durable prefix: chains checked, slots rebuilt
+``against``  the kept entries compared with the log itself
+``recover``  carries a plan out
+``rebuild``  a whole data directory from the log, at full speed
+"""

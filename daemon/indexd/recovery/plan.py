@@ -1,0 +1,71 @@
+"""What is on disk -> RecoveryPlan. Pure: nothing is read or written here, so every case is a row of a test.
+
+Only the frontier is believed. Files that it does not name were made after it and are made again from the log. A
+file that it names but that is missing or has another size ends what can be kept; so does everything behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from indexd.flush.frontier import Frontier
+from indexd.index.format import FileMark, IndexHeader
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """What a data directory holds: the abort flag, the frontier, and size and header of each index file."""
+
+    abort: bool
+    frontier: Frontier | None
+    sizes: Mapping[str, int]
+    headers: Mapping[str, IndexHeader | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """``keep`` as they are, ``replay`` to their marks, ``delete``; go on at ``phy_offset`` (None: the log's begin).
+
+    ``cut`` is True when files that the frontier names are lost, so that ``phy_offset`` must be found from the last kept entry.
+    """
+
+    keep: tuple[FileMark, ...]
+    replay: tuple[FileMark, ...]
+    delete: tuple[str, ...]
+    phy_offset: int | None
+    cut: bool
+    reason: str
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing has to be done."""
+        return not self.replay and not self.delete and not self.cut
+
+
+def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
+    """Decide; ``forced`` (indexd --recover) replays every file, not only those that a crash can have touched."""
+    if disk.frontier is None:
+        return RecoveryPlan((), (), tuple(sorted(disk.sizes)), None, cut=False, reason="there is no frontier")
+    reason = "abort is there" if disk.abort else "the last stop was clean"
+    marks = disk.frontier.index
+    whole = 0
+    size = disk.frontier.layout.file_size
+    while whole < len(marks) and disk.sizes.get(marks[whole].name) == size:
+        whole += 1
+    cut = whole < len(marks)
+    if cut:
+        name = marks[whole].name
+        found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
+        reason = f"index file {name} {found}"
+    marks = marks[:whole]
+    keep, replay = [], []
+    for mark in marks:
+        sound = disk.headers.get(mark.name) == mark.header
+        # An open file is written between flushes: after a crash only its durable prefix is known.
+        touched = disk.abort and not mark.full
+        (replay if forced or touched or not sound else keep).append(mark)
+    kept = {mark.name for mark in marks}
+    delete = tuple(sorted(name for name in disk.sizes if name not in kept))
+    offset = disk.frontier.phy_offset if not cut else (None if not marks else marks[-1].header.end_phy_offset)
+    return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason)

@@ -1,0 +1,168 @@
+"""Carries a RecoveryPlan out: what is kept is brought back, what is not is removed, and the rest is the log's to give.
+
+Every step leaves a directory that the same recovery would bring to the same end, so a crash inside it costs nothing:
+files are only ever cut back or removed, and the frontier is replaced last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from indexd.commitlog.reader import LogReader
+from indexd.flush.frontier import Frontier
+from indexd.index.flavour import Flavour
+from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
+from indexd.index.service import Resume
+from indexd.recovery.against import compare_with_log
+from indexd.recovery.plan import OnDisk, RecoveryPlan
+from indexd.recovery.replay import phy_offset_of, read_entries, replay_file, time_diff_of, write_back
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles, is_index_name
+
+OnProgress = Callable[[str, int, int], None]
+# The store timestamp of the message at a physical offset, or None when it has expired.
+StoreTimestampOf = Callable[[int], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where recovery works, and how the files there are laid out."""
+
+    disk: Disk
+    directory: Path
+    layout: IndexLayout
+    flavour: Flavour
+    store_timestamp_of: StoreTimestampOf
+    on_progress: OnProgress
+
+
+@dataclass(slots=True)
+class Recovered:
+    """The files as they now are, and where building goes on (None: where the log begins)."""
+
+    files: tuple[FileMark, ...]
+    phy_offset: int | None
+    resume: Resume | None = None
+    kept_entries: int = 0
+    dropped_entries: int = 0
+    deleted_files: tuple[str, ...] = ()
+    rewritten_files: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def look(disk: Disk, files: DataFiles, frontier: Frontier | None) -> OnDisk:
+    """What the data directory holds; reads headers only."""
+    sizes = {name: size for name, size in disk.list_dir(files.index) if is_index_name(name)}
+    headers: dict[str, IndexHeader | None] = {}
+    for name, size in sizes.items():
+        if size < HEADER_SIZE:
+            headers[name] = None
+            continue
+        with disk.open_read(files.index / name) as file:
+            headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
+    return OnDisk(files.abort.exists(), frontier, sizes, headers)
+
+
+def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Recovered:
+    """Do what ``plan`` says; with ``log`` (at the begin of the log) also compare every kept entry with it."""
+    recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
+    _delete(ground, plan.delete, recovered)
+    sound, cut = _replay_all(plan, ground, recovered)
+    if (cut or plan.cut) and sound:
+        recovered.phy_offset, recovered.resume = _end_of_entries(ground, sound)
+    elif cut or plan.cut:
+        recovered.phy_offset = None
+    if log is not None and sound:
+        sound = _compare(ground, sound, log, recovered)
+    recovered.files = tuple(sound)
+    recovered.kept_entries = sum(mark.header.entries for mark in sound)
+    ground.disk.sync_dir(ground.directory)
+    return recovered
+
+
+def _delete(ground: Ground, names: tuple[str, ...], recovered: Recovered) -> None:
+    for name in names:
+        ground.disk.unlink(ground.directory / name)
+    recovered.deleted_files = (*recovered.deleted_files, *names)
+
+
+def _replay_all(plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> tuple[list[FileMark], bool]:
+    # Marks that hold, oldest first, and whether entries were lost on the way.
+    sound: list[FileMark] = []
+    marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
+    for done, mark in enumerate(marks):
+        ground.on_progress("replay", done, len(marks))
+        if mark in plan.keep:
+            sound.append(mark)
+            continue
+        with ground.disk.open_write(ground.directory / mark.name) as file:
+            replayed = replay_file(file, mark, ground.layout, ground.flavour)
+            if replayed.dropped_entries == 0:
+                if write_back(file, replayed, ground.layout):
+                    recovered.rewritten_files.append(mark.name)
+                sound.append(replayed.mark)
+                continue
+        entry = replayed.mark.header.index_count
+        recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
+        recovered.dropped_entries += sum(later.header.entries for later in marks[done:])
+        if entry > 1:
+            sound.append(_cut_file(ground, replayed.mark))
+            recovered.dropped_entries -= replayed.mark.header.entries
+        _delete(ground, tuple(later.name for later in marks[done + (entry > 1) :]), recovered)
+        return sound, True
+    return sound, False
+
+
+def _cut_file(ground: Ground, mark: FileMark) -> FileMark:
+    # Cut a file to the entries below mark.header.index_count and put its slots and header right.
+    with ground.disk.open_write(ground.directory / mark.name) as file:
+        last = read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0]
+        phy_offset = phy_offset_of(last)
+        # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
+        exact = ground.store_timestamp_of(phy_offset)
+        end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
+        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
+        replayed = replay_file(file, FileMark(mark.name, header, full=False), ground.layout, ground.flavour)
+        write_back(file, replayed, ground.layout)
+    return replayed.mark
+
+
+def _end_of_entries(ground: Ground, marks: list[FileMark]) -> tuple[int, Resume]:
+    # The message of the last entry, and how many of its keys are in: its entries may straddle files.
+    phy_offset, keys_done = -1, 0
+    for mark in reversed(marks):
+        with ground.disk.open_read(ground.directory / mark.name) as file:
+            for number in range(mark.header.index_count - 1, 0, -1):
+                offset = phy_offset_of(read_entries(file, ground.layout, number, 1)[0])
+                if phy_offset < 0:
+                    phy_offset = offset
+                if offset != phy_offset:
+                    return phy_offset, Resume(phy_offset, keys_done)
+                keys_done += 1
+    return phy_offset, Resume(phy_offset, keys_done)
+
+
+def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: Recovered) -> list[FileMark]:
+    end = sound[-1].header.end_phy_offset
+    agreed = compare_with_log(
+        ground.disk,
+        ground.directory,
+        ground.layout,
+        ground.flavour,
+        tuple(sound),
+        log,
+        lambda offset: ground.on_progress("compare", offset, end),
+    )
+    recovered.reasons.append(agreed.reason)
+    if agreed.phy_offset is None:
+        return sound
+    recovered.dropped_entries += agreed.dropped_entries
+    recovered.phy_offset = agreed.phy_offset
+    recovered.resume = Resume(agreed.phy_offset, agreed.keys_done)
+    kept = list(agreed.files)
+    if kept and kept[-1] != sound[len(kept) - 1]:
+        kept[-1] = _cut_file(ground, kept[-1])
+    _delete(ground, tuple(mark.name for mark in sound[len(kept) :]), recovered)
+    return kept

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+import java.nio.ByteBuffer;
+import java.util.Properties;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.store.CommitLog;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.DispatchRequest;
+import org.apache.rocketmq.store.SelectMappedBufferResult;
+import org.apache.rocketmq.store.config.FlushDiskType;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.stats.BrokerStatsManager;
+
+/** How every mode opens a store, waits for it and walks its commitlog. */
+final class Stores {
+    /** The options that {@link #config} reads. */
+    static final String[] NAMES = {
+        "store", "segment", "queuefile", "slots", "entries", "maxmessage", "propcrc", "transientpool", "poolsize",
+        "index-safe", "index",
+    };
+
+    private static final int TEN_YEARS_OF_HOURS = 24 * 3653;
+
+    private Stores() {
+    }
+
+    /** Small files unless told otherwise; nothing expires, so that a mode never deletes what it was given. */
+    static MessageStoreConfig config(Options options) {
+        String store = options.required("store");
+        MessageStoreConfig config = new MessageStoreConfig();
+        config.setStorePathRootDir(store);
+        config.setStorePathCommitLog(store + "/commitlog");
+        config.setMappedFileSizeCommitLog(options.small("segment", 1 << 20));
+        config.setMappedFileSizeConsumeQueue(options.small("queuefile", 6000));
+        config.setMaxHashSlotNum(options.small("slots", 1000));
+        config.setMaxIndexNum(options.small("entries", 4000));
+        config.setMaxMessageSize(options.small("maxmessage", 262144));
+        config.setEnabledAppendPropCRC(options.flag("propcrc"));
+        config.setTransientStorePoolEnable(options.flag("transientpool"));
+        config.setTransientStorePoolSize(options.small("poolsize", 5));
+        config.setMessageIndexSafe(options.flag("index-safe"));
+        config.setFlushDiskType(FlushDiskType.ASYNC_FLUSH);
+        config.setHaListenPort(0);
+        config.setTimerWheelEnable(false);
+        config.setFileReservedTime(TEN_YEARS_OF_HOURS);
+        config.setDiskMaxUsedSpaceRatio(95);
+        config.setCleanFileForciblyEnable(false);
+        Properties settings = new Properties();
+        settings.putAll(options.settings());
+        MixAll.properties2Object(settings, config);
+        return config;
+    }
+
+    static DefaultMessageStore create(MessageStoreConfig config) throws Exception {
+        BrokerConfig broker = new BrokerConfig();
+        broker.setBrokerClusterName("TestCluster");
+        broker.setBrokerName("test");
+        return new DefaultMessageStore(config, new BrokerStatsManager("TestCluster", false),
+            (topic, queue, offset, tags, time, filter, properties) -> { }, broker, new ConcurrentHashMap<>());
+    }
+
+    static DefaultMessageStore started(MessageStoreConfig config) throws Exception {
+        DefaultMessageStore store = create(config);
+        if (!store.load()) {
+            throw new IllegalStateException("the store did not load");
+        }
+        store.start();
+        return store;
+    }
+
+    /** Returns when RocketMQ's own dispatch (consume queues, index) has taken everything in the commitlog. */
+    static void settle(DefaultMessageStore store) throws InterruptedException {
+        while (store.dispatchBehindBytes() > 0) {
+            Thread.sleep(1);
+        }
+    }
+
+    interface Sink {
+        void take(long phyOffset, DispatchRequest request);
+    }
+
+    /**
+     * Walks the commitlog as RocketMQ's tail loop does, without checksums and without reading bodies.
+     *
+     * @return where the walk ended
+     */
+    static long scan(DefaultMessageStore store, Sink sink) {
+        CommitLog log = store.getCommitLog();
+        long offset = log.getMinOffset();
+        while (true) {
+            SelectMappedBufferResult region = log.getData(offset);
+            if (region == null) {
+                return offset;
+            }
+            try {
+                ByteBuffer buffer = region.getByteBuffer();
+                offset = region.getStartOffset();
+                for (int read = 0; read < region.getSize(); ) {
+                    DispatchRequest request = log.checkMessageAndReturnSize(buffer, false, false, false);
+                    if (!request.isSuccess()) {
+                        return offset;
+                    }
+                    int size = request.getMsgSize();
+                    if (size > 0) {
+                        sink.take(offset, request);
+                        offset += size;
+                        read += size;
+                    } else {
+                        offset = log.rollNextFile(offset);
+                        break;
+                    }
+                }
+            } finally {
+                region.release();
+            }
+        }
+    }
+}
