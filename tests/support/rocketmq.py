@@ -16,10 +16,12 @@ A test file says ``pytestmark = REAL``, a single test ``@requires_rocketmq``. Wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -67,6 +69,7 @@ BROKER_CONF: dict[str, object] = {
     "brokerName": "test",
     "brokerId": 0,
     "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
     "bindAddress": "127.0.0.1",
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 6000,
@@ -132,17 +135,31 @@ def _free_block(count: int) -> int:
     raise RocketMQError(f"found no {count} free ports in a row")
 
 
+def _knows_a_broker(namesrv_port: int) -> bool:
+    """Asks a name server (remoting request 105) for the topic that every broker which makes topics announces."""
+    request = {"code": 105, "language": "JAVA", "version": 0, "opaque": 1, "flag": 0, "extFields": {"topic": "TBW102"}}
+    header = json.dumps(request).encode()
+    with socket.create_connection(("127.0.0.1", namesrv_port), timeout=10) as connection:
+        connection.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        with connection.makefile("rb") as answer:
+            _, size = struct.unpack(">II", answer.read(8))
+            return bool(json.loads(answer.read(size))["code"] == 0)
+
+
 class Broker:
-    """A real name server and a real broker, both on loopback, with small files; up when the ``with`` block begins.
+    """A real name server and a real broker, both on loopback, with small files; ready when the ``with`` block begins.
 
     ``store`` is ``home/store`` unless told otherwise; further arguments are keys of broker.conf and win over the small
-    sizes in BROKER_CONF. ``stop`` ends both in order; ``kill`` ends the broker as kill -9 does, leaving its abort file.
+    sizes in BROKER_CONF. RocketMQ's logs are in ``home/broker/logs`` and ``home/namesrv/logs``. ``stop`` ends both in
+    order; ``kill`` ends the broker as kill -9 does, leaving its abort file. RocketMQ offers no way to bind its
+    replication port (HA) to one address; everything else listens on loopback.
     """
 
     def __init__(self, home: Path, store: Path | None = None, **conf: object) -> None:
         first = _free_block(6)
         self.home = home
         self.store = store or home / "store"
+        self.namesrv_port = first
         self.namesrv = f"127.0.0.1:{first}"
         self.port = first + 3  # one below is free, two below is its second listener (VIP), one above replicates (HA)
         self.address = f"127.0.0.1:{self.port}"
@@ -166,6 +183,7 @@ class Broker:
         try:
             self._boot("org.apache.rocketmq.namesrv.NamesrvStartup", "namesrv", self._namesrv_conf)
             self._boot("org.apache.rocketmq.broker.BrokerStartup", "broker", self._conf)
+            self._wait_for_route()
         except BaseException:
             self.kill()
             raise
@@ -180,9 +198,10 @@ class Broker:
         return self._processes[1].pid
 
     def stop(self) -> None:
-        """Ends the broker, then the name server, as an operator would; does nothing when they have ended."""
-        for process in reversed(self._processes):
+        """Ends the broker as an operator would (it takes ten seconds), then the name server, which keeps nothing."""
+        for process in self._processes[1:]:
             end(process, signal.SIGTERM, STOP_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
         """Ends the broker, then the name server, with SIGKILL."""
@@ -191,7 +210,15 @@ class Broker:
 
     def mqadmin(self, *args: str) -> str:
         """What ``mqadmin ARGS`` prints, asked of this name server."""
-        return mqadmin(self.namesrv, *args, home=self.home)
+        return mqadmin(self.namesrv, *args, home=self.home / "mqadmin")
+
+    def _wait_for_route(self) -> None:
+        """The broker says that it is up without waiting for its name server; its next try is 10 seconds later."""
+        deadline = time.monotonic() + BOOT_SECONDS
+        while not _knows_a_broker(self.namesrv_port):
+            if time.monotonic() > deadline:
+                raise RocketMQError(f"the name server knows no broker: {tail(self.home / 'broker.out')}")
+            time.sleep(0.05)
 
     def _boot(self, main: str, name: str, conf: dict[str, Any]) -> None:
         """Starts one server and waits until it says that it is up."""
@@ -200,7 +227,7 @@ class Broker:
         log = self.home / f"{name}.out"
         environment = {k: v for k, v in os.environ.items() if k != "NAMESRV_ADDR"} | {"ROCKETMQ_HOME": str(self.home)}
         with log.open("wb") as out:
-            command = java(main, "-c", str(path), home=self.home)
+            command = java(main, "-c", str(path), home=self.home / name)
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment
             )

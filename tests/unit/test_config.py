@@ -169,7 +169,7 @@ def test_the_line_names_key_value_source_and_what_is_allowed(tmp_path):
         ("index_num", "1", "is not in 2 to"),
         ("index_num", str(2**31), "is not in 2 to"),
         ("verify_crc", "yes", "is not true or false"),
-        ("mode", "", "is not one of shadow, offload"),
+        ("run_mode", "", "is not one of shadow, offload"),
         ("log_level", "INFO", "is not one of debug"),
         ("message_delay_level", "1s 5x", 'delay levels: "5x" is not'),
         ("message_delay_level", "", "delay levels: write 1 to 1024"),
@@ -415,7 +415,7 @@ def test_the_old_spelling_counts_where_the_broker_reads_it(tmp_path):
 
 
 def test_offload_wants_proof_that_the_broker_does_not_index(tmp_path):
-    error = refused({"mode": "offload"}, error=UnsafeStoreError)
+    error = refused({"run_mode": "offload"}, error=UnsafeStoreError)
     assert error.exit_code == 3
     assert "--broker-conf" in error.hint
     for text, flavour, key in (
@@ -424,7 +424,7 @@ def test_offload_wants_proof_that_the_broker_does_not_index(tmp_path):
         ("indexFileWriteEnable=false", "4.7", "messageIndexEnable"),
     ):
         file = write(tmp_path / "broker.conf", text)
-        error = refused({"mode": "offload", "broker_conf": str(file), "flavour": flavour}, error=UnsafeStoreError)
+        error = refused({"run_mode": "offload", "broker_conf": str(file), "flavour": flavour}, error=UnsafeStoreError)
         assert f"{key} is true in {file}" in str(error)
         assert f"set {key}=false" in error.hint
     for text, flavour in (
@@ -432,7 +432,7 @@ def test_offload_wants_proof_that_the_broker_does_not_index(tmp_path):
         ("indexFileWriteEnable=false", "5.4"),
         ("messageIndexEnable=false", "4.0"),
     ):
-        assert broker_conf(tmp_path, text, mode="offload", flavour=flavour).store.mode == "offload"
+        assert broker_conf(tmp_path, text, run_mode="offload", flavour=flavour).store.run_mode == "offload"
 
 
 # --- units and models
@@ -518,7 +518,7 @@ def test_keys_describe_every_field():
         assert hasattr(getattr(Config(), info.section), key)
     assert KEYS["flavour"].type.split("|") == list(get_args(Flavour))
     assert [key for key, info in KEYS.items() if info.is_bool] == ["verify_crc"]
-    assert (KEYS["queue_bytes"].default, KEYS["queue_bytes"].bounds) == ("256MiB", "64KiB to 1TiB")
+    assert (KEYS["queue_bytes"].default, KEYS["queue_bytes"].bounds) == ("64MiB", "64KiB to 1TiB")
 
 
 # --- the shipped file

@@ -7,6 +7,8 @@ range it is given.
 
 from __future__ import annotations
 
+import unicodedata
+
 import numba
 import numpy as np
 
@@ -16,8 +18,13 @@ _3 = np.uint64(3)
 _4 = np.uint64(4)
 _31 = np.uint64(31)
 _31_2 = np.uint64(31**2)
-_31_3 = np.uint64(31**3)
 _31_4 = np.uint64(31**4)
+_31_8 = np.uint64(31**8 % (1 << 64))
+_8 = np.uint64(8)
+_EACH_1 = np.uint64(0x0101010101010101)
+_EACH_80 = np.uint64(0x8080808080808080)
+_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
+_EVEN_PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _SIGN_32 = np.uint64(0x80000000)
 _TWO_32 = np.uint64(1 << 32)
@@ -25,6 +32,8 @@ _ASCII_END = np.uint64(0x80)
 _REPLACEMENT = np.uint64(0xFFFD)
 _TEN = np.uint64(10)
 _LONG_MAX = np.uint64((1 << 63) - 1)
+# The zeros of every other script whose digits fit a UTF-16 unit; nine digits follow each.
+_ZEROS = np.array([c for c in range(0x80, 0x10000) if unicodedata.decimal(chr(c), -1) == 0], dtype=np.uint64)
 
 
 @numba.njit(inline="always")
@@ -54,6 +63,39 @@ def load_u32(buffer, i):  # type: ignore[no-untyped-def]
 def load_u64(buffer, i):  # type: ignore[no-untyped-def]
     """Eight bytes, big-endian, as uint64."""
     return load_u32(buffer, i) << np.uint64(32) | load_u32(buffer, i + _4)
+
+
+@numba.njit(inline="always")
+def _load_word(buffer, i):  # type: ignore[no-untyped-def]
+    # Eight bytes, the first one lowest: what the byte tricks below work on. One load once compiled.
+    return (
+        np.uint64(buffer[i])
+        | np.uint64(buffer[i + _1]) << np.uint64(8)
+        | np.uint64(buffer[i + _2]) << np.uint64(16)
+        | np.uint64(buffer[i + _3]) << np.uint64(24)
+        | np.uint64(buffer[i + _4]) << np.uint64(32)
+        | np.uint64(buffer[i + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(buffer[i + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(buffer[i + np.uint64(7)]) << np.uint64(56)
+    )
+
+
+@numba.njit(nogil=True)
+def find_byte(buffer, start, end, value):  # type: ignore[no-untyped-def]
+    """The first position in ``[start, end)`` that holds ``value`` (uint64), else ``end``; eight bytes a step."""
+    i = start
+    pattern = value * _EACH_1
+    while i + _8 <= end:
+        word = _load_word(buffer, i) ^ pattern
+        # The high bit of the first byte that equals value is set; bytes behind it may be marked wrongly.
+        marks = (word - _EACH_1) & ~word & _EACH_80
+        if marks != np.uint64(0):
+            ones = (marks ^ (marks - _1)) & _EACH_1
+            return i + ((ones * _EACH_1) >> np.uint64(56)) - _1
+        i += _8
+    while i < end and np.uint64(buffer[i]) != value:
+        i += _1
+    return i
 
 
 @numba.njit(inline="always")
@@ -134,15 +176,14 @@ def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
     h = java_hash
     i = start
     while i < end:
-        if i + _4 <= end:
-            # Four ASCII bytes a step: one multiplication in the dependency chain instead of four.
-            b0 = load_u8(buffer, i)
-            b1 = load_u8(buffer, i + _1)
-            b2 = load_u8(buffer, i + _2)
-            b3 = load_u8(buffer, i + _3)
-            if (b0 | b1 | b2 | b3) < _ASCII_END:
-                h = h * _31_4 + (b0 * _31_3 + b1 * _31_2 + b2 * _31 + b3)
-                i += _4
+        if i + _8 <= end:
+            word = _load_word(buffer, i)
+            if word & _EACH_80 == np.uint64(0):
+                # Eight ASCII bytes by three multiplications: bytes to pairs, pairs to quads, quads to one.
+                pairs = (word & _EVEN_BYTES) * _31 + ((word >> np.uint64(8)) & _EVEN_BYTES)
+                quads = (pairs & _EVEN_PAIRS) * _31_2 + ((pairs >> np.uint64(16)) & _EVEN_PAIRS)
+                h = h * _31_8 + ((quads & _LOW_32) * _31_4 + (quads >> np.uint64(32)))
+                i += _8
                 continue
         b0 = load_u8(buffer, i)
         if b0 < _ASCII_END:
@@ -161,8 +202,21 @@ def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
+def _digit(point):  # type: ignore[no-untyped-def]
+    # What a code point counts as a decimal digit, as Java's Character.digit has it; 10 if it is none.
+    if point < _ASCII_END:
+        return point - np.uint64(0x30) if point >= np.uint64(0x30) and point <= np.uint64(0x39) else _TEN
+    i = np.uint64(0)
+    while i < np.uint64(len(_ZEROS)):
+        if point >= _ZEROS[i] and point - _ZEROS[i] < _TEN:
+            return point - _ZEROS[i]
+        i += _1
+    return _TEN
+
+
+@numba.njit(nogil=True)
 def parse_long(buffer, start, end):  # type: ignore[no-untyped-def]
-    """(is a number, int64 value) as Java's ``Long.parseLong`` reads ASCII digits with an optional sign."""
+    """(is a number, int64 value) as Java's ``Long.parseLong`` reads it: one optional sign, digits of any script."""
     i = start
     if i >= end:
         return False, np.int64(0)
@@ -175,11 +229,15 @@ def parse_long(buffer, start, end):  # type: ignore[no-untyped-def]
     limit = _LONG_MAX + _1 if negative else _LONG_MAX
     value = np.uint64(0)
     while i < end:
-        digit = load_u8(buffer, i) - np.uint64(0x30) if load_u8(buffer, i) >= np.uint64(0x30) else _TEN
+        point = load_u8(buffer, i)
+        taken = _1
+        if point >= _ASCII_END:
+            point, taken = _decode_one(buffer, i, end)
+        digit = _digit(point)
         if digit >= _TEN or value > (limit - digit) // _TEN:
             return False, np.int64(0)
         value = value * _TEN + digit
-        i += _1
+        i += taken
     if negative:
         return True, -np.int64(value - _1) - np.int64(1) if value > np.uint64(0) else np.int64(0)
     return True, np.int64(value)

@@ -107,10 +107,8 @@ def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, 
 
 def _bad_magic(data: bytes, position: int, total: int) -> Reason:
     inner = data[position + 52 : position + 56]
-    if total == frame.MAGIC_DLEDGER and len(inner) == 4:
-        if int.from_bytes(inner, "big") in (frame.MAGIC_V1, frame.MAGIC_V2):
-            return Reason.DLEDGER
-    return Reason.BAD_MAGIC
+    known = int.from_bytes(inner, "big") in (frame.MAGIC_V1, frame.MAGIC_V2)
+    return Reason.DLEDGER if known and total == frame.MAGIC_DLEDGER else Reason.BAD_MAGIC
 
 
 def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOptions) -> Message | Corrupt:
@@ -209,7 +207,8 @@ def _tags_code(
             return None
         level = min(level, len(delay_levels_ms))
         if level > 0:
-            code = store_timestamp + delay_levels_ms[level - 1]
+            # A Java long wraps.
+            code = (store_timestamp + delay_levels_ms[level - 1] + (1 << 63)) % (1 << 64) - (1 << 63)
     return code
 
 

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from indexd.commitlog import format as frame
-from indexd.commitlog.bytes_kernel import load_u8, load_u32
+from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u32, load_u64
 from indexd.commitlog.crc import crc32
 
 _0 = np.uint64(0)
@@ -24,15 +24,15 @@ _PROPERTY_CRC = int(frame.Reason.PROPERTY_CRC)
 # Where decode_properties leaves [start, end) of each value it looks for.
 KEYS, TAGS, UNIQ_KEY, DELAY, INNER_NUM, INNER_BASE = (np.uint64(2 * i) for i in range(6))
 NO_SPAN = np.uint64(12)
-_NAME_KEYS = np.frombuffer(b"KEYS", dtype=np.uint8)
-_NAME_TAGS = np.frombuffer(b"TAGS", dtype=np.uint8)
-_NAME_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", dtype=np.uint8)
+_WORD_KEYS = np.uint64(int.from_bytes(b"KEYS", "big"))
+_WORD_TAGS = np.uint64(int.from_bytes(b"TAGS", "big"))
+_WORD_UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "big"))
 _NAME_DELAY = np.frombuffer(b"DELAY", dtype=np.uint8)
 _NAME_INNER_NUM = np.frombuffer(b"INNER_NUM", dtype=np.uint8)
 _NAME_INNER_BASE = np.frombuffer(b"INNER_BASE", dtype=np.uint8)
 _NAME_CRC = np.frombuffer(frame.PROPERTY_CRC_NAME, dtype=np.uint8)
-_NAME_END = np.uint8(0x01)
-_PAIR_END = np.uint8(0x02)
+_NAME_END = np.uint64(0x01)
+_PAIR_END = np.uint64(0x02)
 
 
 @numba.njit(nogil=True)
@@ -49,19 +49,23 @@ def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True)
 def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
-    # Which of the wanted properties a name is; 12 = none. The length decides almost always.
+    # Which of the wanted properties a name is, by whole words; its length decides almost always.
     size = end - start
     if size == np.uint64(4):
-        if equals(buffer, start, end, _NAME_KEYS):
+        word = load_u32(buffer, start)
+        if word == _WORD_KEYS:
             return KEYS
-        if equals(buffer, start, end, _NAME_TAGS):
+        if word == _WORD_TAGS:
             return TAGS
-    elif size == np.uint64(8) and equals(buffer, start, end, _NAME_UNIQ_KEY):
-        return UNIQ_KEY
-    elif size == np.uint64(5) and equals(buffer, start, end, _NAME_DELAY):
-        return DELAY
-    elif size == np.uint64(9) and equals(buffer, start, end, _NAME_INNER_NUM):
-        return INNER_NUM
+    elif size == np.uint64(8):
+        if load_u64(buffer, start) == _WORD_UNIQ_KEY:
+            return UNIQ_KEY
+    elif size == np.uint64(5):
+        if equals(buffer, start, end, _NAME_DELAY):
+            return DELAY
+    elif size == np.uint64(9):
+        if equals(buffer, start, end, _NAME_INNER_NUM):
+            return INNER_NUM
     elif size == np.uint64(10) and equals(buffer, start, end, _NAME_INNER_BASE):
         return INNER_BASE
     return NO_SPAN
@@ -76,23 +80,14 @@ def decode_properties(buffer, start, end, spans):  # type: ignore[no-untyped-def
     spans[:] = _0
     i = start
     while i < end:
-        name = i
-        while i < end and buffer[i] != _NAME_END and buffer[i] != _PAIR_END:
-            i += _1
-        if i >= end or buffer[i] == _PAIR_END:
-            i += _1
-            continue
-        name_end = i
-        i += _1
-        value = i
-        while i < end and buffer[i] != _PAIR_END:
-            i += _1
-        if name_end > name and i > value:
-            span = _span_of_name(buffer, name, name_end)
+        pair_end = find_byte(buffer, i, end, _PAIR_END)
+        name_end = find_byte(buffer, i, pair_end, _NAME_END)
+        if name_end > i and name_end + _1 < pair_end:
+            span = _span_of_name(buffer, i, name_end)
             if span < NO_SPAN:
-                spans[span] = value
-                spans[span + _1] = i
-        i += _1
+                spans[span] = name_end + _1
+                spans[span + _1] = pair_end
+        i = pair_end + _1
 
 
 @numba.njit(nogil=True)
@@ -105,9 +100,9 @@ def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ig
         return _NONE
     mark = end - _CRC_PROPERTY_SIZE
     name_end = mark + np.uint64(len(_NAME_CRC))
-    if not equals(buffer, mark, name_end, _NAME_CRC) or buffer[name_end] != _NAME_END:
+    if not equals(buffer, mark, name_end, _NAME_CRC) or load_u8(buffer, name_end) != _NAME_END:
         return _NONE
-    if buffer[end - _1] != _PAIR_END:
+    if load_u8(buffer, end - _1) != _PAIR_END:
         return _PROPERTY_CRC
     # Ten digits, the least significant first (spec 2.5).
     stored = _0
@@ -124,30 +119,30 @@ def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ig
 
 
 @numba.njit(nogil=True)
-def find_topic_id(buffer, start, end, java_hash, topics):  # type: ignore[no-untyped-def]
+def find_topic_id(buffer, start, end, java_hash, table, starts, data, known):  # type: ignore[no-untyped-def]
     # The id of a topic, entering it when it is new; -1 when the arrays have no room for it.
-    mask = np.uint64(len(topics.table) - 1)
+    mask = np.uint64(len(table) - 1)
     slot = (java_hash ^ java_hash >> np.uint64(15)) & mask
-    while topics.table[slot] != 0:
-        known = np.uint64(topics.table[slot] - 1)
-        first = np.uint64(topics.start[known])
-        size = np.uint64(topics.start[known + _1]) - first
+    while table[slot] != 0:
+        topic = np.uint64(table[slot] - 1)
+        first = np.uint64(starts[topic])
+        size = np.uint64(starts[topic + _1]) - first
         if size == end - start:
             i = _0
-            while i < size and topics.data[first + i] == buffer[start + i]:
+            while i < size and data[first + i] == buffer[start + i]:
                 i += _1
             if i == size:
-                return np.int64(known)
+                return np.int64(topic)
         slot = (slot + _1) & mask
-    count = np.uint64(topics.known[0])
-    first = np.uint64(topics.start[count])
-    if (count + _1) * np.uint64(2) > mask or first + (end - start) > np.uint64(len(topics.data)):
+    count = np.uint64(known[0])
+    first = np.uint64(starts[count])
+    if (count + _1) * np.uint64(2) > mask or first + (end - start) > np.uint64(len(data)):
         return np.int64(-1)
     i = _0
     while start + i < end:
-        topics.data[first + i] = buffer[start + i]
+        data[first + i] = buffer[start + i]
         i += _1
-    topics.start[count + _1] = np.int64(first + i)
-    topics.known[0] = np.int64(count + _1)
-    topics.table[slot] = np.int32(count + _1)
+    starts[count + _1] = np.int64(first + i)
+    known[0] = np.int64(count + _1)
+    table[slot] = np.int32(count + _1)
     return np.int64(count)

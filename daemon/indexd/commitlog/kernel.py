@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import (
+    find_byte,
     hash_utf8,
     key_hash,
     load_u8,
@@ -105,31 +106,31 @@ _INNER = int(frame.Reason.INNER_BATCH)
 _DLEDGER = int(frame.Reason.DLEDGER)
 
 _TOPIC_DELAY = np.frombuffer(frame.DELAY_TOPIC.encode(), dtype=np.uint8)
+_LOW_32 = np.uint64(0xFFFFFFFF)
 _HASH = np.uint64(0x23)
 _UPPER_T = np.uint64(0x54)
-_SPACE = np.uint8(0x20)
+_SPACE = np.uint64(0x20)
 
 
 @numba.njit(nogil=True)
-def _put_keys(buffer, spans, topic_hash, rules, columns, key):  # type: ignore[no-untyped-def]
+def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, key):  # type: ignore[no-untyped-def]
     # The row's key hashes in the order RocketMQ indexes them: UNIQ_KEY, the pieces of KEYS, TAGS (spec 4.2, 4.3).
     prefix = topic_hash * np.uint64(31) + _HASH
-    if rules.want_uniq_key and spans[UNIQ_KEY + _1] > _0:
-        columns.key_hash[key] = key_hash(hash_utf8(buffer, spans[UNIQ_KEY], spans[UNIQ_KEY + _1], prefix))
+    if want_uniq_key and spans[UNIQ_KEY + _1] > _0:
+        key_hashes[key] = key_hash(hash_utf8(buffer, spans[UNIQ_KEY], spans[UNIQ_KEY + _1], prefix))
         key += _1
     i = spans[KEYS]
     end = spans[KEYS + _1]
     while i < end:
         piece = i
-        while i < end and buffer[i] != _SPACE:
-            i += _1
+        i = find_byte(buffer, i, end, _SPACE)
         if i > piece:
-            columns.key_hash[key] = key_hash(hash_utf8(buffer, piece, i, prefix))
+            key_hashes[key] = key_hash(hash_utf8(buffer, piece, i, prefix))
             key += _1
         i += _1
-    if rules.want_tags and spans[TAGS + _1] > _0:
+    if want_tags and spans[TAGS + _1] > _0:
         prefix = (prefix * np.uint64(31) + _UPPER_T) * np.uint64(31) + _HASH
-        columns.key_hash[key] = key_hash(hash_utf8(buffer, spans[TAGS], spans[TAGS + _1], prefix))
+        key_hashes[key] = key_hash(hash_utf8(buffer, spans[TAGS], spans[TAGS + _1], prefix))
         key += _1
     return key
 
@@ -259,15 +260,23 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
     (the physical offset behind the segment) uint64. Returns (outcome, reason, position of the first frame that was
     not taken, its total size or 0, rows, keys). BATCH_FULL: call again with fresh columns, or bigger topic arrays.
     """
+    # Taken out of their tuples once: a field of a tuple costs two reference counts at every access.
+    phy_offsets, sizes, store_timestamps = columns.phy_offset, columns.size, columns.store_timestamp
+    queue_offsets, batch_sizes, queue_ids = columns.queue_offset, columns.batch_size, columns.queue_id
+    topic_ids, tags_codes, sys_flags = columns.topic_id, columns.tags_code, columns.sys_flag
+    key_starts, key_hashes = columns.key_start, columns.key_hash
+    topic_table, topic_starts, topic_data, topics_known = topics.table, topics.start, topics.data, topics.known
+    check, want_uniq_key, want_tags = rules.check_crc, rules.want_uniq_key, rules.want_tags
+    delay_ms, crc_tables, frame_size_max = rules.delay_ms, rules.crc_tables, rules.frame_size_max
     rows = _0
     keys = _0
     pos = start
-    rows_max = np.uint64(len(columns.phy_offset))
-    keys_max = np.uint64(len(columns.key_hash))
+    rows_max = np.uint64(len(phy_offsets))
+    keys_max = np.uint64(len(key_hashes))
     spans = np.zeros(12, dtype=np.uint64)
-    columns.key_start[0] = 0
+    key_starts[0] = 0
     while True:
-        outcome, reason, total = _head(buffer, pos, limit, base, segment_end, rules.frame_size_max)
+        outcome, reason, total = _head(buffer, pos, limit, base, segment_end, frame_size_max)
         if outcome != _MESSAGE:
             return outcome, reason, pos, total, rows, keys
         end = pos + total
@@ -279,13 +288,13 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
         # A key takes at least two bytes of KEYS, and UNIQ_KEY and TAGS one entry each.
         if rows >= rows_max or keys + (end - properties) // np.uint64(2) + np.uint64(3) > keys_max:
             return _FULL, _NONE, pos, total, rows, keys
-        if rules.check_crc:
-            reason = check_crc(buffer, pos, end, body, body_end, properties, rules.crc_tables)
+        if check:
+            reason = check_crc(buffer, pos, end, body, body_end, properties, crc_tables)
             if reason != _NONE:
                 return _CORRUPT, reason, pos, total, rows, keys
         decode_properties(buffer, properties, end, spans)
         store_timestamp = np.int64(load_u64(buffer, pos + np.uint64(48) + (_HOST_V6 if flags & _BORN_V6 else _HOST_V4)))
-        valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, rules.delay_ms)
+        valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms)
         if not valid:
             return _CORRUPT, _DELAY, pos, total, rows, keys
         queue_offset = np.int64(load_u64(buffer, pos + np.uint64(20)))
@@ -296,19 +305,21 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
             if not (valid and valid_base) or batch_size > np.int64(32767) or batch_size < np.int64(-32768):
                 return _CORRUPT, _INNER, pos, total, rows, keys
         topic_hash = hash_utf8(buffer, topic, topic_end, _0)
-        topic_id = find_topic_id(buffer, topic, topic_end, topic_hash & np.uint64(0xFFFFFFFF), topics)
+        topic_id = find_topic_id(
+            buffer, topic, topic_end, topic_hash & _LOW_32, topic_table, topic_starts, topic_data, topics_known
+        )
         if topic_id < np.int64(0):
             return _FULL, _NONE, pos, total, rows, keys
-        columns.phy_offset[rows] = np.int64(base + pos)
-        columns.size[rows] = np.int32(total)
-        columns.store_timestamp[rows] = store_timestamp
-        columns.queue_offset[rows] = queue_offset
-        columns.batch_size[rows] = np.int32(batch_size)
-        columns.queue_id[rows] = np.int32(signed_32(load_u32(buffer, pos + np.uint64(12))))
-        columns.topic_id[rows] = np.int32(topic_id)
-        columns.tags_code[rows] = code
-        columns.sys_flag[rows] = np.int32(signed_32(flags))
-        keys = _put_keys(buffer, spans, topic_hash, rules, columns, keys)
+        phy_offsets[rows] = np.int64(base + pos)
+        sizes[rows] = np.int32(total)
+        store_timestamps[rows] = store_timestamp
+        queue_offsets[rows] = queue_offset
+        batch_sizes[rows] = np.int32(batch_size)
+        queue_ids[rows] = np.int32(signed_32(load_u32(buffer, pos + np.uint64(12))))
+        topic_ids[rows] = np.int32(topic_id)
+        tags_codes[rows] = code
+        sys_flags[rows] = np.int32(signed_32(flags))
+        keys = _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, keys)
         rows += _1
-        columns.key_start[rows] = np.int64(keys)
+        key_starts[rows] = np.int64(keys)
         pos = end

@@ -6,12 +6,10 @@ Plain Python for queries, inspection and tests; ``bytes_kernel`` and ``fields_ke
 from __future__ import annotations
 
 import codecs
-import re
+import unicodedata
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
-
-_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
@@ -69,8 +67,17 @@ def split_keys(keys: str | None) -> list[str]:
 
 
 def parse_java_number(text: str, bits: int) -> int | None:
-    """``Long.parseLong`` (64) and its smaller sisters over ASCII digits; None where Java throws."""
-    if not _NUMBER.fullmatch(text):
+    """``Long.parseLong`` (64) and its smaller sisters: one sign, digits of any script; None where Java throws.
+
+    Java looks at UTF-16 units, so a digit beyond U+FFFF is none.
+    """
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    value = int(text)
+    value = 0
+    for digit in digits:
+        value = 10 * value + unicodedata.decimal(digit)
+        if value >> bits:
+            return None
+    value = -value if text[0] == "-" else value
     return value if -(1 << bits - 1) <= value < 1 << bits - 1 else None

@@ -17,7 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
-from indexd.commitlog.format import BLANK_SIZE, HEAD_SIZE, Corrupt, NotYetWritten, Outcome, Reason
+from indexd.commitlog.format import (
+    BLANK_SIZE,
+    FLAG_BORN_HOST_V6,
+    FLAG_STORE_HOST_V6,
+    HEAD_SIZE,
+    MAGIC_V1,
+    Corrupt,
+    NotYetWritten,
+    Outcome,
+    Reason,
+)
 from indexd.commitlog.kernel import Rules, decode_frames, find_frame, last_head
 from indexd.commitlog.segments import Segment, SegmentList, list_segments
 from indexd.errors import DiskError, UnsafeStoreError
@@ -51,6 +61,8 @@ class ReaderOptions:
     corrupt_after: float = 5.0
     skip_corrupt: bool = False
     verify_crc: bool = False
+    #: CRC of every frame of the segment being written; a rebuild leaves it to the newest frame.
+    check_tail: bool = True
     list_interval: float = 10.0
 
 
@@ -75,6 +87,7 @@ class _Pending:
     offset: int = -1
     data: bytes = b""
     since: float = 0.0
+    is_frame: bool = False
 
 
 class LogReader:
@@ -108,6 +121,8 @@ class LogReader:
         self._buffer = np.empty(options.read_size, dtype=np.uint8)
         self._columns = make_columns(options.rows_max, 8 * options.rows_max)
         self._pending = _Pending()
+        # Frames before this were complete when a head behind them was seen.
+        self._complete_until = 0
 
     def __repr__(self) -> str:
         name = self._segment.path.name if self._segment else None
@@ -125,6 +140,15 @@ class LogReader:
         if not self._closed_segment:
             self._closed_segment = self._next_is_in_use()
         return self._read_closed() if self._closed_segment else self._read_tail()
+
+    def set_options(self, options: ReaderOptions) -> None:
+        """Read on with other options; the segment size must stay."""
+        self._options = options
+
+    @property
+    def is_settling(self) -> bool:
+        """A whole frame stands at ``position`` and only has to stay as it is for the settle time."""
+        return self._pending.is_frame and self._pending.offset == self.position
 
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
@@ -158,6 +182,7 @@ class LogReader:
             return NotYetWritten(self.position)
         self._segment = segment
         self._closed_segment = False
+        self._complete_until = 0
         self._pending = _Pending()
         self.counters.segments_opened += 1
         return None
@@ -205,7 +230,7 @@ class LogReader:
         size = min(size, self._segment.end - self.position)
         if size > len(self._buffer):
             self._buffer = np.empty(size, dtype=np.uint8)
-        return self._file.pread_into(self._buffer[:size], self.position - self._segment.base)
+        return self._file.pread_into(self._buffer[:size].data, self.position - self._segment.base)
 
     def _decode(self, limit: int, rules: Rules) -> tuple[Outcome, Reason, int, int, DispatchBatch | None]:
         # Frames of the buffer up to ``limit`` bytes; (outcome, reason, bytes taken, total of the next, batch).
@@ -260,13 +285,25 @@ class LogReader:
     def _read_tail(self) -> Poll:
         assert self._segment is not None
         limit = self._fill(self._options.read_size)
-        end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
-        head = int(last_head(self._buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
-        if head > 0:
-            # A head behind them: these frames are complete, so read what they are NOW.
+        if self.position >= self._complete_until:
+            end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
+            head = int(last_head(self._buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
+            if head == 0:
+                return self._read_newest(limit)
+            # Heads behind them: these frames are complete by now, so read what they are NOW.
+            self._complete_until = self.position + head
             limit = self._fill(head)
-            _, reason, _, _, batch = self._decode(limit, self._checked_rules)
-            return self._take(batch) if batch is not None else self._doubt(reason, min(limit, HEAD_SIZE))
+        rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
+        limit = min(limit, self._complete_until - self.position)
+        _, reason, _, total, batch = self._decode(limit, rules)
+        if batch is not None:
+            return self._take(batch)
+        if total > limit and self._complete_until - self.position > limit:
+            _, reason, _, _, batch = self._decode(self._fill(total), rules)
+        return self._take(batch) if batch is not None else self._doubt(reason, min(limit, HEAD_SIZE))
+
+    def _read_newest(self, limit: int) -> Poll:
+        # Nothing is known to stand behind the frame at the position.
         outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
         if outcome is Outcome.NOT_YET_WRITTEN and batch is None and total > limit:
             limit = self._fill(total)
@@ -293,9 +330,10 @@ class LogReader:
         # The newest frame: no CRC covers its topic and properties, so it must stay as it is for a while.
         data = self._buffer[:taken].tobytes()
         settle = self._options.settle
-        if b"\0" in data[-_unchecked_size(data, batch) :]:
+        if _has_nul(data, batch):
             settle *= _NUL_SETTLE_FACTOR
         if not self._unchanged_for(data, settle):
+            self._pending.is_frame = True
             return NotYetWritten(self.position)
         self.counters.settled += 1
         return self._take(batch)
@@ -367,9 +405,11 @@ class LogReader:
         return skipped
 
 
-def _unchecked_size(data: bytes, batch: DispatchBatch) -> int:
-    # Bytes at the end of the one frame in ``data`` that its body CRC does not cover: topic length to properties' end.
+def _has_nul(data: bytes, batch: DispatchBatch) -> bool:
+    # A NUL in topic or properties, which no CRC need cover: a sane producer sends none, preallocated bytes are all NUL.
     flags = int(batch.columns.sys_flag[0])
-    body = 72 + (20 if flags & 0x10 else 8) + (20 if flags & 0x20 else 8)
-    body_size = max(int.from_bytes(data[body - 4 : body], "big", signed=True), 0)
-    return len(data) - body - body_size
+    body = 72 + (20 if flags & FLAG_BORN_HOST_V6 else 8) + (20 if flags & FLAG_STORE_HOST_V6 else 8)
+    topic_size = body + max(int.from_bytes(data[body - 4 : body], "big", signed=True), 0)
+    topic = topic_size + (1 if int.from_bytes(data[4:8], "big") == MAGIC_V1 else 2)
+    topic_end = topic + int.from_bytes(data[topic_size:topic], "big")
+    return b"\0" in data[topic:topic_end] or b"\0" in data[topic_end + 2 :]

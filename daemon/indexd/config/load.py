@@ -47,7 +47,7 @@ def load(flags: Mapping[str, str | None], config_file: Path | None, environ: Map
 
 def refuse_double_index(config: Config) -> None:
     """Stop mode offload while the broker writes index files itself, or while nothing shows that it does not."""
-    if config.store.mode != "offload":
+    if config.store.run_mode != "offload":
         return
     path = config.store.broker_conf
     if path is None:

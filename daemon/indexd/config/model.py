@@ -104,7 +104,7 @@ class StoreConfig(_Stage):
         default=MESSAGE_DELAY_LEVEL,
         description="Delay of each level (messageDelayLevel), level 1 first; numbers with s, m, h, d",
     )
-    mode: Annotated[Mode, BeforeValidator(parse_choice)] = Field(
+    run_mode: Annotated[Mode, BeforeValidator(parse_choice)] = Field(
         default="shadow",
         description="shadow: beside a broker that indexes; offload: the broker's own indexing is off; a word",
     )
@@ -156,7 +156,10 @@ class ReaderConfig(_Stage):
         default=4 * 2**20, ge=64 * 2**10, le=2**30, description="Buffer of one read of the log; bytes"
     )
     max_message_size: Size = Field(
-        default=4 * 2**20, ge=1, le=JAVA_INT_MAX, description="Largest message body (maxMessageSize); bytes"
+        default=4 * 2**20,
+        ge=1,
+        le=JAVA_INT_MAX,
+        description="The broker's maxMessageSize; 64MiB and less is always believed; bytes",
     )
     verify_crc: Flag = Field(
         default=False,
@@ -178,10 +181,10 @@ class QueueConfig(_Stage):
         default=3.0, ge=0.001, le=3600, description="Time between two drains of the queue; seconds"
     )
     queue_rows: Count = Field(
-        default=4_000_000, ge=1, le=JAVA_INT_MAX, description="Most messages the queue holds; messages"
+        default=500_000, ge=1, le=JAVA_INT_MAX, description="Most messages the queue holds; messages"
     )
     queue_bytes: Size = Field(
-        default=256 * 2**20, ge=64 * 2**10, le=2**40, description="Most memory the queue holds; bytes"
+        default=64 * 2**20, ge=64 * 2**10, le=2**40, description="Most memory the queue holds; bytes"
     )
 
 

@@ -74,7 +74,7 @@ class IndexFile:
         """Open a file whose bytes are known to hold ``header``: after a clean stop, or after recovery."""
         file = disk.open_write(path)
         slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
-        file.pread_into(slots.view(np.uint8), layout.slot_position(0))
+        file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
         return cls(path, file, layout, header, slots)
 
     @property
@@ -157,7 +157,7 @@ class IndexFile:
         breaks = np.flatnonzero(np.diff(pages) > 1)
         for first, last in zip(pages[np.r_[0, breaks + 1]], pages[np.r_[breaks, len(pages) - 1]], strict=True):
             begin, end = int(first) * _SLOTS_PER_PAGE, (int(last) + 1) * _SLOTS_PER_PAGE
-            self.file.pwrite(self._slots[begin:end].view(np.uint8), self.layout.slot_position(begin))
+            self.file.pwrite(self._slots[begin:end].view(np.uint8).data, self.layout.slot_position(begin))
         self._pages[:] = 0
 
     def flush(self) -> None:
@@ -183,5 +183,5 @@ class IndexFile:
     def _write_entries(self) -> None:
         if self._buffered:
             first = int(self._state[INDEX_COUNT]) - self._buffered
-            self.file.pwrite(self._buffer[: self._buffered].view(np.uint8), self.layout.entry_position(first))
+            self.file.pwrite(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))
             self._buffered = 0

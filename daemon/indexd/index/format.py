@@ -4,10 +4,10 @@
 
     +0             i64 begin timestamp   i64 end timestamp   i64 begin phy offset   i64 end phy offset
     +32            i32 used slot count   (Java: hashSlotCount)
-    +36            i32 index count       the next free entry number, so 1 in an empty file; 0 on disk until a put or flush
+    +36            i32 index count       the next free entry number: 1 in an empty file, 0 on disk until a put or flush
     +40            S x i32 slot          number of the newest entry of that slot, 0 = none
     +40+4S         N x entry             entry 0 is never written; 1 .. N-1 are used in order
-    entry          i32 key hash, i64 phy offset, i32 time difference in s, i32 previous entry of the slot (Java: prevIndex)
+    entry          i32 key hash, i64 phy offset, i32 time difference in s, i32 previous entry of the slot
 
 Written by indexd alone, by pwrite into a preallocated file: first entries, then the header, then slots, so that whoever
 reads a slot and then the header finds every entry that they name. Read by queries of any process, and by RocketMQ's own
@@ -76,8 +76,8 @@ class IndexHeader:
         """Read the 40 bytes; an index count of 0 or less means an empty file (spec 3.1)."""
         if len(data) < HEADER_SIZE:
             raise CorruptDataError(f"an index header has {HEADER_SIZE} bytes, not {len(data)}")
-        *fields, count = _HEADER.unpack(data[:HEADER_SIZE])
-        return cls(*fields, index_count=max(count, 1))
+        begin, end, begin_phy, end_phy, used, count = _HEADER.unpack(data[:HEADER_SIZE])
+        return cls(begin, end, begin_phy, end_phy, used, max(count, 1))
 
     def values(self) -> tuple[int, int, int, int, int, int]:
         """The six fields in the order of the file."""

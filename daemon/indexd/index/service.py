@@ -27,14 +27,6 @@ class IndexMark:
     unsynced: tuple[IndexFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Where building goes on inside a message: ``keys_done`` entries of the message at ``phy_offset`` are in."""
-
-    phy_offset: int
-    keys_done: int
-
-
 @dataclass(slots=True)
 class IndexCounters:
     """Plain numbers that only grow."""
@@ -65,13 +57,14 @@ class IndexService:
         self._open: IndexFile | None = None
         self._unsynced: list[IndexFile] = []
         self._last_name: str | None = None
-        self._resume: Resume | None = None
+        # Where a batch stopped because the disk had no room for the next file.
+        self._interrupted: tuple[DispatchBatch, int, int] | None = None
         self.counters = IndexCounters()
 
     def __repr__(self) -> str:
         return f"IndexService({len(self._full)} full, open={self._open}, {self.counters})"
 
-    def load(self, files: tuple[FileMark, ...], resume: Resume | None = None) -> None:
+    def load(self, files: tuple[FileMark, ...]) -> None:
         """Take over files that are known to be as the marks say: after a clean stop, or after recovery."""
         for mark in files:
             self._last_name = mark.name
@@ -79,23 +72,27 @@ class IndexService:
                 self._full.append(mark)
             else:
                 self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark.header)
-        self._resume = resume
 
     def build_index(self, batch: DispatchBatch) -> None:
-        """Index a batch and publish it: RocketMQ's buildIndex for each row, in order (spec 4.2)."""
+        """Index a batch and publish it: RocketMQ's buildIndex for each row, in order (spec 4.2).
+
+        When the disk has no room for a new file, the same batch may be given again: it goes on where it stopped.
+        """
         row, key = self._first_row(batch)
-        if row >= batch.rows:
-            return
-        while True:
-            file = self._open or self._create_file()
+        while row < batch.rows:
+            if self._open is None:
+                self._interrupted = (batch, row, key)
+                self._open = self._create_file()
+                self._interrupted = None
+            file = self._open
             count = file.header.index_count
             put, row, key = file.put_batch(batch, self.flavour, row, key)
             self.counters.entries += file.header.index_count - count
-            if put is Put.WRITTEN:
-                break
-            self._roll(file)
+            if put is Put.FULL:
+                self._roll(file)
         self.counters.messages += batch.rows
-        file.publish()
+        if self._open is not None:
+            self._open.publish()
 
     def mark(self) -> IndexMark:
         """What stands now. Every byte of it is written; ``unsynced`` is what a flusher has to sync for it."""
@@ -150,14 +147,9 @@ class IndexService:
         self._last_name = None
 
     def _first_row(self, batch: DispatchBatch) -> tuple[int, int]:
-        # Recovery may have cut inside a message: go on behind its keys that are in.
-        if self._resume is None or batch.rows == 0:
-            return 0, -1
-        resume, self._resume = self._resume, None
-        if int(batch.columns.phy_offset[0]) != resume.phy_offset:
-            return 0, -1  # that message has expired since
-        key = int(batch.columns.key_start[0]) + resume.keys_done
-        return (0, key) if key < int(batch.columns.key_start[1]) else (1, -1)
+        if self._interrupted is not None and self._interrupted[0] is batch:
+            return self._interrupted[1:]
+        return 0, -1
 
     def _create_file(self) -> IndexFile:
         previous = self._full[-1].header if self._full else None
@@ -165,7 +157,6 @@ class IndexService:
         file = IndexFile.create(self._disk, self._directory / name, self.layout, previous)
         self._disk.sync_dir(self._directory)
         self._last_name = name
-        self._open = file
         return file
 
     def _roll(self, file: IndexFile) -> None:

@@ -26,12 +26,10 @@ from indexd.storage.disk import Disk
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The marks that agree with the log, and where to go on when they are fewer than before."""
+    """The entries that agree with the log: all of ``files``, or those of messages before ``phy_offset``."""
 
     files: tuple[FileMark, ...]
     phy_offset: int | None
-    keys_done: int
-    dropped_entries: int
     reason: str
 
 
@@ -50,11 +48,6 @@ class _Cursor:
     @property
     def done(self) -> bool:
         return self.at >= len(self.files)
-
-    @property
-    def left(self) -> int:
-        rest = sum(mark.header.entries for mark in self.files[self.at :])
-        return rest - (self.number - 1) if not self.done else 0
 
     def load(self) -> None:
         """Bring the next entries into the window; steps over files whose entries are used up."""
@@ -110,19 +103,19 @@ def compare_with_log(
         if isinstance(poll, Skipped):
             cursor.skip_before(poll.end)
         elif isinstance(poll, NotYetWritten):
-            return _cut(cursor, poll.offset, 0, "the log ends before them")
+            return _cut(cursor, poll.offset, "entries stand behind the end of the log")
         elif isinstance(poll, Corrupt):
-            return Agreed(files, None, 0, 0, f"compared up to offset {poll.offset}, where the log is unreadable")
+            return Agreed(files, None, f"compared up to offset {poll.offset}, where the log is unreadable")
         else:
             differs = _match(cursor, flavour, poll)
             if differs is not None:
-                return _cut(cursor, *differs, "they differ from the log")
+                return _cut(cursor, differs, "entries differ from the log")
             on_progress(poll.end_offset)
-    return Agreed(files, None, 0, 0, "every entry agrees with the log")
+    return Agreed(files, None, "every entry agrees with the log")
 
 
-def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> tuple[int, int] | None:
-    # (phy offset, keys that agree) of the first message that differs, or None.
+def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> int | None:
+    # The phy offset of the first message that differs, or None.
     row, key = 0, -1
     while True:
         if cursor.position >= len(cursor.window):
@@ -144,15 +137,15 @@ def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> tuple[int
         if status == DONE:
             return None
         if status == MISMATCH:
-            return int(batch.columns.phy_offset[row]), key - int(batch.columns.key_start[row])
+            return int(batch.columns.phy_offset[row])
         assert status == BUFFER_FULL
 
 
-def _cut(cursor: _Cursor, phy_offset: int, keys_done: int, reason: str) -> Agreed:
+def _cut(cursor: _Cursor, phy_offset: int, reason: str) -> Agreed:
     kept = list(cursor.files[: cursor.at])
     if cursor.number > 1:
         mark = cursor.files[cursor.at]
         begin, end, begin_phy, end_phy, _, _ = (int(value) for value in cursor.state)
         header = IndexHeader(begin, end, begin_phy, end_phy, mark.header.used_slot_count, cursor.number)
         kept.append(FileMark(mark.name, header, full=False))
-    return Agreed(tuple(kept), phy_offset, keys_done, cursor.left, reason)
+    return Agreed(tuple(kept), phy_offset, f"{reason}, from offset {phy_offset} on")

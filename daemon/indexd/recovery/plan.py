@@ -27,7 +27,7 @@ class OnDisk:
 class RecoveryPlan:
     """``keep`` as they are, ``replay`` to their marks, ``delete``; go on at ``phy_offset`` (None: the log's begin).
 
-    ``cut`` is True when files that the frontier names are lost, so that ``phy_offset`` must be found from the last kept entry.
+    ``cut`` is True when files that the frontier names are lost: ``phy_offset`` then comes from the last kept entry.
     """
 
     keep: tuple[FileMark, ...]
@@ -59,7 +59,8 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
         found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
         reason = f"index file {name} {found}"
     marks = marks[:whole]
-    keep, replay = [], []
+    keep: list[FileMark] = []
+    replay: list[FileMark] = []
     for mark in marks:
         sound = disk.headers.get(mark.name) == mark.header
         # An open file is written between flushes: after a crash only its durable prefix is known.
@@ -67,5 +68,5 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
         (replay if forced or touched or not sound else keep).append(mark)
     kept = {mark.name for mark in marks}
     delete = tuple(sorted(name for name in disk.sizes if name not in kept))
-    offset = disk.frontier.phy_offset if not cut else (None if not marks else marks[-1].header.end_phy_offset)
+    offset = None if cut else disk.frontier.phy_offset
     return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason)

@@ -14,7 +14,6 @@ from indexd.commitlog.reader import LogReader
 from indexd.flush.frontier import Frontier
 from indexd.index.flavour import Flavour
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
-from indexd.index.service import Resume
 from indexd.recovery.against import compare_with_log
 from indexd.recovery.plan import OnDisk, RecoveryPlan
 from indexd.recovery.replay import phy_offset_of, read_entries, replay_file, time_diff_of, write_back
@@ -40,11 +39,10 @@ class Ground:
 
 @dataclass(slots=True)
 class Recovered:
-    """The files as they now are, and where building goes on (None: where the log begins)."""
+    """The files as they now are, and where building goes on (None: at the log's begin)."""
 
     files: tuple[FileMark, ...]
     phy_offset: int | None
-    resume: Resume | None = None
     kept_entries: int = 0
     dropped_entries: int = 0
     deleted_files: tuple[str, ...] = ()
@@ -52,7 +50,7 @@ class Recovered:
     reasons: list[str] = field(default_factory=list)
 
 
-def look(disk: Disk, files: DataFiles, frontier: Frontier | None) -> OnDisk:
+def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool) -> OnDisk:
     """What the data directory holds; reads headers only."""
     sizes = {name: size for name, size in disk.list_dir(files.index) if is_index_name(name)}
     headers: dict[str, IndexHeader | None] = {}
@@ -62,22 +60,25 @@ def look(disk: Disk, files: DataFiles, frontier: Frontier | None) -> OnDisk:
             continue
         with disk.open_read(files.index / name) as file:
             headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
-    return OnDisk(files.abort.exists(), frontier, sizes, headers)
+    return OnDisk(unclean, frontier, sizes, headers)
 
 
 def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Recovered:
     """Do what ``plan`` says; with ``log`` (at the begin of the log) also compare every kept entry with it."""
     recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
     _delete(ground, plan.delete, recovered)
-    sound, cut = _replay_all(plan, ground, recovered)
-    if (cut or plan.cut) and sound:
-        recovered.phy_offset, recovered.resume = _end_of_entries(ground, sound)
-    elif cut or plan.cut:
-        recovered.phy_offset = None
+    marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
+    before = sum(mark.header.entries for mark in marks)
+    sound = _replay_all(marks, plan, ground, recovered)
+    if plan.cut or sound != marks:
+        # The message of the last entry may have more keys than are in: it is indexed again, whole.
+        recovered.phy_offset = _last_phy_offset(ground, sound)
+        sound = _keep_before(ground, sound, recovered.phy_offset or 0, recovered)
     if log is not None and sound:
         sound = _compare(ground, sound, log, recovered)
     recovered.files = tuple(sound)
     recovered.kept_entries = sum(mark.header.entries for mark in sound)
+    recovered.dropped_entries = before - recovered.kept_entries
     ground.disk.sync_dir(ground.directory)
     return recovered
 
@@ -88,10 +89,9 @@ def _delete(ground: Ground, names: tuple[str, ...], recovered: Recovered) -> Non
     recovered.deleted_files = (*recovered.deleted_files, *names)
 
 
-def _replay_all(plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> tuple[list[FileMark], bool]:
-    # Marks that hold, oldest first, and whether entries were lost on the way.
+def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> list[FileMark]:
+    # The marks that hold, oldest first; the last one may be cut, and then what is behind it is gone.
     sound: list[FileMark] = []
-    marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
     for done, mark in enumerate(marks):
         ground.on_progress("replay", done, len(marks))
         if mark in plan.keep:
@@ -106,42 +106,50 @@ def _replay_all(plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> tup
                 continue
         entry = replayed.mark.header.index_count
         recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
-        recovered.dropped_entries += sum(later.header.entries for later in marks[done:])
-        if entry > 1:
-            sound.append(_cut_file(ground, replayed.mark))
-            recovered.dropped_entries -= replayed.mark.header.entries
-        _delete(ground, tuple(later.name for later in marks[done + (entry > 1) :]), recovered)
-        return sound, True
-    return sound, False
+        _delete(ground, tuple(later.name for later in marks[done + 1 :]), recovered)
+        return [*sound, replayed.mark]
+    return sound
 
 
-def _cut_file(ground: Ground, mark: FileMark) -> FileMark:
-    # Cut a file to the entries below mark.header.index_count and put its slots and header right.
+def _last_phy_offset(ground: Ground, marks: list[FileMark]) -> int | None:
+    # The physical offset of the last entry; None when there is none.
+    for mark in reversed(marks):
+        if mark.header.entries:
+            with ground.disk.open_read(ground.directory / mark.name) as file:
+                return phy_offset_of(read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0])
+    return None
+
+
+def _keep_before(ground: Ground, marks: list[FileMark], phy_offset: int, recovered: Recovered) -> list[FileMark]:
+    # Keep the entries of messages before phy_offset. Those of one message may straddle files, so go back file by file.
+    kept = list(marks)
+    while kept:
+        mark = kept[-1]
+        with ground.disk.open_read(ground.directory / mark.name) as file:
+            count = mark.header.index_count
+            while count > 1 and phy_offset_of(read_entries(file, ground.layout, count - 1, 1)[0]) >= phy_offset:
+                count -= 1
+        if count > 1:
+            if not mark.full or count < mark.header.index_count:
+                kept[-1] = _cut_file(ground, mark, count)
+            break
+        _delete(ground, (mark.name,), recovered)
+        kept.pop()
+    return kept
+
+
+def _cut_file(ground: Ground, mark: FileMark, count: int) -> FileMark:
+    # Cut a file to the entries below ``count`` and put its slots and header right.
     with ground.disk.open_write(ground.directory / mark.name) as file:
-        last = read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0]
+        last = read_entries(file, ground.layout, count - 1, 1)[0]
         phy_offset = phy_offset_of(last)
         # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
         exact = ground.store_timestamp_of(phy_offset)
         end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
-        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
+        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end, index_count=count)
         replayed = replay_file(file, FileMark(mark.name, header, full=False), ground.layout, ground.flavour)
         write_back(file, replayed, ground.layout)
     return replayed.mark
-
-
-def _end_of_entries(ground: Ground, marks: list[FileMark]) -> tuple[int, Resume]:
-    # The message of the last entry, and how many of its keys are in: its entries may straddle files.
-    phy_offset, keys_done = -1, 0
-    for mark in reversed(marks):
-        with ground.disk.open_read(ground.directory / mark.name) as file:
-            for number in range(mark.header.index_count - 1, 0, -1):
-                offset = phy_offset_of(read_entries(file, ground.layout, number, 1)[0])
-                if phy_offset < 0:
-                    phy_offset = offset
-                if offset != phy_offset:
-                    return phy_offset, Resume(phy_offset, keys_done)
-                keys_done += 1
-    return phy_offset, Resume(phy_offset, keys_done)
 
 
 def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: Recovered) -> list[FileMark]:
@@ -158,11 +166,6 @@ def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: R
     recovered.reasons.append(agreed.reason)
     if agreed.phy_offset is None:
         return sound
-    recovered.dropped_entries += agreed.dropped_entries
     recovered.phy_offset = agreed.phy_offset
-    recovered.resume = Resume(agreed.phy_offset, agreed.keys_done)
-    kept = list(agreed.files)
-    if kept and kept[-1] != sound[len(kept) - 1]:
-        kept[-1] = _cut_file(ground, kept[-1])
-    _delete(ground, tuple(mark.name for mark in sound[len(kept) :]), recovered)
-    return kept
+    _delete(ground, tuple(mark.name for mark in sound[len(agreed.files) :]), recovered)
+    return _keep_before(ground, list(agreed.files), agreed.phy_offset, recovered)

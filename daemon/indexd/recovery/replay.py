@@ -47,7 +47,7 @@ def replay_file(file: DiskFile, mark: FileMark, layout: IndexLayout, flavour: Fl
 def read_entries(file: DiskFile, layout: IndexLayout, number: int, count: int) -> NDArray[np.uint32]:
     """Entries ``number`` .. ``number + count - 1`` as rows of five big-endian uint32; fewer if the file is short."""
     entries = np.empty((count, 5), dtype=np.uint32)
-    size = file.pread_into(entries.reshape(-1).view(np.uint8), layout.entry_position(number))
+    size = file.pread_into(entries.reshape(-1).view(np.uint8).data, layout.entry_position(number))
     return entries[: size // ENTRY_SIZE]
 
 
@@ -72,9 +72,9 @@ def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
         file.pwrite(header.pack(), 0)
         changed = True
     slots = np.empty(layout.hash_slot_num, dtype=np.uint32)
-    file.pread_into(slots.view(np.uint8), layout.slot_position(0))
+    file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
     if not np.array_equal(slots, replayed.slots):
-        file.pwrite(replayed.slots.view(np.uint8), layout.slot_position(0))
+        file.pwrite(replayed.slots.view(np.uint8).data, layout.slot_position(0))
         changed = True
     if not replayed.mark.full:
         file.truncate(layout.entry_position(header.index_count))

@@ -21,6 +21,7 @@ final class Stores {
         "index-safe", "index",
     };
 
+    private static final long STUCK_NANOSECONDS = 60_000_000_000L;
     private static final int TEN_YEARS_OF_HOURS = 24 * 3653;
 
     private Stores() {
@@ -39,7 +40,9 @@ final class Stores {
         config.setMaxMessageSize(options.small("maxmessage", 262144));
         config.setEnabledAppendPropCRC(options.flag("propcrc"));
         config.setTransientStorePoolEnable(options.flag("transientpool"));
-        config.setTransientStorePoolSize(options.small("poolsize", 5));
+        config.setTransientStorePoolSize(options.small("poolsize", poolSize(config.getMappedFileSizeCommitLog())));
+        // without it 5.4.0 goes on without a buffer when the pool is empty, and its dispatch then stops there for ever
+        config.setFastFailIfNoBufferInStorePool(true);
         config.setMessageIndexSafe(options.flag("index-safe"));
         config.setFlushDiskType(FlushDiskType.ASYNC_FLUSH);
         config.setHaListenPort(0);
@@ -51,6 +54,11 @@ final class Stores {
         settings.putAll(options.settings());
         MixAll.properties2Object(settings, config);
         return config;
+    }
+
+    /** Buffers of a segment each, 256 MiB in all, but at least what RocketMQ itself takes, and not a thousand of them. */
+    private static int poolSize(int segment) {
+        return Math.max(5, Math.min(256, (256 << 20) / segment));
     }
 
     static DefaultMessageStore create(MessageStoreConfig config) throws Exception {
@@ -72,7 +80,15 @@ final class Stores {
 
     /** Returns when RocketMQ's own dispatch (consume queues, index) has taken everything in the commitlog. */
     static void settle(DefaultMessageStore store) throws InterruptedException {
-        while (store.dispatchBehindBytes() > 0) {
+        long least = Long.MAX_VALUE;
+        long moved = System.nanoTime();
+        for (long behind = store.dispatchBehindBytes(); behind > 0; behind = store.dispatchBehindBytes()) {
+            if (behind < least) {
+                least = behind;
+                moved = System.nanoTime();
+            } else if (System.nanoTime() - moved > STUCK_NANOSECONDS) {
+                throw new IllegalStateException("dispatch is stuck " + behind + " bytes behind");
+            }
             Thread.sleep(1);
         }
     }

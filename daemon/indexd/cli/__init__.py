@@ -1,0 +1,9 @@
+"""argv -> Config -> one call; errors -> one line on standard error and an exit code.
+
+``main``     parses, loads the configuration, calls, ends
+``options``  a flag for every configuration key
+``run``      run, --recover, rebuild: what needs the compiler is loaded when called
+``query``    query-key, query-unique-key, message
+``inspect``  inspect
+``output``   words or JSON lines
+"""

@@ -1,0 +1,48 @@
+"""Where the compiler keeps what it compiled: under the state directory, one folder per state of the kernels' source.
+
+Numba looks only at the file of the function it loads, not at what that function calls; so a folder named by the hash of
+all kernels is the one way to be sure that what runs is what stands in the source.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import indexd
+from indexd.config import state_directory
+
+_KEPT_FOLDERS = 3
+
+
+def prepare_compiler() -> None:
+    """Set NUMBA_CACHE_DIR unless the user has; must run before numba is imported."""
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    package = Path(indexd.__file__).parent
+    digest = hashlib.sha256(version("numba").encode())
+    for path in sorted((*package.rglob("*kernel.py"), package / "commitlog" / "crc.py")):
+        digest.update(path.read_bytes())
+    parent = state_directory(os.environ) / "compiled"
+    folder = parent / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        _remove_old(parent, folder)
+    except OSError:
+        # A state directory that cannot be written is reported by whoever needs it; compile for this run alone.
+        folder = Path(tempfile.mkdtemp(prefix="indexd-compiled-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+def _remove_old(parent: Path, current: Path) -> None:
+    folders = sorted((path for path in parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-_KEPT_FOLDERS]:
+        if folder != current:
+            shutil.rmtree(folder, ignore_errors=True)

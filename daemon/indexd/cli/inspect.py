@@ -1,0 +1,181 @@
+"""inspect: what a file or directory of a store, or of ours, holds. Reads only; needs neither daemon nor frontier."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from indexd.cli.inspect_index import inspect_index, show_header
+from indexd.cli.inspect_log import inspect_directory, inspect_segment
+from indexd.cli.options import Parser, add_command
+from indexd.cli.output import print_json, print_line, show_bytes, show_time
+from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
+from indexd.config import Config
+from indexd.config.units import printable
+from indexd.errors import UsageError
+from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.flush.frontier import read_frontier
+from indexd.index.format import IndexLayout
+from indexd.index.key_hash import INDEX_TYPES
+from indexd.storage.disk import Disk
+from indexd.storage.lock import owner_pid
+from indexd.storage.names import is_index_name, segment_base
+
+_FRAMES = 20
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the command."""
+    parser = add_command(commands, "inspect", [common], "show what a file or directory of a store or of indexd holds")
+    parser.add_argument("path", metavar="PATH", help="an index file, a segment, a checkpoint, or a directory of them")
+    parser.add_argument("--slots", action="store_true", help="every slot of an index file that is not empty")
+    parser.add_argument("--entries", metavar="A:B", help="entries of an index file from number A up to B, B left out")
+    parser.add_argument("--chain", type=int, metavar="SLOT", help="the entries of one slot, newest first")
+    parser.add_argument("--topic", metavar="T", help="with --key: the entries of an index file for that key")
+    parser.add_argument("--key", metavar="K", help="see --topic")
+    parser.add_argument("--index-type", choices=INDEX_TYPES, help="what the key is; T: the tags")
+    parser.add_argument(
+        "--frames", type=int, default=_FRAMES, metavar="N", help=f"most frames of a log, 0 = all (default: {_FRAMES})"
+    )
+    parser.add_argument("--offset", type=int, metavar="O", help="the physical offset of the first frame to show")
+    parser.set_defaults(function=inspect)
+
+
+def inspect(args: argparse.Namespace, config: Config) -> int:
+    """Show PATH; 1 if something in it is damaged."""
+    path = Path(args.path)
+    disk = Disk()
+    if not path.exists():
+        raise UsageError(f"there is nothing at {path}", "check the path")
+    if path.is_dir():
+        return _directory(path, disk, args)
+    if is_index_name(path.name):
+        return inspect_index(path, disk, args, config)
+    base = segment_base(path.name)
+    if base is not None:
+        return inspect_segment(path, base, disk, args)
+    for name, show in (("checkpoint", _checkpoint), ("frontier", _frontier), ("abort", _abort), ("state", _state)):
+        if path.name == name:
+            show(path, disk, json_lines=args.json)
+            return 0
+    return _by_content(path, disk, args, config)
+
+
+def _by_content(path: Path, disk: Disk, args: argparse.Namespace, config: Config) -> int:
+    # A copy under another name: its size or its first bytes must tell.
+    with disk.open_read(path) as file:
+        size, head = file.size(), file.pread(36, 0)
+    if size == IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size:
+        return inspect_index(path, disk, args, config)
+    if len(head) == 36 and int.from_bytes(head[4:8], "big") in (MAGIC_V1, MAGIC_V2):
+        return inspect_segment(path, int.from_bytes(head[28:36], "big"), disk, args)
+    if size == CHECKPOINT_SIZE:
+        _checkpoint(path, disk, json_lines=args.json)
+        return 0
+    raise UsageError(
+        f"{path} of {size} bytes is neither a log segment nor a checkpoint, nor an index file of "
+        f"{config.index.hash_slot_num} slots and {config.index.index_num} entries",
+        "for an index file give the --hash-slot-num and --index-num it was made with",
+    )
+
+
+def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
+    names = [name for name, size in disk.list_dir(path) if size]
+    if any(segment_base(name) is not None for name in names):
+        return inspect_directory(path, disk, args)
+    found = _index_files(path, disk, args)
+    for name, show in (("frontier", _frontier), ("checkpoint", _checkpoint), ("abort", _abort), ("state", _state)):
+        if name in names:
+            show(path / name, disk, json_lines=args.json)
+            found += 1
+    if "frontier" in names or "lock" in names:
+        pid = owner_pid(path / "lock")
+        _say(
+            {"kind": "lock", "path": str(path / "lock"), "ownerPid": pid},
+            f"lock: {'no indexd holds it' if pid is None else f'held by pid {pid}'}",
+            json_lines=args.json,
+        )
+    if (path / "index").is_dir():
+        found += _index_files(path / "index", disk, args)
+    if (path / "commitlog").is_dir():
+        return inspect_directory(path / "commitlog", disk, args)
+    if not found:
+        raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory or a file")
+    return 0
+
+
+def _index_files(directory: Path, disk: Disk, args: argparse.Namespace) -> int:
+    rows = [(name, size) for name, size in disk.list_dir(directory) if is_index_name(name)]
+    for name, size in rows:
+        with disk.open_read(directory / name) as file:
+            show_header(directory / name, size, file.pread(40, 0), None, json_lines=args.json)
+    return len(rows)
+
+
+def _checkpoint(path: Path, disk: Disk, *, json_lines: bool) -> None:
+    read = StoreCheckpoint.unpack(disk.read(path), path)
+    row: dict[str, Any] = {
+        "kind": "checkpoint",
+        "path": str(path),
+        "physicMsgTimestamp": read.physic_msg_timestamp,
+        "logicsMsgTimestamp": read.logics_msg_timestamp,
+        "indexMsgTimestamp": read.index_msg_timestamp,
+        "masterFlushedOffset": read.master_flushed_offset,
+        "confirmPhyOffset": read.confirm_phy_offset,
+    }
+    lines = [f"checkpoint {path}"]
+    for name, value in list(row.items())[2:]:
+        lines.append(f"  {name:<20} {value}{f' ({show_time(value)})' if name.endswith('Timestamp') and value else ''}")
+    _say(row, "\n".join(lines), json_lines=json_lines)
+
+
+def _frontier(path: Path, disk: Disk, *, json_lines: bool) -> None:
+    frontier = read_frontier(disk, path)
+    if frontier is None:
+        return
+    row = json.loads(disk.read(path)) if json_lines else {}
+    full = sum(mark.full for mark in frontier.index)
+    lines = [
+        f"frontier {path}",
+        f"  store        {printable(frontier.store)}, segments of {show_bytes(frontier.segment_size)}",
+        f"  layout       {frontier.layout.hash_slot_num} slots, {frontier.layout.index_num} entries, "
+        f"flavour {frontier.flavour}",
+        f"  durable      log bytes {frontier.begin_offset} to {frontier.phy_offset}, {frontier.messages} messages, "
+        f"the last at {show_time(frontier.store_timestamp)}",
+        f"  index files  {len(frontier.index)}, {full} of them full",
+    ]
+    lines += [
+        f"  uncovered    log bytes {gap.begin} to {gap.end}: {printable(gap.reason)}" for gap in frontier.uncovered
+    ]
+    _say({"kind": "frontier", "path": str(path), **row}, "\n".join(lines), json_lines=json_lines)
+
+
+def _abort(path: Path, disk: Disk, *, json_lines: bool) -> None:
+    text = disk.read(path)[:64].decode("ascii", "replace").strip()
+    what = f"written by pid {text}" if text else "empty"
+    _say(
+        {"kind": "abort", "path": str(path), "pid": int(text) if text.isdecimal() else None},
+        f"abort {path}: {printable(what)}; it runs, or did not stop cleanly",
+        json_lines=json_lines,
+    )
+
+
+def _state(path: Path, disk: Disk, *, json_lines: bool) -> None:
+    try:
+        row = json.loads(disk.read(path))
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UsageError(f"{path} is no state of indexd", "name a data directory")
+    text = ", ".join(f"{printable(str(name))} {printable(str(value))}" for name, value in row.items())
+    _say({"kind": "state", "path": str(path), **row}, f"state {path}: {text}", json_lines=json_lines)
+
+
+def _say(row: dict[str, Any], text: str, *, json_lines: bool) -> None:
+    if json_lines:
+        print_json(row)
+        return
+    for line in text.split("\n"):
+        print_line(line)

@@ -1,0 +1,58 @@
+"""The entry: ``main`` parses, loads the configuration, calls the command, and turns every end into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from indexd import __version__
+from indexd.cli import inspect, query, run
+from indexd.cli.options import Parser, common_options, given_flags
+from indexd.config import load
+from indexd.errors import IndexdError
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 ok, 1 findings, 2 usage, 3 unsafe store, 4 corrupt data, 5 busy, 70 internal."""
+    try:
+        code = _call(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+    except IndexdError as error:
+        sys.stderr.write(f"indexd: {error.line()}\n")
+        code = error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has enough; do not let the interpreter complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _call(argv: list[str]) -> int:
+    common = common_options()
+    parser = Parser(
+        prog="indexd",
+        parents=[common],
+        description="Keeps the message index of an Apache RocketMQ broker, beside it and without touching it.",
+        epilog="Without a command: run. Exit codes: 0 ok, 1 findings, 2 usage, 3 unsafe store, 4 corrupt data, "
+        "5 busy, 70 internal.",
+    )
+    parser.add_argument("--version", action="version", version=f"indexd {__version__}")
+    parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for module in (run, query, inspect):
+        module.register(commands, common)
+    args = parser.parse_args(argv)
+    config = load(given_flags(args), Path(args.config) if args.config else None, os.environ)
+    function = getattr(args, "function", None)
+    if function is None or args.recover:
+        if function is not None and args.command != "run":
+            parser.error(f"--recover is a command of its own, not an option of {args.command}")
+        function = run.recover if args.recover else run.run
+    code: int = function(args, config)
+    return code

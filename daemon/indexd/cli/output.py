@@ -1,0 +1,37 @@
+"""Standard output: words for people, one JSON object a line for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def print_json(row: dict[str, Any]) -> None:
+    """One object, one line; text in any script stays readable."""
+    sys.stdout.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def print_line(text: str = "") -> None:
+    """One line of words; a lone surrogate or what the terminal cannot show becomes an escape."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def show_time(millis: int) -> str:
+    """A time in ms as local time with its zone, or the bare number if no clock can show it."""
+    try:
+        local = time.localtime(millis // 1000)
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', local)}.{millis % 1000:03d} {time.strftime('%Z', local)}"
+    except (OverflowError, OSError, ValueError):
+        return str(millis)
+
+
+def show_bytes(size: float) -> str:
+    """A size with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")

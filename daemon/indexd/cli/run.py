@@ -1,0 +1,117 @@
+"""run, --recover and rebuild. What needs the compiler is imported when it is called: queries share this program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from indexd.cli.compiler import prepare_compiler
+from indexd.cli.options import Parser, add_command, given_flags
+from indexd.cli.output import print_json, print_line, show_bytes
+from indexd.config import Config, load
+from indexd.storage.disk import Disk
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the commands."""
+    add_command(commands, "run", [common], "follow the store and keep its index (the default)").set_defaults(
+        function=run
+    )
+    parser = add_command(commands, "rebuild", [common], "build a whole data directory from the commitlog")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
+    parser.add_argument("--only", choices=["index"], help="build this output alone")
+    parser.set_defaults(function=rebuild)
+
+
+def run(args: argparse.Namespace, config: Config) -> int:
+    """Run until a signal says stop."""
+    prepare_compiler()
+    from indexd.service import run_daemon  # noqa: PLC0415 - loads numba
+
+    run_daemon(config, lambda: load(given_flags(args), _config_file(args), os.environ))
+    return 0
+
+
+def recover(args: argparse.Namespace, config: Config) -> int:
+    """Verify and mend the data directory, catch up with the log, and say what was done."""
+    prepare_compiler()
+    from indexd.service import recover_now  # noqa: PLC0415 - loads numba
+
+    report = recover_now(config)
+    if args.json:
+        print_json(report)
+        return 0
+    print_line(f"{config.store.data}: {'; '.join(report['reasons'])}")
+    print_line(f"  kept      {report['keptEntries']} entries in {report['keptFiles']} files")
+    print_line(f"  dropped   {report['droppedEntries']} entries, {len(report['deletedFiles'])} files removed")
+    print_line(f"  rewritten {len(report['rewrittenFiles'])} files whose slots or header did not hold")
+    print_line(f"  rebuilt   {report['rebuiltEntries']} entries of {report['rebuiltMessages']} messages from the log")
+    print_line(f"  covered   log bytes {report['beginOffset']} to {report['phyOffset']}")
+    print_line(f"  took      {report['seconds']:.2f} s")
+    return 0
+
+
+def rebuild(args: argparse.Namespace, config: Config) -> int:
+    """Build --out from the store."""
+    process_started = time.monotonic()
+    prepare_compiler()
+    from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+
+    with progress_bar("rebuild") as bar:
+        result = build(config, Disk(), Path(args.out), bar.to)
+    if args.json:
+        print_json(
+            {
+                "out": args.out,
+                "messages": result.messages,
+                "entries": result.entries,
+                "bytes": result.bytes,
+                "seconds": round(result.seconds, 6),
+                "processSeconds": round(time.monotonic() - process_started, 6),
+                "files": result.files,
+                "beginOffset": result.begin_offset,
+                "phyOffset": result.phy_offset,
+                "skippedBytes": result.skipped_bytes,
+            }
+        )
+        return 0
+    rate = result.messages / result.seconds if result.seconds else 0
+    print_line(
+        f"{args.out}: {result.messages} messages, {result.entries} entries in {result.files} index files, "
+        f"{show_bytes(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
+    )
+    if result.skipped_bytes:
+        print_line(
+            f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {args.out}/frontier"
+        )
+    return 0
+
+
+class progress_bar:  # noqa: N801 - used as a function
+    """A bar on standard error when that is a terminal; nothing otherwise."""
+
+    def __init__(self, text: str) -> None:
+        self._bar = tqdm(
+            desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not sys.stderr.isatty()
+        )
+
+    def __enter__(self) -> progress_bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def to(self, done: int, total: int) -> None:
+        """``done`` of ``total`` bytes."""
+        self._bar.total = max(total, done)
+        self._bar.update(done - self._bar.n)
+
+
+def _config_file(args: argparse.Namespace) -> Path | None:
+    return Path(args.config) if args.config else None

@@ -1,0 +1,93 @@
+"""The tail loop: poll the log, put what is there into the queue, wait 1 to 50 ms when there is nothing.
+
+inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reader import Poll, Skipped
+from indexd.dispatch.queue import DispatchQueue
+
+_CORRUPT_RETRY_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """How often to poll, in seconds; may be replaced while the loop runs."""
+
+    poll_min: float
+    poll_max: float
+    corrupt_retry_max: float
+
+
+@dataclass(slots=True)
+class ReputState:
+    """What the loop last met: ``caught_up`` at the log's end, or standing at ``corrupt``."""
+
+    caught_up: bool = False
+    corrupt: Corrupt | None = None
+    polls: int = 0
+
+
+async def reput(
+    poll: Callable[[], Awaitable[Poll]],
+    queue: DispatchQueue,
+    pace: Pace,
+    state: ReputState,
+    stop: asyncio.Event,
+    on_event: Callable[[Corrupt | Skipped | None], None],
+) -> None:
+    """Run until ``stop``, then close the queue. ``on_event`` hears of corruption met, left (None) and passed over."""
+    pause = pace.poll_min
+    retry = _CORRUPT_RETRY_SECONDS
+    try:
+        while not stop.is_set():
+            found = await poll()
+            state.polls += 1
+            if state.corrupt is not None and not isinstance(found, Corrupt):
+                state.corrupt, retry = None, _CORRUPT_RETRY_SECONDS
+                on_event(None)
+            state.caught_up = isinstance(found, NotYetWritten)
+            if isinstance(found, (DispatchBatch, Skipped)):
+                if isinstance(found, Skipped):
+                    on_event(found)
+                await _put(queue, found, stop)
+                pause = pace.poll_min
+            elif isinstance(found, Corrupt):
+                if state.corrupt != found:
+                    state.corrupt = found
+                    on_event(found)
+                await _pause(stop, retry)
+                retry = min(2 * retry, pace.corrupt_retry_max)
+            else:
+                await _pause(stop, pause)
+                pause = min(2 * pause, pace.poll_max)
+    finally:
+        queue.close()
+
+
+async def _put(queue: DispatchQueue, item: DispatchBatch | Skipped, stop: asyncio.Event) -> None:
+    # A full queue must not keep a stop waiting: what is not put is read again after the next start.
+    putting = asyncio.ensure_future(queue.put(item))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({putting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if putting.done():
+            await putting
+    finally:
+        putting.cancel()
+        stopping.cancel()
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

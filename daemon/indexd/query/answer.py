@@ -1,0 +1,99 @@
+"""What is asked and what comes back; times in ms since the epoch, offsets in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from indexd.commitlog.decoder import Message
+from indexd.query.coverage import Coverage
+
+TIME_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuery:
+    """Times inclusive. ``index_type``: K a piece of KEYS, U the UNIQ_KEY, T the whole TAGS, None K or U."""
+
+    topic: str
+    key: str
+    max_num: int = 64
+    begin: int = 0
+    end: int = TIME_MAX
+    index_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One message of an answer without its body; None where it could not be read, which only rocketmq mode answers."""
+
+    phy_offset: int
+    store_timestamp: int | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    size: int | None = None
+    keys: str | None = None
+    uniq_key: str | None = None
+    tags: str | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Hit:
+        """The hit that stands for ``message``."""
+        return cls(
+            message.phy_offset,
+            message.store_timestamp,
+            message.queue_id,
+            message.queue_offset,
+            message.size,
+            message.properties.get("KEYS"),
+            message.uniq_key,
+            message.tags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LastUpdate:
+    """The end of the newest index file, which the broker sends with every answer; zeros without a file."""
+
+    timestamp: int = 0
+    phy_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``hits`` newest first. ``truncated`` says what cut the answer off, None if nothing did.
+
+    ``expired`` and ``unreadable`` count entries of the asked hash, and perhaps of the asked time, whose message is gone
+    or is no message: they may or may not have been hits. ``why`` is there when an exact answer is empty.
+    """
+
+    query: KeyQuery
+    hits: tuple[Hit, ...]
+    coverage: Coverage
+    truncated: str | None = None
+    expired: int = 0
+    unreadable: int = 0
+    why: str | None = None
+    last_update: LastUpdate | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; members that do not apply are left out."""
+        row: dict[str, Any] = {"topic": self.query.topic, "key": self.query.key}
+        if self.query.index_type is not None:
+            row["indexType"] = self.query.index_type
+        row["phyOffsets"] = [hit.phy_offset for hit in self.hits]
+        row["storeTimestamps"] = [hit.store_timestamp for hit in self.hits]
+        row["truncated"] = self.truncated is not None
+        if self.truncated is not None:
+            row["truncatedBy"] = self.truncated
+        if self.expired:
+            row["expired"] = self.expired
+        if self.unreadable:
+            row["unreadable"] = self.unreadable
+        if self.why is not None:
+            row["why"] = self.why
+        row["coverage"] = self.coverage.to_json()
+        if self.last_update is not None:
+            row["indexLastUpdateTimestamp"] = self.last_update.timestamp
+            row["indexLastUpdatePhyoffset"] = self.last_update.phy_offset
+        return row

@@ -1,0 +1,80 @@
+"""LogView: the broker's log as queries see it, listed again when the broker has added or removed segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
+from indexd.commitlog.lookup import MessageLookup
+from indexd.storage.disk import Disk
+
+# Times that one query may list the log anew: entries that point nowhere must not cost a listing each.
+_LISTINGS_PER_QUERY = 2
+
+
+class LogView:
+    """Single messages by physical offset; close it after use. Raises DiskError, UnsafeStoreError."""
+
+    def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
+        self._disk = disk
+        self._directories = directories
+        self._segment_size = segment_size
+        self._options = options
+        self._lookup = self._list()
+        self._listings_left = _LISTINGS_PER_QUERY
+        self._is_stale = False
+
+    def __repr__(self) -> str:
+        return f"LogView({len(self._lookup.log.segments)} segments, begin={self.begin})"
+
+    @property
+    def begin(self) -> int | None:
+        """The first physical offset that is still there; None without segments."""
+        return self._lookup.log.min_offset
+
+    def begin_query(self) -> None:
+        """A new query: what was seen to have expired is forgotten, and the log may be listed anew again."""
+        self._listings_left = _LISTINGS_PER_QUERY
+        if self._is_stale:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """List the segments anew."""
+        self._lookup.close()
+        self._lookup = self._list()
+        self._is_stale = False
+
+    def at(self, phy_offset: int) -> Decoded | None:
+        """What stands at ``phy_offset``; None when its segment has expired or was never there."""
+        found = self._lookup.at(phy_offset)
+        if found is not None:
+            return found
+        if self._lookup.log.at(phy_offset) is not None:
+            self._is_stale = True  # listed, but gone since
+            return None
+        segments = self._lookup.log.segments
+        is_behind = not segments or phy_offset >= segments[-1].end
+        if is_behind and self._listings_left > 0:
+            self._listings_left -= 1
+            self.refresh()
+            return self._lookup.at(phy_offset)
+        return None
+
+    def has_expired(self, phy_offset: int) -> bool:
+        """Whether an offset at which ``at`` found None was in the log once: it lies before the log's end."""
+        segments = self._lookup.log.segments
+        return phy_offset >= 0 and bool(segments) and phy_offset < segments[-1].end
+
+    def goes_on_at(self, phy_offset: int) -> bool:
+        """Whether a message stands at ``phy_offset`` or, where none can, at the start of a later segment."""
+        if isinstance(self.at(phy_offset), Message):
+            return True
+        later = [segment.base for segment in self._lookup.log.segments if segment.base > phy_offset]
+        return any(isinstance(self.at(base), Message) for base in later)
+
+    def close(self) -> None:
+        """Close every file."""
+        self._lookup.close()
+
+    def _list(self) -> MessageLookup:
+        return MessageLookup(self._disk, self._directories, self._segment_size, self._options)

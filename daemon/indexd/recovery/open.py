@@ -1,0 +1,166 @@
+"""Opens a data directory: from whatever was left behind to builders and a reader that stand at the same offset."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.dispatch import make_rules
+from indexd.commitlog.kernel import Rules
+from indexd.commitlog.lookup import MessageLookup
+from indexd.commitlog.reader import LogReader, ReaderOptions
+from indexd.config import Config
+from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.flush.flusher import Flusher
+from indexd.flush.frontier import Frontier, read_frontier
+from indexd.flush.outputs import Outputs
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import IndexLayout
+from indexd.index.service import IndexService
+from indexd.recovery.plan import RecoveryPlan, plan_recovery
+from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
+
+
+_BODY_SIZE_BELIEVED = 64 << 20
+# Topic, properties and fixed fields: what the broker allows above maxMessageSize (spec rocketmq-store 2.6).
+_FRAME_OVERHEAD = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Everything a run needs, standing at ``reader.position``; ``damage`` is why the frontier could not be read."""
+
+    outputs: Outputs
+    flusher: Flusher
+    reader: LogReader
+    plan: RecoveryPlan
+    recovered: Recovered
+    seconds: float
+    damage: str | None
+
+
+def reader_options(config: Config) -> ReaderOptions:
+    """The reader's share of the configuration."""
+    return ReaderOptions(
+        segment_size=config.store.segment_size,
+        read_size=config.reader.read_bytes,
+        settle=config.reader.settle_ms / 1000,
+        corrupt_after=config.reader.corrupt_after_ms / 1000,
+        skip_corrupt=config.reader.on_corrupt == "skip",
+        verify_crc=config.reader.verify_crc,
+    )
+
+
+def decode_rules(config: Config) -> Rules:
+    """What the flavour and the broker's settings ask of the decoder."""
+    flavour = FLAVOURS[config.index.flavour]
+    return make_rules(
+        config.store.delay_levels_ms,
+        check_crc=False,
+        want_uniq_key=flavour.uniq_key,
+        want_tags=flavour.tags,
+        frame_size_max=frame_size_max(config),
+    )
+
+
+def frame_size_max(config: Config) -> int:
+    """The largest total size that is believed: the broker's maxMessageSize may have been larger before."""
+    return max(config.reader.max_message_size, _BODY_SIZE_BELIEVED) + _FRAME_OVERHEAD
+
+
+def check_store(config: Config) -> Path:
+    """The store root; refuses what must not be indexed at all."""
+    store = config.store.store
+    if store is None and not config.store.commit_log_directories:
+        raise UsageError("no store is given", "say --store DIR (the broker's storePathRootDir), or --broker-conf FILE")
+    if store is not None and not store.is_dir():
+        raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
+    root = store or config.store.commit_log_directories[0].parent
+    if config.store.data.resolve().is_relative_to(root.resolve()):
+        raise UnsafeStoreError(
+            f"the data directory {config.store.data} lies inside the store {root}",
+            "nothing is written into a broker's store: give another --data",
+        )
+    if config.broker.enable_dledger_commit_log:
+        raise UnsafeStoreError(
+            "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",
+            "point --store at a broker that runs without it",
+        )
+    return root.resolve()
+
+
+def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: bool, forced: bool = False) -> Opened:
+    """Recover if need be and open; the caller holds the lock and has written the abort flag.
+
+    ``unclean`` says whether the flag was there before: only then is the open file rebuilt from its durable prefix.
+    """
+    started = time.monotonic()
+    store = check_store(config)
+    files = DataFiles(config.store.data)
+    layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
+    flavour = FLAVOURS[config.index.flavour]
+    fresh = Frontier(str(store), config.store.segment_size, flavour.name, layout)
+    frontier, damage = _known_frontier(disk, files)
+    if frontier is not None:
+        _check_same(frontier, fresh, files)
+    disk.make_dir(files.index)
+    plan = plan_recovery(look(disk, files, frontier, unclean=unclean), forced=forced)
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
+    reader.refresh()
+    lookup = MessageLookup(
+        disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
+    )
+    ground = Ground(disk, files.index, layout, flavour, lambda offset: _store_timestamp(lookup, offset), on_progress)
+    begin = reader.log.min_offset or 0
+    reader.position = begin
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments and not plan.is_clean else 0
+    try:
+        recovered = carry_out(plan, ground, reader if forced else None)
+    finally:
+        lookup.close()
+    base = frontier or fresh
+    index = IndexService(disk, files.index, layout, flavour)
+    index.load(recovered.files)
+    outputs = Outputs(index, base)
+    if recovered.phy_offset is None:
+        outputs.begin_offset = outputs.phy_offset = begin
+        outputs.messages = outputs.store_timestamp = 0
+        outputs.uncovered = ()
+    else:
+        outputs.phy_offset = recovered.phy_offset
+        outputs.uncovered = tuple(gap for gap in outputs.uncovered if gap.end <= recovered.phy_offset)
+    reader.close()
+    reader.position = outputs.phy_offset
+    return Opened(outputs, Flusher(disk, files, base), reader, plan, recovered, time.monotonic() - started, damage)
+
+
+def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str | None]:
+    # A frontier that cannot be read is as good as none: everything is built again, and said so.
+    try:
+        return read_frontier(disk, files.frontier), None
+    except CorruptDataError as error:
+        return None, error.line()
+
+
+def _check_same(known: Frontier, wanted: Frontier, files: DataFiles) -> None:
+    for name, ours, given in (
+        ("store", known.store, wanted.store),
+        ("segment_size", known.segment_size, wanted.segment_size),
+        ("flavour", known.flavour, wanted.flavour),
+        ("hash_slot_num", known.layout.hash_slot_num, wanted.layout.hash_slot_num),
+        ("index_num", known.layout.index_num, wanted.layout.index_num),
+    ):
+        if ours != given:
+            raise UnsafeStoreError(
+                f"{files.data} was built with {name} {ours}, and now {given} is asked for",
+                "give what it was built with, or another --data",
+            )
+
+
+def _store_timestamp(lookup: MessageLookup, phy_offset: int) -> int | None:
+    found = lookup.at(phy_offset)
+    return found.store_timestamp if isinstance(found, Message) else None

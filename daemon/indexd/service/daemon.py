@@ -1,0 +1,311 @@
+"""Daemon: the composition root. Opens, recovers, runs its tasks, and stops them in the order the data takes.
+
+A stop (TERM, INT) ends the tail loop; that closes the queue; the drain empties it; the flusher makes all of it durable;
+only then does the abort flag go. Any error of a task ends the process and leaves the flag: the next start recovers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import uvloop
+
+from indexd import __version__
+from indexd.commitlog.format import Corrupt
+from indexd.commitlog.reader import Skipped
+from indexd.config import Config
+from indexd.dispatch.drain import drain
+from indexd.dispatch.queue import DispatchQueue, Item
+from indexd.dispatch.reput import Pace, ReputState, reput
+from indexd.errors import DiskError, IndexdError
+from indexd.flush.abort import remove_abort, write_abort
+from indexd.flush.flusher import Progress
+from indexd.recovery.open import Opened, check_store, open_data, reader_options
+from indexd.service.log import Logger, configure_log
+from indexd.service.progress import RecoveryProgress
+from indexd.service.state import state_row, write_state
+from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
+from indexd.storage.names import DataFiles
+
+_RETRY_SECONDS_MIN = 1.0
+# Keys that a HUP changes at once; any other needs a restart.
+RELOADABLE = frozenset(
+    {
+        "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms", "retry_max_seconds",
+        "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
+    }
+)  # fmt: skip
+
+
+def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
+    """Run until a signal says stop; raises IndexdError. ``reload_config`` is called for each HUP."""
+    log = configure_log(config.log)
+    disk = Disk()
+    check_store(config)
+    disk.make_dir(config.store.data)
+    files = DataFiles(config.store.data)
+    lock = DirectoryLock(files.lock)
+    lock.acquire()
+    try:
+        opened = open_for_run(config, disk, files, log)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(Daemon(config, reload_config, disk, files, opened, log).run())
+    except* IndexdError as group:
+        raise first_error(group) from None
+    finally:
+        lock.release()
+
+
+def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
+    """The one error of a group that the operator is shown."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, IndexdError)
+    return error
+
+
+def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, forced: bool = False) -> Opened:
+    """Open the data directory with the abort flag up, and log what was found and done."""
+    unclean = files.abort.exists()
+    created = not files.frontier.exists()
+    log.info("starting", version=__version__, pid=os.getpid(), store=str(config.store.store), data=str(files.data))
+    # Recovery changes files: a death inside it without this flag would look like a clean stop.
+    write_abort(disk, files.abort)
+    with RecoveryProgress(log) as progress:
+        opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
+    if not opened.plan.is_clean:
+        opened.flusher.persist(opened.outputs.progress())
+    event = "created" if created else "recovered" if unclean else "opened"
+    if opened.damage is not None:
+        log.error("frontier_unreadable", problem=opened.damage)
+    recovered = opened.recovered
+    log.info(
+        event,
+        phy_offset=opened.outputs.phy_offset,
+        index_files=len(recovered.files),
+        kept_entries=recovered.kept_entries,
+        dropped_entries=recovered.dropped_entries,
+        deleted_files=len(recovered.deleted_files),
+        rewritten_files=len(recovered.rewritten_files),
+        reasons=recovered.reasons,
+        seconds=round(opened.seconds, 3),
+    )
+    return opened
+
+
+class Daemon:
+    """The running tasks around one opened data directory."""
+
+    def __init__(
+        self,
+        config: Config,
+        reload_config: Callable[[], Config],
+        disk: Disk,
+        files: DataFiles,
+        opened: Opened,
+        log: Logger,
+    ) -> None:
+        self.config = config
+        self._reload_config = reload_config
+        self._disk = disk
+        self._files = files
+        self._log = log
+        self.outputs = opened.outputs
+        self.flusher = opened.flusher
+        self.reader = opened.reader
+        self.queue = DispatchQueue(config.queue.queue_rows, config.queue.queue_bytes)
+        self.reput = ReputState()
+        self._pace = Pace(0, 0, 0)
+        self._progress: Progress = opened.outputs.progress()
+        self._stop = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._flush_due = asyncio.Event()
+        # One thread each, so that the order of calls on the log and on the files is theirs.
+        self._read_thread = ThreadPoolExecutor(1, "read")
+        self._build_thread = ThreadPoolExecutor(1, "build")
+        self._flush_thread = ThreadPoolExecutor(1, "flush")
+        self._state_failed = False
+        self._rolls = 0
+        self._apply_config()
+
+    async def run(self) -> None:
+        """Until a stop; everything is durable then and the abort flag is gone."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        self._log.info("running", phy_offset=self.outputs.phy_offset, drain_interval=self.config.queue.drain_interval)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for stage in (self._reput, self._drain, self._flush):
+                    tasks.create_task(stage(), name=stage.__name__)
+        finally:
+            for thread in (self._read_thread, self._build_thread, self._flush_thread):
+                thread.shutdown(cancel_futures=True)
+        self.reader.close()
+        self.outputs.index.close()
+        remove_abort(self._disk, self._files.abort)
+        self._disk.unlink(self._files.state)
+        self._log.info("stopped", phy_offset=self.flusher.frontier.phy_offset, messages=self.outputs.messages)
+
+    # The stages.
+
+    async def _reput(self) -> None:
+        poll = partial(asyncio.get_running_loop().run_in_executor, self._read_thread, self.reader.poll)
+        await reput(poll, self.queue, self._pace, self.reput, self._stop, self._on_log_event)
+
+    async def _drain(self) -> None:
+        await drain(self.queue, lambda: self.config.queue.drain_interval, self._build)
+        self._drained.set()
+        self._flush_due.set()
+
+    async def _build(self, items: list[Item]) -> None:
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+        pause = _RETRY_SECONDS_MIN
+        while True:
+            try:
+                await loop.run_in_executor(self._build_thread, self._build_now, items)
+                break
+            except DiskError as error:
+                if not is_disk_full(error) or self._stop.is_set():
+                    raise
+                # Nothing is lost: the rest of the drain stays here, the queue fills, the reader waits.
+                self._log.error("disk_full", problem=error.line(), retry_seconds=pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self.config.reader.retry_max_seconds)
+        rolls, self._rolls = self.outputs.index.counters.rolls - self._rolls, self.outputs.index.counters.rolls
+        if rolls:
+            self._log.info("rolled", files=rolls, phy_offset=self.outputs.phy_offset)
+            self._flush_due.set()
+        if items:
+            seconds = round(time.monotonic() - started, 4)
+            self._log.debug("drained", items=len(items), phy_offset=self.outputs.phy_offset, seconds=seconds)
+
+    def _build_now(self, items: list[Item]) -> None:
+        # In the build thread. Items that are done are removed, so that a retry goes on where it failed.
+        while items:
+            self.outputs.apply(items[0])
+            items.pop(0)
+        removed = self.outputs.expire(self.reader.log.min_offset or 0)
+        if removed:
+            self._log.info("expired_files", names=removed)
+        self._progress = self.outputs.progress()
+        self._write_state()
+
+    def _write_state(self) -> None:
+        row = state_row(self.reader, self.outputs, self.flusher, self.queue, self.reput)
+        try:
+            write_state(self._disk, self._files, row)
+            self._state_failed = False
+        except DiskError as error:
+            # Queries then go by the frontier; say so once, not at every drain.
+            if not self._state_failed:
+                self._log.error("state_not_written", problem=error.line())
+            self._state_failed = True
+
+    async def _flush(self) -> None:
+        while not self._drained.is_set():
+            try:
+                async with asyncio.timeout(self.config.flush.flush_interval):
+                    await self._flush_due.wait()
+            except TimeoutError:
+                pass
+            self._flush_due.clear()
+            await self._persist(self._progress)
+        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.outputs.flush)
+        await self._persist(self.outputs.progress(), last=True)
+
+    async def _persist(self, progress: Progress, *, last: bool = False) -> None:
+        if not last and progress.phy_offset == self.flusher.frontier.phy_offset and not self._has_full(progress):
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._flush_thread, self.flusher.persist, progress)
+        except DiskError as error:
+            if last or not is_disk_full(error) or error.operation == "fsync":
+                raise
+            self._log.error("disk_full", problem=error.line(), retry_seconds=self.config.flush.flush_interval)
+            return
+        full = tuple(file for file in progress.index.unsynced if file.is_write_full)
+        await loop.run_in_executor(self._build_thread, self.outputs.index.synced, full)
+        self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
+
+    def _has_full(self, progress: Progress) -> bool:
+        return any(file.is_write_full for file in progress.index.unsynced)
+
+    # Signals and events.
+
+    def _on_stop(self, number: int) -> None:
+        self._log.info("stopping", signal=signal.Signals(number).name)
+        self._stop.set()
+
+    def _on_reload(self) -> None:
+        try:
+            fresh = self._reload_config()
+        except IndexdError as error:
+            self._log.error("reload_refused", problem=error.line())
+            return
+        changed = changed_keys(self.config, fresh)
+        merged = merge_reloadable(self.config, fresh)
+        self.config = merged
+        self._apply_config()
+        self._log = configure_log(merged.log)
+        self._log.info("reloaded", changed=sorted(changed & RELOADABLE), needs_restart=sorted(changed - RELOADABLE))
+
+    def _apply_config(self) -> None:
+        reader = self.config.reader
+        self._pace.poll_min = reader.poll_min_ms / 1000
+        self._pace.poll_max = reader.poll_max_ms / 1000
+        self._pace.corrupt_retry_max = reader.retry_max_seconds
+        self.reader.set_options(reader_options(self.config))
+
+    def _on_log_event(self, event: Corrupt | Skipped | None) -> None:
+        if event is None:
+            self._log.info("corrupt_left", offset=self.reader.position)
+        elif isinstance(event, Corrupt):
+            self._log.error(
+                "corrupt",
+                offset=event.offset,
+                file=str(event.path),
+                reason=event.reason,
+                hint="indexing waits here and reads again; --on-corrupt skip goes on at the next proven frame",
+            )
+        else:
+            self._log.warning(
+                "skipped", begin=event.begin, end=event.end, bytes=event.end - event.begin, reason=event.reason
+            )
+
+
+def is_disk_full(error: DiskError) -> bool:
+    """No space or no quota: the one state of a disk that mends itself when somebody tidies up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def changed_keys(old: Config, new: Config) -> set[str]:
+    """Keys whose values differ between two configurations."""
+    return {
+        key
+        for section in ("store", "reader", "queue", "index", "flush", "query", "log")
+        for key, value in getattr(new, section).model_dump().items()
+        if getattr(getattr(old, section), key) != value
+    }
+
+
+def merge_reloadable(old: Config, new: Config) -> Config:
+    """``old`` with the reloadable keys of ``new``."""
+    merged = {}
+    for section in ("reader", "queue", "flush", "log"):
+        fresh = getattr(new, section)
+        names = {key: getattr(fresh, key) for key in type(fresh).model_fields if key in RELOADABLE}
+        merged[section] = getattr(old, section).model_copy(update=names)
+    return old.model_copy(update=merged)

@@ -1,0 +1,45 @@
+"""How far a recovery is: a bar on a terminal, a log line every few seconds otherwise."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from indexd.service.log import Logger
+
+_LOG_EVERY_SECONDS = 5.0
+
+
+class RecoveryProgress:
+    """Callable as ``progress(step, done, total)``; a context manager that takes the bar away at the end."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._bar: tqdm[Any] | None = None
+        self._step = ""
+        self._logged = time.monotonic()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            if self._bar is None or step != self._step:
+                self._close()
+                self._bar = tqdm(desc=step, total=total, unit_scale=True, leave=False, file=sys.stderr)
+            self._bar.update(done - self._bar.n)
+        elif time.monotonic() - self._logged >= _LOG_EVERY_SECONDS:
+            self._logged = time.monotonic()
+            self._log.info("recovering", step=step, done=done, total=total)
+        self._step = step
+
+    def __enter__(self) -> RecoveryProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

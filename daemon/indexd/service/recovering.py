@@ -1,0 +1,84 @@
+"""``indexd --recover``: verify every file against its header and the log, mend, catch up with the log, and end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.config import Config
+from indexd.errors import CorruptDataError
+from indexd.flush.abort import remove_abort
+from indexd.recovery.open import Opened, check_store
+from indexd.service.daemon import open_for_run
+from indexd.service.log import configure_log
+from indexd.service.progress import RecoveryProgress
+from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
+from indexd.storage.names import DataFiles
+
+_SETTLE_PAUSE = 0.01
+
+
+def recover_now(config: Config) -> dict[str, Any]:
+    """Do it and say what was done; raises IndexdError. The data directory is as after a clean stop then."""
+    log = configure_log(config.log)
+    disk = Disk()
+    check_store(config)
+    disk.make_dir(config.store.data)
+    files = DataFiles(config.store.data)
+    lock = DirectoryLock(files.lock)
+    lock.acquire()
+    try:
+        started = time.monotonic()
+        opened = open_for_run(config, disk, files, log, forced=True)
+        entries = opened.outputs.index.counters.entries
+        messages = opened.outputs.messages
+        with RecoveryProgress(log) as progress:
+            problem = _catch_up(opened, progress)
+        opened.outputs.flush()
+        opened.flusher.persist(opened.outputs.progress())
+        opened.outputs.index.close()
+        remove_abort(disk, files.abort)
+        if problem is not None:
+            raise problem
+        return {
+            "data": str(files.data),
+            "reasons": opened.recovered.reasons,
+            "keptFiles": len(opened.recovered.files),
+            "keptEntries": opened.recovered.kept_entries,
+            "droppedEntries": opened.recovered.dropped_entries,
+            "deletedFiles": list(opened.recovered.deleted_files),
+            "rewrittenFiles": opened.recovered.rewritten_files,
+            "rebuiltEntries": opened.outputs.index.counters.entries - entries,
+            "rebuiltMessages": opened.outputs.messages - messages,
+            "beginOffset": opened.outputs.begin_offset,
+            "phyOffset": opened.outputs.phy_offset,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+    finally:
+        lock.release()
+
+
+def _catch_up(opened: Opened, progress: RecoveryProgress) -> CorruptDataError | None:
+    reader, outputs = opened.reader, opened.outputs
+    begin = reader.position
+    try:
+        while True:
+            found = reader.poll()
+            if isinstance(found, Corrupt):
+                return CorruptDataError(
+                    f"the log is corrupt at offset {found.offset} of {found.path}: {found.reason}; "
+                    "everything before it is indexed",
+                    "give --on-corrupt skip to go on at the next frame that proves itself",
+                )
+            if not isinstance(found, NotYetWritten):
+                outputs.apply(found)
+                total = reader.log.segments[-1].end - begin if reader.log.segments else 0
+                progress("index", outputs.phy_offset - begin, total)
+            elif reader.is_settling:
+                time.sleep(_SETTLE_PAUSE)
+            else:
+                return None
+    finally:
+        reader.close()

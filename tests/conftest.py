@@ -1,0 +1,47 @@
+"""What holds for every test: where compiled kernels are kept, how many examples hypothesis tries, and warnings."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_SOURCES = Path(__file__).resolve().parent.parent / "daemon" / "indexd"
+_JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
+
+
+def _numba_cache() -> Path:
+    """A directory for exactly these sources: numba does not notice a change in a function of another module."""
+    kernels = [*_SOURCES.glob("*/*kernel.py"), _SOURCES / "commitlog/crc.py", _SOURCES / "commitlog/format.py"]
+    digest = hashlib.sha256(os.environ.get("NUMBA_BOUNDSCHECK", "0").encode())
+    for path in sorted(kernels):
+        digest.update(path.name.encode() + path.read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(os.environ.get("INDEXD_TEST_CACHE") or home / "indexd-tests")
+    return root / f"numba-{digest.hexdigest()[:16]}"
+
+
+# Read by numba when it is imported, so before any test module is.
+os.environ["NUMBA_CACHE_DIR"] = str(_numba_cache())
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", deadline=None, derandomize=False, print_blob=True, max_examples=100, suppress_health_check=_QUIET
+)
+settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=50)
+settings.load_profile("ci" if _JIT else "fast")
+
+
+if not _JIT:
+
+    @pytest.fixture(autouse=True)
+    def _kernels_wrap() -> Iterator[None]:
+        """The kernels wrap modulo 2^64 on purpose; only interpreted do they get a warning for it."""
+        import numpy as np
+
+        with np.errstate(over="ignore"):
+            yield

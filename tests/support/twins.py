@@ -1,0 +1,212 @@
+"""The same bytes through the kernel and through the plain decoder, in one shape, so that a test can compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
+from indexd.commitlog.dispatch import DispatchBatch, DispatchRequest, TopicTable, make_columns, make_rules, trimmed
+from indexd.commitlog.format import EndOfFile, NotYetWritten, Outcome, Reason
+from indexd.commitlog.kernel import Rules, decode_frames
+from indexd.index.flavour import FLAVOURS, Flavour
+from support.naive import NaiveMessage, key_hash, naive_check, split_keys
+from support.strategies import Sample
+
+# RocketMQ's 18 levels, ms.
+DELAYS = tuple(
+    1000 * s for s in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+)
+FRAME_SIZE_MAX = 1 << 22
+_U64 = np.uint64
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """``data[start:limit]`` is what may be read; byte 0 of ``data`` is at physical offset ``base``."""
+
+    data: bytes
+    start: int
+    limit: int
+    base: int
+    segment_end: int
+
+    @classmethod
+    def of(cls, data: bytes, phy_offset: int = 0, segment_end: int = 1 << 50) -> Stretch:
+        """Just these bytes, at ``phy_offset``."""
+        return cls(data, 0, len(data), phy_offset, segment_end)
+
+    def within(self, before: bytes, after: bytes) -> Stretch:
+        """The same bytes between others that must not matter; ``before`` may not be longer than ``base``."""
+        inner = self.data[self.start : self.limit]
+        start = len(before)
+        base = self.base + self.start - start
+        return Stretch(before + inner + after, start, start + len(inner), base, self.segment_end)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Every message, then what ended the stretch, where, and the total size that a frame begun there claims."""
+
+    requests: tuple[DispatchRequest, ...]
+    outcome: Outcome
+    reason: str
+    position: int
+    needed: int
+
+
+def by_kernel(
+    stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True, rows_max: int = 64, topics_max: int = 1024
+) -> Decoding:
+    """Through ``decode_frames``, with fresh columns whenever the batch is full."""
+    table = TopicTable(topics_max, 64 * topics_max)
+    rules = _rules(FLAVOURS[flavour], check_crc=check_crc)
+    buffer = np.frombuffer(stretch.data, dtype=np.uint8)
+    requests: list[DispatchRequest] = []
+    position = stretch.start
+    while True:
+        columns = make_columns(rows_max, 0)
+        outcome, reason, at, total, rows, keys = decode_frames(
+            buffer,
+            _U64(position),
+            _U64(stretch.limit),
+            _U64(stretch.base),
+            _U64(stretch.segment_end),
+            rules,
+            columns,
+            table.arrays,
+        )
+        batch = DispatchBatch(
+            trimmed(columns, int(rows), int(keys)), int(rows), stretch.base + position, stretch.base + int(at), table
+        )
+        requests += [batch.request(row) for row in range(batch.rows)]
+        position = int(at)
+        if outcome == Outcome.BATCH_FULL:
+            table = table if rows else table.grown()
+            continue
+        reason = Reason(reason)
+        needed = int(total) if outcome == Outcome.NOT_YET_WRITTEN else 0
+        text = reason.text if outcome == Outcome.CORRUPT else ""
+        return Decoding(tuple(requests), Outcome(outcome), text, stretch.base + position, needed)
+
+
+def by_decoder(stretch: Stretch, flavour: str = "5.4", *, check_crc: bool = True) -> Decoding:
+    """Through ``decode_frame``, one after the other; key hashes are computed from the strings."""
+    options = DecoderOptions(DELAYS, FRAME_SIZE_MAX, check_crc)
+    readable = stretch.data[stretch.start : stretch.limit]
+    requests: list[DispatchRequest] = []
+    position = 0
+    while True:
+        phy_offset = stretch.base + stretch.start + position
+        found = decode_frame(readable, position, phy_offset, stretch.segment_end, options)
+        if isinstance(found, Message):
+            requests.append(request_of(found, FLAVOURS[flavour]))
+            position += found.size
+            continue
+        if isinstance(found, EndOfFile):
+            return Decoding(tuple(requests), Outcome.END_OF_FILE, "", found.offset, 0)
+        if isinstance(found, NotYetWritten):
+            return Decoding(tuple(requests), Outcome.NOT_YET_WRITTEN, "", found.offset, found.needed)
+        return Decoding(tuple(requests), Outcome.CORRUPT, found.reason, found.offset, 0)
+
+
+def by_naive(data: bytes, flavour: str = "5.4") -> tuple[DispatchRequest, ...]:
+    """Through the naive check, to the first thing that is no message."""
+    return tuple(naive_request(message, FLAVOURS[flavour]) for message in naive_messages(data))
+
+
+def naive_messages(data: bytes) -> Iterator[NaiveMessage]:
+    """The messages of ``data`` as the naive check reads them."""
+    position = 0
+    while True:
+        _, size, message = naive_check(data, position)
+        if message is None:
+            return
+        yield message
+        position += size
+
+
+def request_of(message: Message, flavour: Flavour) -> DispatchRequest:
+    """A Message as a row of a batch."""
+    batched = "INNER_NUM" in message.properties and "INNER_BASE" in message.properties
+    return DispatchRequest(
+        topic=message.topic,
+        queue_id=message.queue_id,
+        commit_log_offset=message.phy_offset,
+        msg_size=message.size,
+        tags_code=message.tags_code,
+        store_timestamp=message.store_timestamp,
+        consume_queue_offset=message.queue_offset,
+        batch_size=int(message.properties["INNER_NUM"]) if batched else 1,
+        sys_flag=message.sys_flag,
+        key_hashes=hashes(message.topic, message.uniq_key, message.keys, message.tags, flavour),
+    )
+
+
+def naive_request(message: NaiveMessage, flavour: Flavour) -> DispatchRequest:
+    """A NaiveMessage as a row of a batch."""
+    return DispatchRequest(
+        topic=message.topic,
+        queue_id=message.queue_id,
+        commit_log_offset=message.phy_offset,
+        msg_size=message.size,
+        tags_code=message.tags_code,
+        store_timestamp=message.store_timestamp,
+        consume_queue_offset=message.batch_base,
+        batch_size=message.batch_size,
+        sys_flag=message.sys_flag,
+        key_hashes=hashes(message.topic, message.uniq_key, split_keys(message.keys), message.tags, flavour),
+    )
+
+
+def hashes(topic: str, uniq_key: str | None, keys: list[str], tags: str | None, flavour: Flavour) -> tuple[int, ...]:
+    """The key hashes of a message in the order they are indexed (spec 4.2, 4.3)."""
+    texts = [f"{topic}#{key}" for key in keys]
+    if flavour.uniq_key and uniq_key is not None:
+        texts.insert(0, f"{topic}#{uniq_key}")
+    if flavour.tags and tags:
+        texts.append(f"{topic}#T#{tags}")
+    return tuple(key_hash(text) for text in texts)
+
+
+def encode(samples: Sequence[Sample], base: int = 0, *, prop_crc: bool = False) -> bytes:
+    """The frames of ``samples`` one behind the other, the first at physical offset ``base``."""
+    data = b""
+    for sample in samples:
+        data += sample.encode(base + len(data), prop_crc=prop_crc)
+    return data
+
+
+def batches(data: bytes, flavour: str, rows_max: Sequence[int], base: int = 0) -> list[DispatchBatch]:
+    """The messages of ``data`` as batches of at most ``rows_max[0]``, ``rows_max[1]``, ... rows, round and round."""
+    table = TopicTable()
+    rules = _rules(FLAVOURS[flavour], check_crc=True)
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    made: list[DispatchBatch] = []
+    position = 0
+    while True:
+        columns = make_columns(rows_max[len(made) % len(rows_max)], 0)
+        outcome, _, at, _, rows, keys = decode_frames(
+            buffer, _U64(position), _U64(len(data)), _U64(base), _U64(1 << 50), rules, columns, table.arrays
+        )
+        kept = trimmed(columns, int(rows), int(keys))
+        if rows:
+            made.append(DispatchBatch(kept, int(rows), base + position, base + int(at), table))
+        elif outcome == Outcome.BATCH_FULL:
+            table = table.grown()
+        position = int(at)
+        if outcome != Outcome.BATCH_FULL:
+            assert position == len(data)
+            return made
+
+
+def _rules(flavour: Flavour, *, check_crc: bool) -> Rules:
+    return make_rules(
+        DELAYS,
+        check_crc=check_crc,
+        want_uniq_key=flavour.uniq_key,
+        want_tags=flavour.tags,
+        frame_size_max=FRAME_SIZE_MAX,
+    )

@@ -1,0 +1,272 @@
+"""Frames through the kernel, the plain decoder and the naive check: one answer, and on the goldens RocketMQ's own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
+from indexd.commitlog.dispatch import DispatchRequest
+from indexd.commitlog.format import HEAD_SIZE, Outcome
+from indexd.commitlog.kernel import find_frame, last_head
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
+from indexd.index.flavour import FLAVOURS
+from support.goldens import GOLDENS, Golden, unpack
+from support.naive import naive_frames, split_keys
+from support.strategies import DELAY_TOPIC, ZERO_HASH, Sample, logs
+from support.twins import (
+    DELAYS,
+    FRAME_SIZE_MAX,
+    Stretch,
+    by_decoder,
+    by_kernel,
+    by_naive,
+    encode,
+    hashes,
+    naive_request,
+    request_of,
+)
+
+JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
+VECTOR = bytes.fromhex(
+    "000000a1daa320a73610a686000000030000000000000000000000070000000000000000000000000000018bcfe568007f00000100002a9f"
+    "0000018bcfe568007f00000100002a9f0000000000000000000000000000000568656c6c6f025431003f4b455953016b31206b3202554e49"
+    "515f4b45590137463030303030314142434430303030303030303030303030303030303030310254414753017461674102"
+)
+
+
+@pytest.fixture(scope="module", params=GOLDENS)
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return unpack(request.param, tmp_path_factory.mktemp("golden"))
+
+
+def decode(data: bytes, phy_offset: int = 0) -> Message:
+    found = decode_frame(data, 0, phy_offset, 1 << 50, DecoderOptions(DELAYS, FRAME_SIZE_MAX))
+    assert isinstance(found, Message), found
+    return found
+
+
+# --- what RocketMQ wrote ---
+
+
+def expected(row: dict[str, Any], flavour: str) -> DispatchRequest:
+    """A line of messages.jsonl as a row of a batch; no golden holds an inner batch."""
+    return DispatchRequest(
+        row["topic"],
+        row["queueId"],
+        row["phyOffset"],
+        row["size"],
+        row["tagsCode"],
+        row["storeTimestamp"],
+        row["cqOffset"],
+        1,
+        row["sysFlag"],
+        hashes(row["topic"], row["uniqKey"], split_keys(row["keys"]), row["tags"], FLAVOURS[flavour]),
+    )
+
+
+def test_golden_frames_one_by_one(golden: Golden) -> None:
+    segments = {int(path.name): path.read_bytes() for path in golden.segments()}
+    for row in golden.messages()[:: 1 if JIT else 100]:
+        offset = row["phyOffset"]
+        base = offset - offset % golden.segment_size
+        data = segments[base][offset - base : offset - base + row["size"]]
+        found = by_kernel(Stretch.of(data, offset, base + golden.segment_size))
+        assert found.requests == (expected(row, "5.4"),)
+        message = decode(data, offset)
+        assert request_of(message, FLAVOURS["5.4"]) == found.requests[0]
+        assert message.prepared_transaction_offset == row["preparedTransactionOffset"]
+        texts = (message.uniq_key, message.tags, message.properties.get("KEYS"))
+        assert texts == (row["uniqKey"], row["tags"], row["keys"] or None)
+
+
+@pytest.mark.skipif(not JIT, reason="takes too long interpreted; the test above reads samples then")
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_golden_segments_as_rocketmq_reads_them(golden: Golden, flavour: str) -> None:
+    read: list[DispatchRequest] = []
+    for path in golden.segments():
+        base = int(path.name)
+        found = by_kernel(Stretch.of(path.read_bytes(), base, base + golden.segment_size), flavour, rows_max=1000)
+        assert found.outcome in (Outcome.END_OF_FILE, Outcome.NOT_YET_WRITTEN)
+        read += found.requests
+    assert read == [expected(row, flavour) for row in golden.messages()]
+
+
+# --- what anyone could write ---
+
+
+@given(st.data(), st.booleans(), st.sampled_from(list(FLAVOURS)))
+def test_kernel_decoder_and_naive_check_agree(data: st.DataObject, prop_crc: bool, flavour: str) -> None:
+    samples = data.draw(logs(max_size=15 if JIT else 4))
+    with tempfile.TemporaryDirectory() as directory:
+        with CommitLogWriter(Path(directory), 1 << 15, prop_crc=prop_crc) as writer:
+            for sample in samples:
+                sample.append(writer)
+        naive = list(naive_frames(Path(directory), 1 << 15))
+        read: list[DispatchRequest] = []
+        for path in sorted(Path(directory).iterdir()):
+            base = int(path.name)
+            stretch = Stretch.of(path.read_bytes(), base, base + (1 << 15))
+            found = by_kernel(stretch, flavour, rows_max=data.draw(st.integers(1, 20)))
+            assert found == by_decoder(stretch, flavour)
+            read += found.requests
+    assert len(read) == len(samples)
+    assert read == [naive_request(message, FLAVOURS[flavour]) for message in naive]
+
+
+@given(logs(max_size=3), st.booleans())
+def test_the_plain_decoder_reads_every_field(samples: list[Sample], prop_crc: bool) -> None:
+    for sample in samples:
+        message = decode(sample.encode(1 << 33, prop_crc=prop_crc), 1 << 33)
+        naive = by_naive(sample.encode(1 << 33, prop_crc=prop_crc))
+        assert naive == (request_of(message, FLAVOURS["5.4"]),)
+        spec = sample.spec
+        assert (message.body, message.flag, message.queue_id) == (spec.body, spec.flag, spec.queue_id)
+        assert (message.born_timestamp, message.store_timestamp) == (spec.born_timestamp, spec.store_timestamp)
+        assert (message.born_host, message.store_host) == (spec.born_host, spec.store_host)
+        assert message.reconsume_times == spec.reconsume_times
+        assert message.prepared_transaction_offset == spec.prepared_transaction_offset
+
+
+def agreed(spec: FrameSpec) -> DispatchRequest:
+    """The one message of a frame, on which all three agree."""
+    data = encode_frame(spec, 0)
+    found = by_kernel(Stretch.of(data))
+    assert found == by_decoder(Stretch.of(data))
+    assert found.requests == by_naive(data)
+    return found.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("level", "delay"),
+    [
+        *(("3", 10_000), ("18", 7_200_000), ("99", 7_200_000), ("+2", 5_000), ("0003", 10_000)),
+        *(("٣", 10_000), ("３", 10_000), ("2147483647", 7_200_000)),
+    ],
+)
+def test_a_delayed_message_has_its_delivery_time_for_tags_code(level: str, delay: int) -> None:
+    properties = {"DELAY": level, "TAGS": "a"}
+    assert agreed(FrameSpec(DELAY_TOPIC, store_timestamp=7, properties=properties)).tags_code == 7 + delay
+    assert agreed(FrameSpec("T", store_timestamp=7, properties=properties)).tags_code == 97
+
+
+def test_zeros_before_a_number_do_not_count_however_many() -> None:
+    data = encode_frame(FrameSpec(DELAY_TOPIC, store_timestamp=7, properties={"DELAY": "0" * 6000 + "3"}), 0)
+    found = by_kernel(Stretch.of(data))
+    assert found == by_decoder(Stretch.of(data))
+    assert found.requests[0].tags_code == 10_007
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "-2147483648"])
+def test_a_level_below_one_is_no_delay(level: str) -> None:
+    assert agreed(FrameSpec(DELAY_TOPIC, store_timestamp=7, properties={"DELAY": level})).tags_code == 0
+
+
+@pytest.mark.parametrize("level", ["x", "2147483648", "-2147483649", "", "+", "-", "1 ", "9" * 30, "𝟛", "1٣x"])
+def test_a_level_that_java_cannot_read_makes_the_frame_corrupt(level: str) -> None:
+    data = encode_frame(FrameSpec(DELAY_TOPIC, properties={"DELAY": level}), 0)
+    found = by_kernel(Stretch.of(data))
+    assert found == by_decoder(Stretch.of(data))
+    # An empty value is no value at all.
+    assert found.outcome == (Outcome.CORRUPT if level else Outcome.NOT_YET_WRITTEN)
+    assert by_naive(data) == found.requests
+
+
+def test_a_delivery_time_wraps_as_a_java_long() -> None:
+    spec = FrameSpec(DELAY_TOPIC, store_timestamp=2**63 - 1, properties={"DELAY": "1"})
+    assert agreed(spec).tags_code == -(2**63) + 999
+
+
+@pytest.mark.parametrize(("number", "base"), [("5", "77"), ("-5", "9223372036854775807"), ("0", "-1"), ("٣", "٤")])
+def test_an_inner_batch_counts_from_its_base(number: str, base: str) -> None:
+    found = agreed(FrameSpec("T", queue_offset=3, properties={"INNER_NUM": number, "INNER_BASE": base}))
+    assert (found.batch_size, found.consume_queue_offset) == (int(number), int(base))
+    assert agreed(FrameSpec("T", queue_offset=3, properties={"INNER_NUM": number})).consume_queue_offset == 3
+
+
+@pytest.mark.parametrize(("number", "base"), [("32768", "1"), ("1", "9223372036854775808"), ("x", "1"), ("1", "1.0")])
+def test_an_inner_batch_of_no_numbers_is_corrupt(number: str, base: str) -> None:
+    data = encode_frame(FrameSpec("T", properties={"INNER_NUM": number, "INNER_BASE": base}), 0)
+    found = by_kernel(Stretch.of(data))
+    assert found == by_decoder(Stretch.of(data))
+    assert found.outcome == Outcome.CORRUPT
+    assert by_naive(data) == ()
+
+
+# --- vectors: spec 12, 3.3 ---
+
+
+def test_the_frame_vector() -> None:
+    found = by_kernel(Stretch.of(VECTOR))
+    assert found == by_decoder(Stretch.of(VECTOR))
+    keys = hashes("T1", "7F000001ABCD00000000000000000001", ["k1", "k2"], "tagA", FLAVOURS["5.4"])
+    assert found.requests == (DispatchRequest("T1", 3, 0, 161, 3552231, 1700000000000, 7, 1, 0, keys),)
+    message = decode(VECTOR)
+    assert (message.body_crc, message.body) == (907060870, b"hello")
+    assert message.offset_msg_id == "7F00000100002A9F0000000000000000"
+
+
+def test_a_key_whose_hash_is_the_smallest_int_is_stored_as_zero() -> None:
+    data = encode_frame(FrameSpec(ZERO_HASH[0], properties={"KEYS": ZERO_HASH[1]}), 0)
+    for flavour in FLAVOURS:
+        assert by_kernel(Stretch.of(data), flavour).requests[0].key_hashes == (0,)
+
+
+def test_keys_are_split_at_single_spaces_in_order() -> None:
+    request = agreed(FrameSpec("T", properties={"KEYS": " a  b a ", "UNIQ_KEY": "a", "TAGS": "a"}))
+    assert request.key_hashes == (81906, 81906, 81907, 81906, hashes("T", None, ["T#a"], None, FLAVOURS["5.4"])[0])
+
+
+# --- heads ---
+
+
+def walk(data: bytes, start: int = 0, limit: int | None = None, base: int = 0, segment_end: int = 1 << 40) -> int:
+    numbers = (np.uint64(n) for n in (start, len(data) if limit is None else limit, base, segment_end, FRAME_SIZE_MAX))
+    return int(last_head(np.frombuffer(data, dtype=np.uint8), *numbers))
+
+
+def search(data: bytes, start: int = 0, limit: int | None = None, base: int = 0) -> int:
+    numbers = (np.uint64(n) for n in (start, len(data) if limit is None else limit, base))
+    return int(find_frame(np.frombuffer(data, dtype=np.uint8), *numbers))
+
+
+THREE = [Sample(FrameSpec("T", body=bytes(size), properties={"KEYS": "k"})) for size in (10, 50, 0)]
+
+
+def test_the_last_head_proves_the_frames_before_it() -> None:
+    data = encode(THREE, 4096)
+    sizes = [len(sample.encode()) for sample in THREE]
+    first, second = sizes[0], sizes[0] + sizes[1]
+    assert walk(data, base=4096) == second
+    assert walk(data + bytes(100), base=4096) == second
+    assert walk(data + blank_record(100), base=4096) == second + sizes[2]
+    # A head counts once all of it is there, whatever is behind it.
+    assert walk(data, base=4096, limit=second + HEAD_SIZE) == second
+    assert walk(data, base=4096, limit=second + HEAD_SIZE - 1) == first
+    assert walk(data, base=4096, limit=first + HEAD_SIZE) == first
+    assert walk(data, base=4096, limit=HEAD_SIZE) == 0
+    # A head that was written for another place proves nothing, nor does one that leaves the segment.
+    assert walk(data, base=0) == 0
+    assert walk(data, base=4096, segment_end=4096 + second) == first
+    assert walk(data[:second] + b"\1" + data[second + 1 :], base=4096) == first
+
+
+def test_a_frame_is_found_by_its_magic_and_its_own_offset() -> None:
+    data = encode(THREE, 4096)
+    junk = bytes(range(7)) + data[:60]
+    assert search(data, base=4096) == 0
+    second = len(THREE[0].encode())
+    assert search(data, start=1, base=4096) == second
+    # The copy in the junk stands at another offset than it says.
+    assert search(junk + data, base=4096 - len(junk)) == len(junk)
+    assert search(data, start=1, limit=second + HEAD_SIZE, base=4096) == second
+    assert search(data, start=1, limit=second + HEAD_SIZE - 1, base=4096) == second + HEAD_SIZE - 1
+    assert search(b"", base=0) == 0
+    assert search(bytes(500)) == 500
