@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, settings
 
 _SOURCES = Path(__file__).resolve().parent.parent / "daemon" / "indexd"
 _JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
+_CHECKED = os.environ.get("NUMBA_BOUNDSCHECK") == "1"
 
 
 def _numba_cache() -> Path:
     """A directory for exactly these sources: numba does not notice a change in a function of another module."""
     kernels = [*_SOURCES.glob("*/*kernel.py"), _SOURCES / "commitlog/crc.py", _SOURCES / "commitlog/format.py"]
-    digest = hashlib.sha256(os.environ.get("NUMBA_BOUNDSCHECK", "0").encode())
+    digest = hashlib.sha256(b"bounds checked" if _CHECKED else b"")
     for path in sorted(kernels):
         digest.update(path.name.encode() + path.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -33,7 +34,7 @@ settings.register_profile(
     "ci", deadline=None, derandomize=False, print_blob=True, max_examples=100, suppress_health_check=_QUIET
 )
 settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=50)
-settings.load_profile("ci" if _JIT else "fast")
+settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
 
 
 if not _JIT:

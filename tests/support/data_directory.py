@@ -1,22 +1,30 @@
-"""A data directory as indexd leaves it after a clean stop, made by the naive writer alone, for tests of readers."""
+"""Stores, and the data directories that indexd leaves beside them at a clean stop, made by the naive writer."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config, load
 from indexd.flush.frontier import Frontier, write_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.query import KeyQuery, QueryIndex, open_index, query_exact
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from support.naive import NaiveIndexService
+from support.naive import NaiveIndexService, naive_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from support.naive import NaiveMessage
+
+
+SEGMENT = 4096
+LAYOUT = IndexLayout(7, 10)
+T0 = 1_700_000_000_000
 
 
 def build_index(messages: Iterable[NaiveMessage], layout: IndexLayout, flavour: str) -> NaiveIndexService:
@@ -58,3 +66,49 @@ def make_data(
 def config_of(data: Path, **keys: Any) -> Config:
     """The configuration of a command that was given ``--data`` and ``keys`` alone."""
     return load({"data": str(data)} | {key: str(value) for key, value in keys.items()}, None, {})
+
+
+def spec(time: int = T0, topic: str = "T", size: int = 0, **properties: str) -> FrameSpec:
+    """A message with ``size`` body bytes; key k unless properties are given."""
+    return FrameSpec(topic, bytes(size), properties or {"KEYS": "k"}, store_timestamp=time)
+
+
+class Store:
+    """A store and its data directory in ``root``; ``build`` covers what has been appended."""
+
+    def __init__(self, root: Path, layout: IndexLayout = LAYOUT, flavour: str = "5.4", segment: int = SEGMENT) -> None:
+        self.root, self.data, self.layout = root / "store", root / "data", layout
+        self.flavour, self.segment = flavour, segment
+        self.writer = CommitLogWriter(self.root / "commitlog", segment)
+
+    def append(self, *specs: FrameSpec) -> list[int]:
+        return [self.writer.append(one) for one in specs]
+
+    def messages(self) -> list[NaiveMessage]:
+        return list(naive_frames(self.root / "commitlog", self.segment))
+
+    def build(self) -> NaiveIndexService:
+        self.frontier, service = make_data(
+            self.data, self.root, self.messages(), self.layout, self.flavour, self.segment
+        )
+        return service
+
+    def change_frontier(self, **changes: Any) -> None:
+        self.frontier = replace(self.frontier, **changes)
+        write_frontier(Disk(), self.data / "frontier", self.frontier, "0")
+
+    @contextmanager
+    def index(self, **keys: Any) -> Iterator[QueryIndex]:
+        index = open_index(Disk(), config_of(self.data, **keys))
+        try:
+            yield index
+        finally:
+            index.close()
+
+    def exact(self, key: str = "k", *, topic: str = "T", **query: Any) -> list[int]:
+        with self.index() as index:
+            return [hit.phy_offset for hit in query_exact(index, KeyQuery(topic, key, **query)).hits]
+
+    def why(self, key: str = "k", **query: Any) -> str | None:
+        with self.index() as index:
+            return query_exact(index, KeyQuery("T", key, **query)).why

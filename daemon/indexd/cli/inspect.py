@@ -82,7 +82,7 @@ def _by_content(path: Path, disk: Disk, args: argparse.Namespace, config: Config
 
 
 def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
-    names = [name for name, size in disk.list_dir(path) if size]
+    names = [name for name, _ in disk.list_dir(path)]
     if any(segment_base(name) is not None for name in names):
         return inspect_directory(path, disk, args)
     found = _index_files(path, disk, args)

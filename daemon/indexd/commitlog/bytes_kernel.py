@@ -80,7 +80,7 @@ def _load_word(buffer, i):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def find_byte(buffer, start, end, value):  # type: ignore[no-untyped-def]
     """The first position in ``[start, end)`` that holds ``value`` (uint64), else ``end``; eight bytes a step."""
     i = start
@@ -167,7 +167,7 @@ def _decode_one(buffer, i, end):  # type: ignore[no-untyped-def]
     return _REPLACEMENT, _1
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
     """Go on with Java's ``String.hashCode`` over the UTF-16 units of ``buffer[start:end]``, from ``java_hash``.
 
@@ -201,7 +201,7 @@ def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
     return h
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _digit(point):  # type: ignore[no-untyped-def]
     # What a code point counts as a decimal digit, as Java's Character.digit has it; 10 if it is none.
     if point < _ASCII_END:

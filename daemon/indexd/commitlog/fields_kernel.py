@@ -35,7 +35,7 @@ _NAME_END = np.uint64(0x01)
 _PAIR_END = np.uint64(0x02)
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
     if end - start != np.uint64(len(text)):
         return False
@@ -47,7 +47,7 @@ def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
     # Which of the wanted properties a name is, by whole words; its length decides almost always.
     size = end - start
@@ -71,13 +71,14 @@ def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
     return NO_SPAN
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def decode_properties(buffer, start, end, spans):  # type: ignore[no-untyped-def]
-    """Find the values of the six properties an index needs (spec 2.4); ``spans[2i] == spans[2i+1]`` means absent.
+    """Find the values of the six properties an index needs (spec 2.4); an end of 0 means absent.
 
     Pairs without a name or a value are dropped and the last of two with one name wins, as RocketMQ does it.
     """
-    spans[:] = _0
+    spans[KEYS + _1] = spans[TAGS + _1] = spans[UNIQ_KEY + _1] = _0
+    spans[DELAY + _1] = spans[INNER_NUM + _1] = spans[INNER_BASE + _1] = _0
     i = start
     while i < end:
         pair_end = find_byte(buffer, i, end, _PAIR_END)

@@ -112,7 +112,7 @@ _UPPER_T = np.uint64(0x54)
 _SPACE = np.uint64(0x20)
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, key):  # type: ignore[no-untyped-def]
     # The row's key hashes in the order RocketMQ indexes them: UNIQ_KEY, the pieces of KEYS, TAGS (spec 4.2, 4.3).
     prefix = topic_hash * np.uint64(31) + _HASH
@@ -120,7 +120,7 @@ def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, k
         key_hashes[key] = key_hash(hash_utf8(buffer, spans[UNIQ_KEY], spans[UNIQ_KEY + _1], prefix))
         key += _1
     i = spans[KEYS]
-    end = spans[KEYS + _1]
+    end = spans[KEYS + _1]  # 0 without KEYS
     while i < end:
         piece = i
         i = find_byte(buffer, i, end, _SPACE)
@@ -135,7 +135,7 @@ def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, k
     return key
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
     # (lengths agree, body, body end, topic, topic end, properties): the variable part, each step inside the frame.
     born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
@@ -174,7 +174,7 @@ def _walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
     return properties == end, body, body_end, topic, topic_end, properties
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms):  # type: ignore[no-untyped-def]
     # (is valid, tags code): the tag's hash, or the deliver time of a delayed message (spec 2.7, step 7).
     code = np.int64(0)
@@ -187,11 +187,12 @@ def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms):  # t
         if level > np.int64(len(delay_ms)):
             level = np.int64(len(delay_ms))
         if level > np.int64(0):
-            code = store_timestamp + delay_ms[np.uint64(level) - _1]
+            # Unsigned, because it wraps as Java's does; compiled, an overflow of signed numbers means anything.
+            code = np.int64(np.uint64(store_timestamp) + np.uint64(delay_ms[np.uint64(level) - _1]))
     return True, code
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def _head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
     # (outcome, reason, total size): what the fixed fields say, before anything behind them is looked at.
     left = limit - pos

@@ -36,6 +36,8 @@ from indexd.storage.disk import Disk, DiskFile
 _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
+# How much is searched for a head ahead of the position while catching up: longer than most frames.
+_PROBE_SIZE = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,9 @@ class LogReader:
         self._pending = _Pending()
         # Frames before this were complete when a head behind them was seen.
         self._complete_until = 0
+        # The last batch filled the buffer, so there is more: the reader is catching up.
+        self._is_streaming = False
+        self._probe = np.empty(_PROBE_SIZE, dtype=np.uint8)
 
     def __repr__(self) -> str:
         name = self._segment.path.name if self._segment else None
@@ -258,7 +263,9 @@ class LogReader:
 
     def _take(self, batch: DispatchBatch) -> DispatchBatch:
         self.counters.messages += batch.rows
-        self.counters.bytes += batch.end_offset - batch.begin_offset
+        size = batch.end_offset - batch.begin_offset
+        self.counters.bytes += size
+        self._is_streaming = 2 * size >= self._options.read_size
         self.position = batch.end_offset
         return batch
 
@@ -284,23 +291,41 @@ class LogReader:
 
     def _read_tail(self) -> Poll:
         assert self._segment is not None
-        limit = self._fill(self._options.read_size)
+        rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
+            batch = self._read_up_to_probe(rules)
+            if batch is not None:
+                return self._take(batch)
+            limit = self._fill(self._options.read_size)
             end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
                 return self._read_newest(limit)
             # Heads behind them: these frames are complete by now, so read what they are NOW.
             self._complete_until = self.position + head
-            limit = self._fill(head)
-        rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
-        limit = min(limit, self._complete_until - self.position)
+        whole = self._complete_until - self.position
+        limit = self._fill(min(whole, self._options.read_size))
         _, reason, _, total, batch = self._decode(limit, rules)
-        if batch is not None:
-            return self._take(batch)
-        if total > limit and self._complete_until - self.position > limit:
+        if batch is None and limit < total <= whole:
             _, reason, _, _, batch = self._decode(self._fill(total), rules)
         return self._take(batch) if batch is not None else self._doubt(reason, min(limit, HEAD_SIZE))
+
+    def _read_up_to_probe(self, rules: Rules) -> DispatchBatch | None:
+        # While much is left to read, one read is enough: look for a head some MiB ahead FIRST, then read up to it. If
+        # the frames lead exactly there, that head is theirs, and they were complete when it was seen.
+        assert self._segment is not None
+        assert self._file is not None
+        at = self.position + self._options.read_size - _PROBE_SIZE
+        if not self._is_streaming or at + _PROBE_SIZE > self._segment.end:
+            return None
+        count = self._file.pread_into(self._probe.data, at - self._segment.base)
+        head = at + int(find_frame(self._probe, _U64(0), _U64(count), _U64(at)))
+        if head < at + count:
+            limit = self._fill(head - self.position)
+            _, _, taken, _, batch = self._decode(limit, rules)
+            if self.position + taken == head:
+                return batch
+        return None
 
     def _read_newest(self, limit: int) -> Poll:
         # Nothing is known to stand behind the frame at the position.

@@ -25,6 +25,8 @@ BEGIN_TIMESTAMP, END_TIMESTAMP, BEGIN_PHY_OFFSET, END_PHY_OFFSET, USED_SLOT_COUN
 # Slots of a page that is written as one: 4096 bytes.
 SLOTS_PER_PAGE_SHIFT = 10
 
+# Keys whose slots are looked up ahead of their puts.
+_BLOCK = 128
 _PAGE_SHIFT = np.uint64(SLOTS_PER_PAGE_SHIFT)
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -34,7 +36,8 @@ _THOUSAND = np.int64(1000)
 
 @numba.njit(inline="always")
 def _swap(x):  # type: ignore[no-untyped-def]
-    return (
+    # Compiled, a shifted uint32 is a uint64 with more bits than it should have: cut it back.
+    return np.uint32(
         (x >> np.uint32(24))
         | ((x >> np.uint32(8)) & np.uint32(0xFF00))
         | ((x << np.uint32(8)) & np.uint32(0xFF0000))
@@ -47,11 +50,26 @@ def _time_diff(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def
     # Seconds since the header's CURRENT begin timestamp, clamped into int32 (spec 3.4, step 3).
     if begin_timestamp <= np.int64(0):
         return np.uint32(0)
-    diff = store_timestamp - begin_timestamp
+    # Unsigned, because it wraps as Java's does; compiled, an overflow of signed numbers means anything.
+    diff = np.int64(np.uint64(store_timestamp) - np.uint64(begin_timestamp))
     if diff <= np.int64(0):
         return np.uint32(0)
     diff //= _THOUSAND
     return np.uint32(min(diff, _INT_MAX))
+
+
+@numba.njit(nogil=True, error_model="numpy", forceinline=True)
+def _touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore[no-untyped-def]
+    # The slots of the next keys, and a look at each: these loads do not depend on one another, so the memory serves
+    # many at once; the puts that follow find their slots in the cache. What is seen is stored, or it would not be read.
+    seen = np.uint32(0)
+    i = start
+    while i < end:
+        slot = key_hashes[i] % hash_slot_num
+        block[i - start] = slot
+        seen |= slots[np.uint64(slot)]
+        i += _1
+    block[np.uint64(_BLOCK)] = seen
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -66,16 +84,21 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
     phy_offsets, store_timestamps, sys_flags = columns.phy_offset, columns.store_timestamp, columns.sys_flag
     key_starts, key_hashes = columns.key_start, columns.key_hash
     row = np.uint64(row)
-    hash_slot_num = np.uint64(len(slots))
+    hash_slot_num = np.uint32(len(slots))
     room = np.uint64(len(entries))
     written = _0
     count = np.uint64(state[5])
+    used_slots = np.int64(0)
+    all_keys = np.uint64(key_starts[np.uint64(rows)])
+    block = np.empty(_BLOCK + 1, dtype=np.uint32)
+    block_start = block_end = _0
     while row < np.uint64(rows):
         phy = phy_offsets[row]
         timestamp = store_timestamps[row]
         if key < np.int64(0):
             # RocketMQ makes sure of a file with room before it looks at the message at all (spec 4.2, step 1).
             if count >= np.uint64(index_num):
+                state[4] += used_slots
                 state[5] = np.int64(count)
                 return FILE_FULL, row, key, written
             transaction = np.int64(sys_flags[row]) & np.int64(0xC)
@@ -87,10 +110,15 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
         last = np.uint64(key_starts[row + _1])
         while at < last:
             if count >= np.uint64(index_num) or written >= room:
+                state[4] += used_slots
                 state[5] = np.int64(count)
                 return (FILE_FULL if count >= np.uint64(index_num) else BUFFER_FULL), row, np.int64(at), written
+            if at >= block_end:
+                block_start = at
+                block_end = min(at + np.uint64(_BLOCK), all_keys)
+                _touch(key_hashes, block_start, block_end, slots, hash_slot_num, block)
             key_hash = key_hashes[at]
-            slot = np.uint64(key_hash) % hash_slot_num
+            slot = np.uint64(block[at - block_start])
             old = slots[slot]
             entries[written, _0] = _swap(key_hash)
             entries[written, _1] = _swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
@@ -105,14 +133,15 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
                 state[2] = phy
                 state[0] = timestamp
             if old == np.uint32(0) or counts_every_put:
-                state[4] += np.int64(1)
-            state[3] = phy
-            state[1] = timestamp
+                used_slots += np.int64(1)
             count += _1
             written += _1
             at += _1
+            state[3] = phy
+            state[1] = timestamp
         row += _1
         key = np.int64(-1)
+    state[4] += used_slots
     state[5] = np.int64(count)
     return DONE, row, np.int64(-1), written
 

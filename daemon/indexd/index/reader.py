@@ -67,7 +67,8 @@ class IndexFileReader:
             entry = self.entry(number)
             if entry.time_diff < 0:
                 break
-            time = header.begin_timestamp + entry.time_diff * 1000
+            # A Java long wraps.
+            time = (header.begin_timestamp + entry.time_diff * 1000 + (1 << 63)) % (1 << 64) - (1 << 63)
             if entry.key_hash == key_hash and begin <= time <= end:
                 found.append(entry.phy_offset)
             if entry.prev_index <= 0 or entry.prev_index > header.index_count or entry.prev_index == number:

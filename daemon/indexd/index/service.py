@@ -74,7 +74,7 @@ class IndexService:
                 self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark.header)
 
     def build_index(self, batch: DispatchBatch) -> None:
-        """Index a batch and publish it: RocketMQ's buildIndex for each row, in order (spec 4.2).
+        """Index a batch: RocketMQ's buildIndex for each row, in order (spec 4.2).
 
         When the disk has no room for a new file, the same batch may be given again: it goes on where it stopped.
         """
@@ -91,17 +91,32 @@ class IndexService:
             if put is Put.FULL:
                 self._roll(file)
         self.counters.messages += batch.rows
+
+    def publish(self) -> None:
+        """Let every reader see what has been built: once a drain, for a batch touches slots all over the file."""
         if self._open is not None:
             self._open.publish()
 
     def mark(self) -> IndexMark:
-        """What stands now. Every byte of it is written; ``unsynced`` is what a flusher has to sync for it."""
+        """What stands now, published; ``unsynced`` is what a flusher has to sync for it."""
+        self.publish()
         files = list(self._full)
-        unsynced = list(self._unsynced)
         if self._open is not None:
             files.append(FileMark(self._open.path.name, self._open.header, full=False))
-            unsynced.append(self._open)
-        return IndexMark(tuple(files), tuple(unsynced))
+        return IndexMark(tuple(files), self.writing())
+
+    def rolled(self) -> tuple[IndexFile, ...]:
+        """Full files that are not known to be durable yet."""
+        return tuple(self._unsynced)
+
+    def writing(self) -> tuple[IndexFile, ...]:
+        """The files whose bytes are not known to be durable: rolled ones and the open one."""
+        return (*self._unsynced, *((self._open,) if self._open is not None else ()))
+
+    @property
+    def file_count(self) -> int:
+        """How many files there are."""
+        return len(self._full) + (self._open is not None)
 
     def synced(self, files: tuple[IndexFile, ...]) -> None:
         """The flusher has made these durable: full ones among them are closed and forgotten."""

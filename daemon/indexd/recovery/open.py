@@ -24,7 +24,6 @@ from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, lo
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
-
 _BODY_SIZE_BELIEVED = 64 << 20
 # Topic, properties and fixed fields: what the broker allows above maxMessageSize (spec rocketmq-store 2.6).
 _FRAME_OVERHEAD = 64 << 10

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from indexd.errors import BusyError, CorruptDataError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier
 from indexd.flush.outputs import Outputs
+from indexd.index.file import IndexFile
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
@@ -32,7 +34,9 @@ from indexd.storage.names import DataFiles
 
 # Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
 _QUEUE_BATCHES = 8
-_SETTLE_PAUSE = 0.01
+_SETTLE_PAUSE = 0.002
+# 40 MiB of entries.
+_ENTRIES_PER_SYNC = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
     stop = threading.Event()
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
+    syncer = _Syncer()
     thread = threading.Thread(target=_read, args=(reader, items, stop), name="reader", daemon=True)
     thread.start()
     try:
@@ -133,7 +138,7 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
             if isinstance(item, BaseException):
                 raise item
             outputs.apply(item)
-            _sync_full_files(outputs.index)
+            syncer.after_batch(outputs.index)
             on_progress(outputs.phy_offset - begin, total)
     finally:
         stop.set()
@@ -141,14 +146,45 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
             _discard(items)
             thread.join(0.01)
         reader.close()
+        syncer.close()
 
 
-def _sync_full_files(index: IndexService) -> None:
-    # A rolled file is done with: make it durable and close it, so that open files do not pile up.
-    full = tuple(file for file in index.mark().unsynced if file.is_write_full)
-    for file in full:
+class _Syncer:
+    """Syncs the files being built from a thread of its own, so that the disk works while the processor does."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "sync")
+        self._running: Future[None] | None = None
+        self._synced_entries = 0
+
+    def after_batch(self, index: IndexService) -> None:
+        """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
+        rolled = index.rolled()
+        due = index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
+        if rolled or (due and (self._running is None or self._running.done())):
+            self.wait()
+            files = index.writing()
+            self._synced_entries = index.counters.entries
+            self._running = self._thread.submit(_sync, files)
+        if rolled:
+            self.wait()
+            index.synced(rolled)
+
+    def wait(self) -> None:
+        """Until the running sync has ended."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+
+    def close(self) -> None:
+        """End the thread; a sync that failed is raised."""
+        self._thread.shutdown()
+        self.wait()
+
+
+def _sync(files: tuple[IndexFile, ...]) -> None:
+    for file in files:
         file.file.fsync()
-    index.synced(full)
 
 
 def _discard(items: queue.Queue[DispatchBatch | Skipped | BaseException | None]) -> None:

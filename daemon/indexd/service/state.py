@@ -53,7 +53,7 @@ def state_row(
         "dispatchBehindMilliseconds": behind_millis(outputs, queue, reput),
         "messages": outputs.messages,
         "indexEntries": outputs.index.counters.entries,
-        "indexFiles": len(outputs.index.mark().files),
+        "indexFiles": outputs.index.file_count,
         "expiredBytes": reader.counters.expired_bytes,
         "corruptBytes": reader.counters.corrupt_bytes,
         "corrupt": None if corrupt is None else {"offset": corrupt.offset, "reason": corrupt.reason},

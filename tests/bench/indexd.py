@@ -1,0 +1,167 @@
+"""Runs the installed command as an operator would, and reads what the kernel says about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from bench.ground import Ground, write_store
+from bench.report import BenchError
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_WARM_MESSAGES = 2000
+_COMPILE_SECONDS = 600
+_STOP_SECONDS = 120
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A process at one moment: CPU seconds so far, resident bytes, and those of them that are no file's."""
+
+    cpu_seconds: float
+    rss: int
+    anonymous: int
+
+
+def usage(pid: int) -> Usage:
+    """From /proc; raises OSError when the process is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    if "VmRSS" not in status:
+        raise ProcessLookupError(f"process {pid} has ended")
+    rss, anonymous = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
+    return Usage((int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, rss, anonymous)
+
+
+def command(*words: str) -> list[str]:
+    """The command line of indexd: the one beside our own Python."""
+    installed = Path(sys.executable).with_name("indexd")
+    return [str(installed)] if not words else [str(installed), *words]
+
+
+def call(ground: Ground, *words: str, timeout: float = 600) -> tuple[str, float]:
+    """Run to the end; standard output, and the wall time of the whole process. BenchError unless it ends with 0."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        command(*words),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env=ground.environment(),
+    )
+    seconds = time.perf_counter() - began
+    if done.returncode != 0:
+        raise BenchError(f"indexd {words[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout, seconds
+
+
+def options(ground: Ground, store: Path) -> list[str]:
+    """What every command here is given."""
+    return ["--config", str(ground.config_file), "--store", str(store)]
+
+
+def rebuild(ground: Ground, store: Path, out: Path) -> dict[str, Any]:
+    """``indexd rebuild --json``: its figures, with ``wallSeconds`` as seen from outside."""
+    said, seconds = call(
+        ground, "rebuild", *options(ground, store), "--out", str(out), "--json", timeout=_COMPILE_SECONDS
+    )
+    figures: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return figures | {"wallSeconds": seconds}
+
+
+def compile_kernels(ground: Ground) -> None:
+    """Have every kernel compiled and cached: a small store through the daemon and through a rebuild."""
+    store, out = ground.work / "small", ground.work / "small.out"
+    if out.exists():
+        return
+    write_store(store, _WARM_MESSAGES)
+    rebuild(ground, store, out)
+    with Daemon(ground, store, ground.work / "small.data") as daemon:
+        daemon.wait_for_event("running", _COMPILE_SECONDS)
+        daemon.wait_for_messages(_WARM_MESSAGES, _COMPILE_SECONDS)
+
+
+class Daemon:
+    """``indexd run`` in a ``with`` block: asked to stop at its end, killed if it does not."""
+
+    def __init__(self, ground: Ground, store: Path, data: Path) -> None:
+        self.data = data
+        self._log = data.with_name(data.name + ".log")
+        words = ["run", *options(ground, store), "--data", str(data), "--log-format", "json"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command(*words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=ground.environment(),
+            )
+        self.pid = self._process.pid
+
+    def __repr__(self) -> str:
+        return f"Daemon(pid={self.pid}, data={self.data})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            code = self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait(_STOP_SECONDS)
+        if code != 0 and kind is None:
+            raise BenchError(f"indexd run ended with {code}: {self._said()}")
+
+    def usage(self) -> Usage:
+        """Its CPU time and memory now."""
+        return usage(self.pid)
+
+    def state(self) -> dict[str, Any] | None:
+        """DATA/state, None while there is none."""
+        try:
+            row: dict[str, Any] = json.loads((self.data / "state").read_bytes())
+        except FileNotFoundError:
+            return None
+        return row
+
+    def wait_for_event(self, event: str, seconds: float) -> None:
+        """Until it has logged the event."""
+        self._wait(f"logged no {event!r}", seconds, lambda: event in self._events())
+
+    def wait_for_messages(self, messages: int, seconds: float) -> None:
+        """Until that many are built and it has seen the log's end."""
+
+        def built() -> bool:
+            row = self.state()
+            return row is not None and row["messages"] >= messages and row["caughtUp"]
+
+        self._wait(f"has not indexed {messages} messages", seconds, built)
+
+    def _wait(self, problem: str, seconds: float, condition: Any) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self._process.poll() is not None:
+                raise BenchError(f"indexd run ended with {self._process.returncode}: {self._said()}")
+            if time.monotonic() > deadline:
+                raise BenchError(f"indexd run {problem} within {seconds:.0f} s: {self._said()}")
+            time.sleep(_POLL_SECONDS)
+
+    def _events(self) -> set[str]:
+        # The last line may be half written.
+        lines = self._log.read_text(errors="replace").split("\n")[:-1]
+        return {json.loads(line).get("event", "") for line in lines if line.startswith("{")}
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace").strip()[-800:]

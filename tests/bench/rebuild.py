@@ -1,0 +1,151 @@
+"""A whole index from a log in the page cache: ``indexd rebuild`` and RocketMQ's IndexService, in turns."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bench.ground import DEFAULT_SIZES, ENTRIES_PER_MESSAGE, SLOTS, Ground, progress, warm_log
+from bench.indexd import compile_kernels, rebuild
+from bench.machine import Limit, measure_limit
+from bench.report import BenchError, Report, Row, median, megabytes, per_second
+from support.rocketmq_jvm import arguments, figures_of, run
+
+NAME = "rebuild"
+RATIO_TARGET = 4.0
+_TARGET = f"messages/s at least {RATIO_TARGET} times RocketMQ's"
+_TURNS = 3
+_RUNS_PER_TURN = 2
+_ROUNDS = 4  # of RocketMQ in one JVM; the first is cold and does not count
+_HEADER_SIZE, _SLOT_SIZE, _ENTRY_SIZE = 40, 4, 20
+
+
+def measure(ground: Ground, report: Report) -> None:
+    """Prints the table and leaves the verdict."""
+    store = ground.store()
+    compile_kernels(ground)
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    limits: list[Limit] = []
+    out, reference = ground.work / "out", ground.work / "reindex"
+    for turn in range(_TURNS):
+        progress(f"rebuild: turn {turn + 1} of {_TURNS}")
+        if ground.java_missing is None:
+            theirs += _reindex(ground, store, reference)
+        for _ in range(_RUNS_PER_TURN):
+            shutil.rmtree(out, ignore_errors=True)
+            warm_log(store)
+            ours.append(rebuild(ground, store, out))
+            os.sync()
+            limits.append(measure_limit(store, ours[-1]["phyOffset"], index_bytes(ours[-1]), ground.work / "scratch"))
+    _check_counts(ground, ours, theirs)
+    equal = None if ground.java_missing else same_files(out / "index", reference / "index")
+    rows, data = _table(ours, theirs, limits, equal)
+    figures = ours[-1]
+    title = f"{figures['messages']:,} messages, {figures['entries']:,} entries, {megabytes(figures['bytes'])} of log"
+    report.part(NAME, f"{title}, by {ground.made_by}", rows, data)
+    ratio = data["ratio"]
+    report.verdict(
+        NAME, _TARGET, None if ratio is None else f"{ratio:.2f}", None if ratio is None else ratio >= RATIO_TARGET
+    )
+    if equal is not None:
+        report.verdict(NAME, "the same bytes as RocketMQ's index", "the same" if equal else "others", equal)
+
+
+def index_bytes(figures: dict[str, Any]) -> int:
+    """What the index files of a rebuild hold: headers, slot tables and the entries that there are."""
+    files, entries = int(figures["files"]), int(figures["entries"])
+    return files * (_HEADER_SIZE + _SLOT_SIZE * SLOTS) + (entries + files) * _ENTRY_SIZE
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether the index files of two directories are the same, byte for byte; their names tell the time and differ."""
+    left, right = (sorted(path for path in place.iterdir() if path.name.isdecimal()) for place in (one, other))
+    return len(left) == len(right) > 0 and all(
+        filecmp.cmp(a, b, shallow=False) for a, b in zip(left, right, strict=True)
+    )
+
+
+def _reindex(ground: Ground, store: Path, reference: Path) -> list[dict[str, Any]]:
+    shutil.rmtree(reference, ignore_errors=True)
+    warm_log(store)
+    words = arguments(store=store, index=reference, rounds=_ROUNDS, **DEFAULT_SIZES)
+    said = run("Store", "reindex", *words, home=ground.jvm_home, timeout=300 + ground.messages * _ROUNDS / 20_000)
+    os.sync()
+    return [figures_of(line) for line in said.splitlines()]
+
+
+def _check_counts(ground: Ground, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    for row in ours:
+        if row["messages"] != ground.messages or row["entries"] != ENTRIES_PER_MESSAGE * ground.messages:
+            raise BenchError(f"indexd indexed {row['messages']} messages, {row['entries']} entries")
+    for row in theirs:
+        if row["messages"] != ground.messages:
+            raise BenchError(f"RocketMQ indexed {row['messages']} messages")
+
+
+def _table(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], limits: list[Limit], equal: bool | None
+) -> tuple[list[Row], dict[str, Any]]:
+    messages = ours[0]["messages"]
+    warm = [row["seconds"] for row in theirs if row["round"] > 0]
+    cold = [row["seconds"] for row in theirs if row["round"] == 0]
+    inner = [row["seconds"] for row in ours]
+    wall = [row["wallSeconds"] for row in ours]
+    limit = [one.seconds for one in limits]
+    rows: list[Row] = [("", "best", "median", "best", "median", "runs")]
+    data: dict[str, Any] = {"messages": messages, "entries": ours[0]["entries"], "logBytes": ours[0]["bytes"]}
+    lines = [
+        ("RocketMQ IndexService, warm", "rocketmqWarm", warm),
+        ("RocketMQ IndexService, first round", "rocketmqCold", cold),
+        ("indexd, first byte read to last rename", "indexd", inner),
+        ("indexd, the whole process", "indexdProcess", wall),
+        ("machine: read the log", "machineRead", [one.read_seconds for one in limits]),
+        ("machine: write and sync the index", "machineWrite", [one.write_seconds for one in limits]),
+        ("machine: both", "machine", limit),
+    ]
+    for text, name, values in lines:
+        if values:
+            best, middle = min(values), median(values)
+            seconds = (f"{best:.3f} s", f"{middle:.3f} s")
+            rows.append((text, per_second(messages / best), per_second(messages / middle), *seconds, str(len(values))))
+        data[f"{name}Seconds"] = [round(value, 6) for value in values]
+    ratio = min(warm) / min(inner) if warm else None
+    wall_ratio = min(warm) / min(wall) if warm else None
+    if warm:
+        rows.append(
+            ("indexd / RocketMQ", f"{min(warm) / min(inner):.2f}", f"{min(warm) / median(inner):.2f}", *_blank(3))
+        )
+        rows.append(
+            (
+                "the whole process / RocketMQ",
+                f"{min(warm) / min(wall):.2f}",
+                f"{min(warm) / median(wall):.2f}",
+                *_blank(3),
+            )
+        )
+    rows.append(
+        (
+            "share of the machine's limit",
+            f"{min(limit) / min(inner):.0%}",
+            f"{median(limit) / median(inner):.0%}",
+            *_blank(3),
+        )
+    )
+    if equal is not None:
+        rows.append(("index files, byte for byte", "the same" if equal else "DIFFERENT", *_blank(4)))
+    data |= {
+        "ratio": ratio,
+        "ratioOfMedian": min(warm) / median(inner) if warm else None,
+        "ratioOfProcess": wall_ratio,
+        "share": min(limit) / min(inner),
+        "sameBytes": equal,
+    }
+    return rows, data
+
+
+def _blank(count: int) -> tuple[str, ...]:
+    return ("",) * count

@@ -1,0 +1,62 @@
+"""How long short commands take from the shell: start of the process to its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from bench.ground import Ground, progress
+from bench.indexd import call, compile_kernels, options, rebuild
+from bench.report import BenchError, Report, Row, median
+
+NAME = "start"
+QUERY_TARGET_SECONDS = 0.3
+_RUNS = 20
+_TOPICS = ("TopicTest", "OrderPaid")
+
+
+def measure(ground: Ground, report: Report) -> None:
+    """Prints the table and leaves the verdict."""
+    store, data = ground.store(), ground.work / "start.data"
+    compile_kernels(ground)
+    rebuild(ground, store, data)
+    key = f"order-{ground.messages // 2}"
+    words = ["query-key", *options(ground, store), "--data", str(data), "--json", "-k", key, "-t"]
+    topic = next((topic for topic in _TOPICS if _hits(call(ground, *words, topic)[0])), None)
+    if topic is None:
+        raise BenchError(f"no topic of {_TOPICS} has the key {key}")
+    progress(f"start: {_RUNS} runs each")
+    environment = ground.environment()
+
+    def python() -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "pass"], check=True, timeout=60, env=environment)
+        return time.perf_counter() - began
+
+    commands: list[tuple[str, str, Callable[[], float]]] = [
+        ("indexd query-key", "queryKey", lambda: call(ground, *words, topic)[1]),
+        ("indexd --version", "version", lambda: call(ground, "--version")[1]),
+        ("python -c pass", "python", python),
+    ]
+    rows: list[Row] = [("", "median", "best", "worst")]
+    figures: dict[str, object] = {}
+    taken: dict[str, float] = {}
+    for text, name, command in commands:
+        command()
+        seconds = [command() for _ in range(_RUNS)]
+        taken[name] = median(seconds)
+        rows.append((text, *(f"{value * 1000:.0f} ms" for value in (taken[name], min(seconds), max(seconds)))))
+        figures[f"{name}Seconds"] = [round(value, 4) for value in seconds]
+    report.part(NAME, f"{_RUNS} runs each, the whole process", rows, figures)
+    query = taken["queryKey"]
+    report.verdict(
+        NAME, f"a query below {QUERY_TARGET_SECONDS} s", f"{query * 1000:.0f} ms", query < QUERY_TARGET_SECONDS
+    )
+
+
+def _hits(said: str) -> int:
+    answer = json.loads(said.splitlines()[-1])
+    return len(answer["hits"]) if "hits" in answer else 0

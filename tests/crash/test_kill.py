@@ -1,0 +1,205 @@
+"""The daemon killed, stopped and started again, at any moment: its index is what an undisturbed build makes."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.index.format import IndexHeader
+from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
+from support.small_log import SIZES, Growing, write_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLS = 24
+#: Reads of 64 KiB and a queue of one message: as many drains as can be, so that a catch-up takes a while.
+SLOWLY = (*SIZES, "--read-bytes", "65536", "--queue-rows", "1")
+
+
+def kill_at_any_moment(daemon: Daemon, rand: random.Random) -> str:
+    """Kill a daemon that has just been started: while it loads, recovers, or, most often, indexes; which it was."""
+    phase = rand.choice(["loads", "recovers", "indexes", "indexes", "indexes", "indexes"])
+    if phase == "loads":
+        time.sleep(rand.uniform(0, 0.5))
+    else:
+        daemon.wait_event("starting" if phase == "recovers" else "running")
+        time.sleep(rand.uniform(0, 0.05 if phase == "recovers" else 0.6))
+    daemon.kill()
+    return phase
+
+
+def check_what_a_kill_leaves(data: Path) -> None:
+    """Frontier and checkpoint are replaced whole: always the old or the new one."""
+    if (data / "frontier").exists():
+        frontier = json.loads((data / "frontier").read_bytes())
+        checkpoint = StoreCheckpoint.unpack((data / "checkpoint").read_bytes(), data / "checkpoint")
+        # The checkpoint is written first.
+        assert checkpoint.confirm_phy_offset >= frontier["phyOffset"]
+        assert {row["name"] for row in frontier["index"]} <= {path.name for path in index_files(data)}
+
+
+def finish(store: Path, data: Path, end: int, *flags: str) -> Daemon:
+    """Start once more, catch up with ``end``, stop; the index must then be that of an undisturbed build."""
+    with Daemon(store, data, *(flags or SIZES)) as daemon:
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0
+    assert not (data / "abort").exists()
+    if not (whole := data.with_name("whole")).exists():
+        rebuild(store, whole, *SIZES)
+    assert_same_index(data, whole)
+    assert (data / "checkpoint").read_bytes() == (whole / "checkpoint").read_bytes()
+    return daemon
+
+
+def test_kills_at_any_moment_leave_no_trace(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rand = random.Random(seed)
+    store, data = tmp_path / "store", tmp_path / "data"
+    phases, rolled = [], 0
+    with Growing(store, seed) as growing:
+        for _ in range(KILLS):
+            with Daemon(store, data, *SIZES) as daemon:
+                phases.append(kill_at_any_moment(daemon, rand))
+                rolled += sum(row["files"] for row in daemon.events("rolled"))
+            check_what_a_kill_leaves(data)
+        end = growing.stop()
+    print(f"{end} bytes of log, {len(index_files(data))} index files, {rolled} rolls, killed while it {phases}")
+    assert phases.count("indexes") >= KILLS // 4
+    assert rolled > 10
+    finish(store, data, end)
+
+
+def test_kills_inside_a_recovery(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rand = random.Random(seed)
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 20_000, seed=seed)
+    rebuild(store, data, *SIZES)
+    recovering = 0
+    for turn in range(6):
+        for path in index_files(data):  # each one has to be written again, and synced
+            with path.open("r+b") as file:
+                file.write(rand.randbytes(2000))
+        (data / "abort").touch()
+        # A mark whose file is too short ends what can be kept, so that now and then there is much to remove as well.
+        if turn % 2 and len(index_files(data)) > 4:
+            index_files(data)[-3].write_bytes(b"short")
+        with Daemon(store, data, *SIZES) as daemon:
+            daemon.wait_event("starting")
+            time.sleep(rand.uniform(0, 0.15))
+            recovering += not daemon.events("recovered")
+        assert (data / "abort").exists()
+        check_what_a_kill_leaves_of_a_damaged(data)
+    assert recovering
+    finish(store, data, end)
+
+
+def check_what_a_kill_leaves_of_a_damaged(data: Path) -> None:
+    """Files may be gone by now; frontier and checkpoint still are whole."""
+    json.loads((data / "frontier").read_bytes())
+    assert (data / "checkpoint").stat().st_size == CHECKPOINT_SIZE
+
+
+def test_kills_right_after_the_start(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 4000)
+    for pause in (0.0, 0.1, 0.4, None):
+        with Daemon(store, data, *SIZES) as daemon:
+            if pause is None:
+                daemon.wait_event("starting")
+            else:
+                time.sleep(pause)
+    finish(store, data, end)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_in_the_middle_of_a_catch_up_is_clean(tmp_path: Path, number: signal.Signals) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 40_000)
+    with Daemon(store, data, *SLOWLY) as daemon:
+        daemon.wait_event("rolled")
+        assert daemon.terminate(number) == 0
+        assert daemon.wait_event("stopping")["signal"] == number.name
+        stopped = daemon.wait_event("stopped")
+    frontier = json.loads((data / "frontier").read_bytes())
+    assert 0 < frontier["phyOffset"] == stopped["phy_offset"] < end
+    assert not (data / "abort").exists()
+    assert not (data / "state").exists()
+
+    again = finish(store, data, end)
+    opened = again.wait_event("opened")
+    assert opened["phy_offset"] == frontier["phyOffset"]
+    assert opened["reasons"] == ["the last stop was clean"]
+    assert (opened["dropped_entries"], opened["deleted_files"], opened["rewritten_files"]) == (0, 0, 0)
+    assert not again.events("recovered")
+
+
+def test_the_abort_file_says_who_runs(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    write_log(store, 100)
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_caught_up()
+        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+        daemon.kill()
+        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+    with Daemon(store, data, *SIZES) as daemon:
+        assert daemon.wait_event("recovered")["reasons"] == ["abort is there"]
+        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+        assert daemon.terminate() == 0
+    assert not (data / "abort").exists()
+
+
+def test_the_checkpoint_names_the_newest_full_file(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 4000)
+
+    def checkpoint() -> StoreCheckpoint:
+        content = (data / "checkpoint").read_bytes()
+        assert len(content) == CHECKPOINT_SIZE
+        assert not any(content[40:])
+        return StoreCheckpoint.unpack(content, data / "checkpoint")
+
+    with Daemon(store, data, *SIZES) as daemon:
+        state = daemon.wait_caught_up(end)
+        deadline = time.monotonic() + 10
+        while daemon.state()["durableOffset"] < end:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        running = checkpoint()
+        assert daemon.terminate() == 0
+    headers = [IndexHeader.unpack(path.read_bytes()[:40]) for path in index_files(data)]
+    full = [header for header in headers if header.index_count == 4000]
+    assert len(full) == len(headers) - 1 > 1
+    expected = StoreCheckpoint(
+        physic_msg_timestamp=state["storeTimestamp"],
+        index_msg_timestamp=full[-1].end_timestamp,
+        confirm_phy_offset=end,
+    )
+    assert running == checkpoint() == expected
+
+
+def test_a_second_instance_is_refused_and_told_who_runs(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 100)
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_caught_up(end)
+        with Daemon(store, data, *SIZES) as second:
+            assert second.wait() == 5
+        assert f"in use by another indexd, pid {daemon.pid}" in second.log.read_text("utf-8")
+        recover = indexd("--recover", "--store", store, "--data", data, *SIZES)
+        assert recover.returncode == 5
+        assert f"pid {daemon.pid}" in recover.stderr
+        out = indexd("rebuild", "--store", store, "--data", tmp_path / "unused", "--out", data, *SIZES)
+        assert out.returncode == 5
+        assert f"pid {daemon.pid}" in out.stderr
+        assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+        assert daemon.terminate() == 0

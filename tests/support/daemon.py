@@ -1,0 +1,258 @@
+"""The real ``indexd`` command in a process of its own: one that runs beside a store, or one that ends by itself.
+
+::
+
+    with Daemon(store, data, "--segment-size", "256KiB") as daemon:
+        daemon.wait_caught_up()
+        assert daemon.terminate() == 0
+    done = indexd("rebuild", "--store", store, "--out", out)
+    assert_same_index(data, out)
+
+Whatever is set in ``INDEXD_...`` outside does not reach these processes; ``NUMBA_CACHE_DIR``, which conftest.py sets,
+does, so that the kernels are compiled once for all of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
+from indexd.storage.names import is_index_name, segment_base, segment_name
+from support.small_log import SIZES, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "indexd"
+#: Short intervals, so that a test of a few seconds sees many drains and flushes.
+QUICK = {"INDEXD_DRAIN_INTERVAL": "0.05", "INDEXD_FLUSH_INTERVAL": "0.1"}
+WAIT_SECONDS = 60.0
+_PAUSE = 0.005
+
+
+def indexd(
+    *args: object, env: Mapping[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; whatever its exit code is, it is for the caller to judge."""
+    return subprocess.run(
+        [COMMAND, *map(str, args)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        env=_environment(env or {}),
+        timeout=timeout,
+        check=False,
+    )
+
+
+def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:
+    """Build ``out`` from the log, undisturbed; the figures that it says."""
+    done = indexd("rebuild", "--json", "--store", store, "--data", out.with_name("unused"), "--out", out, *flags)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+class DaemonError(AssertionError):
+    """The daemon did not do in time what a test waits for; the message quotes its log."""
+
+
+class Daemon:
+    """``indexd --store STORE --data DATA FLAGS`` with ``QUICK`` and then ``env`` in its environment.
+
+    Runs in a ``with`` block, at whose end it is killed if it still runs. Its log lines are in ``log``, beside ``data``.
+    """
+
+    def __init__(self, store: Path, data: Path, *flags: object, env: Mapping[str, str] | None = None) -> None:
+        self.store, self.data = store, data
+        self._command = [str(COMMAND), "--store", str(store), "--data", str(data), *map(str, flags)]
+        self._env = _environment(QUICK | dict(env or {}))
+        self._process: subprocess.Popen[bytes] | None = None
+        data.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=data.parent, prefix=f"{data.name}-", suffix=".log")
+        os.close(handle)
+        self.log = Path(name)
+
+    def __repr__(self) -> str:
+        state = "not started" if self._process is None else f"pid {self.pid}, exit {self._process.poll()}"
+        return f"Daemon({self.data}, {state})"
+
+    def __enter__(self) -> Self:
+        compile_kernels()
+        with self.log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=self._env
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; it stays after the end."""
+        return self._running.pid
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "use it in a with block"
+        return self._process
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The log lines so far, of one event or all; a line that is still being written is left out."""
+        lines = self.log.read_text("utf-8").split("\n")[:-1]
+        rows = [json.loads(line) for line in lines if line.startswith("{")]
+        return [row for row in rows if name in (None, row["event"])]
+
+    def wait_event(self, name: str, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The first log line of that event, as soon as it is there."""
+        return self._wait_for(lambda: next(iter(self.events(name)), None), f"event {name}", timeout)
+
+    def state(self) -> dict[str, Any]:
+        """DATA/state as this process wrote it last; empty before its first drain."""
+        try:
+            row: dict[str, Any] = json.loads((self.data / "state").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return row if row["pid"] == self.pid else {}
+
+    def wait_caught_up(self, offset: int | None = None, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The state once everything before ``offset`` is built; without one, once no frame stands where it is."""
+
+        def caught_up() -> dict[str, Any] | None:
+            row = self.state()
+            if not row or not row["caughtUp"] or row["dispatchBehindBytes"]:
+                return None
+            done = row["phyOffset"] >= offset if offset is not None else not self._is_written(row["phyOffset"])
+            return row if done else None
+
+        return self._wait_for(caught_up, f"to be caught up with {offset or 'the log'}", timeout)
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs, and wait for its end."""
+        if self._running.poll() is None:
+            self._running.kill()
+        self._running.wait(WAIT_SECONDS)
+
+    def terminate(self, number: signal.Signals = signal.SIGTERM, timeout: float = WAIT_SECONDS) -> int:
+        """Ask it to stop; its exit code."""
+        self._running.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = WAIT_SECONDS) -> int:
+        """Wait until it ends by itself; its exit code."""
+        try:
+            return self._running.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise DaemonError(f"{self} does not end: {self._tail()}") from None
+
+    def rss(self) -> int:
+        """Bytes of memory that it holds now."""
+        pages = Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def _wait_for(self, look: Callable[[], dict[str, Any] | None], what: str, timeout: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while True:
+            ended = self._running.poll()
+            found = look()
+            if found is not None:
+                return found
+            if ended is not None or time.monotonic() > deadline:
+                raise DaemonError(f"waited for {what} of {self}, state {self.state()}: {self._tail()}")
+            time.sleep(_PAUSE)
+
+    def _is_written(self, phy_offset: int) -> bool:
+        directory = self.store / "commitlog"
+        size = next((path.stat().st_size for path in directory.iterdir() if segment_base(path.name) is not None), 0)
+        if size == 0:
+            return False
+        path = directory / segment_name(phy_offset - phy_offset % size)
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            return any(os.pread(file.fileno(), 8, phy_offset % size))
+
+    def _tail(self) -> str:
+        return f"(all of it in {self.log})\n" + "\n".join(self.log.read_text("utf-8").splitlines()[-20:])
+
+
+def index_files(root: Path) -> list[Path]:
+    """The index files of a data directory or a store, oldest first."""
+    directory = root / "index"
+    return sorted(path for path in directory.iterdir() if is_index_name(path.name)) if directory.exists() else []
+
+
+def assert_same_index(a: Path, b: Path) -> None:
+    """The index files of two directories are the same, one by one, byte for byte; names may differ.
+
+    One of the two is indexd's own: its frontier says how the files are divided.
+    """
+    files_a, files_b = index_files(a), index_files(b)
+    layout = _layout(a, b)
+    for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
+        data_a, data_b = path_a.read_bytes(), path_b.read_bytes()
+        if data_a != data_b:
+            raise AssertionError(
+                f"index file {number} of {len(files_a)} differs in {_first_difference(data_a, data_b, layout)}\n"
+                f"  {path_a}: {IndexHeader.unpack(data_a)}\n  {path_b}: {IndexHeader.unpack(data_b)}"
+            )
+    assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
+
+
+def _layout(a: Path, b: Path) -> IndexLayout:
+    frontier = next(path for path in (a / "frontier", b / "frontier") if path.exists())
+    row = json.loads(frontier.read_bytes())
+    return IndexLayout(row["hashSlotNum"], row["indexNum"])
+
+
+def _first_difference(a: bytes, b: bytes, layout: IndexLayout) -> str:
+    if len(a) != len(b):
+        return f"its size: {len(a)} and {len(b)}"
+    at = next(position for position in range(len(a)) if a[position] != b[position])
+    if at < 40:
+        return f"its header, byte {at}"
+    if at < layout.entry_position(0):
+        slot = (at - 40) // 4
+        found = [unpack_slot(data[layout.slot_position(slot) :][:4]) for data in (a, b)]
+        return f"slot {slot}: {found[0]} and {found[1]}"
+    number = (at - layout.entry_position(0)) // 20
+    entries: list[IndexEntry] = [unpack_entry(data[layout.entry_position(number) :][:20]) for data in (a, b)]
+    return f"entry {number}: {entries[0]} and {entries[1]}"
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    # Compiled, whatever the tests around it do: interpreted it would not keep up with anything.
+    kept = {name: value for name, value in os.environ.items() if not re.match("INDEXD_|NUMBA_DISABLE_JIT$", name)}
+    return {**kept, **extra}
+
+
+@functools.cache
+def compile_kernels() -> None:
+    """Fill the shared cache once, so that no test waits for the compiler or is killed inside it."""
+    cache = Path(os.environ["NUMBA_CACHE_DIR"])
+    cache.mkdir(parents=True, exist_ok=True)
+    done = cache / "daemon-compiled"
+    with (cache / "daemon-compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if done.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix="indexd-compile-") as name:
+            store, data = Path(name, "store"), Path(name, "data")
+            write_log(store, 2000)
+            for _ in range(2):  # the second compares what the first has built
+                ended = indexd("--recover", "--store", store, "--data", data, *SIZES, timeout=600)
+                assert ended.returncode == 0, ended.stderr
+        done.touch()

@@ -1,0 +1,279 @@
+"""putKey, the replay of entries and their comparison with the log, against the naive index file (spec 3, 12)."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from indexd.index.file import IndexFile, Put
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import IndexHeader, IndexLayout
+from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch, replay_entries
+from indexd.index.key_hash import index_key_hash
+from indexd.recovery.replay import read_entries
+from indexd.storage.disk import Disk
+from support.naive import NaiveIndexFile, key_hash
+from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, queries, store_timestamps, topics
+from support.twins import batches, encode
+
+FOREVER = (0, 2**63 - 1)
+U64, I64 = np.uint64, np.int64
+EXTREME = st.one_of(store_timestamps(), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62), 1000, 999]))
+PUTS = st.lists(st.tuples(topics(), pieces(), st.integers(0, 2**63 - 1), EXTREME), max_size=30)
+
+
+@contextmanager
+def new_file(slots: int, entries: int, previous: IndexHeader | None = None) -> Iterator[IndexFile]:
+    with tempfile.TemporaryDirectory() as directory:
+        file = IndexFile.create(Disk(), Path(directory) / "20240101000000000", IndexLayout(slots, entries), previous)
+        yield file
+        file.close()
+
+
+def published(file: IndexFile) -> bytes:
+    file.publish()
+    return file.path.read_bytes()
+
+
+# --- vectors: spec 12, 3.3 ---
+
+VECTOR = [("a", 1000, 1000000500), ("a", 1100, 1000003499), ("b", 1200, 999000000), ("c", 1300, 1000009000)]
+
+
+def test_the_index_file_vector() -> None:
+    entries = [(0, 0, 0, 0), (81906, 1000, 0, 0), (81906, 1100, 2, 1), (81907, 1200, 0, 0), (81908, 1300, 8, 0)]
+    expected = struct.pack(">qqqqii4i", 1000000500, 1000009000, 1000, 1300, 3, 5, 4, 0, 2, 3)
+    expected += b"".join(struct.pack(">iqii", *entry) for entry in entries)
+    flavour = FLAVOURS["5.4"]
+    with new_file(4, 5) as file:
+        for key, phy_offset, time in VECTOR:
+            assert not file.is_write_full
+            assert file.put_key("T", key, phy_offset, time, flavour) is Put.WRITTEN
+        assert file.is_write_full
+        assert file.put_key("T", "d", 1400, 1000009000, flavour) is Put.FULL
+        assert published(file) == expected
+        wanted = index_key_hash("T", "a")
+        assert file.select_phy_offset(wanted, 64, *FOREVER) == [1100, 1000]
+        assert file.select_phy_offset(wanted, 64, 1000003499, 2**63 - 1) == []
+        assert file.select_phy_offset(wanted, 64, 0, 1000002500) == [1100, 1000]
+        assert file.select_phy_offset(wanted, 1, *FOREVER) == [1100]
+        assert file.select_phy_offset(wanted, 0, *FOREVER) == []
+        header = file.header
+    with new_file(4, 5, header) as file:
+        head = struct.pack(">qqqqi", 1000009000, 1000009000, 1300, 1300, 0)
+        assert published(file) == head + bytes(4 + 16 + 100)
+        file.put_key("T", "z", 5000, 1000019000, flavour)
+        head = struct.pack(">qqqqii", 1000019000, 1000019000, 5000, 5000, 1, 2)
+        body = struct.pack(">4i", 0, 0, 0, 1) + bytes(20) + struct.pack(">iqii", 81931, 5000, 10, 0) + bytes(60)
+        assert published(file) == head + body
+
+
+def test_an_empty_file_counts_zero_on_disk_until_it_is_flushed() -> None:
+    with new_file(3, 4) as file:
+        assert published(file)[36:40] == bytes(4)
+        assert file.header.entries == 0
+        file.flush()
+        assert file.path.read_bytes()[36:40] == b"\0\0\0\1"
+        assert file.select_phy_offset(1, 64, *FOREVER) == []
+
+
+def test_a_hash_of_the_smallest_int_is_zero_and_in_slot_zero() -> None:
+    with new_file(7, 3) as file:
+        file.put_key(*ZERO_HASH, 5, 5, FLAVOURS["5.4"])
+        assert published(file)[40:44] == struct.pack(">i", 1)
+        assert file.select_phy_offset(0, 64, *FOREVER) == [5]
+
+
+@pytest.mark.parametrize(
+    ("begin", "time", "seconds"),
+    [
+        *((1000, 999, 0), (1000, -5, 0), (1000, 1999, 0), (1000, 2000, 1), (0, 10**15, 0), (-1, 10**15, 0)),
+        *((1, 1 + 1000 * (2**31 - 1), 2**31 - 1), (1, 1 + 1000 * 2**31, 2**31 - 1), (1, 2**63 - 1, 2**31 - 1)),
+        # Java's subtraction wraps: far enough back comes out far ahead.
+        (BASE_TIME, -(2**63), 2**31 - 1),
+    ],
+)
+def test_the_time_difference_is_clamped(begin: int, time: int, seconds: int) -> None:
+    naive = NaiveIndexFile(3, 10)
+    with new_file(3, 10) as file:
+        for number, timestamp in enumerate((begin, time)):
+            file.put_key("T", "k", number, timestamp, FLAVOURS["5.4"])
+            naive.put_key("T#k", number, timestamp)
+        assert published(file) == naive.to_bytes()
+        assert published(file)[40 + 12 + 2 * 20 + 12 :][:4] == struct.pack(">i", seconds)
+
+
+# --- any puts ---
+
+
+@given(PUTS, st.integers(1, 50), st.integers(2, 20), st.sampled_from(list(FLAVOURS)), EXTREME)
+def test_puts_make_the_naive_file(puts: list[tuple], slots: int, entries: int, flavour: str, previous: int) -> None:
+    every_put = FLAVOURS[flavour].counts_every_put
+    header = IndexHeader(0, previous, 0, abs(previous) if previous > -(2**63) else 0)
+    naive = NaiveIndexFile(slots, entries, header.end_phy_offset, header.end_timestamp, every_put)
+    with new_file(slots, entries, header) as file:
+        assert published(file) == naive.to_bytes()
+        for topic, key, phy_offset, time in puts:
+            put = file.put_key(topic, key, phy_offset, time, FLAVOURS[flavour])
+            assert (put is Put.WRITTEN) == naive.put_key(f"{topic}#{key}", phy_offset, time)
+            assert file.is_write_full == naive.is_write_full()
+        assert published(file) == naive.to_bytes()
+        file.flush()
+        assert file.path.read_bytes() == naive.to_bytes(flushed=True)
+        loaded = IndexFile.load(Disk(), file.path, file.layout, file.header)
+        loaded.put_key("T", "later", 7, 7, FLAVOURS[flavour])
+        naive.put_key("T#later", 7, 7)
+        assert published(loaded) == naive.to_bytes(flushed=True)
+        loaded.close()
+
+
+@given(PUTS, st.integers(1, 8), EXTREME, EXTREME, st.sampled_from([0, 1, 3, 64]))
+def test_answers_are_the_naive_files(puts: list[tuple], slots: int, begin: int, end: int, max_num: int) -> None:
+    naive = NaiveIndexFile(slots, 40)
+    with new_file(slots, 40) as file:
+        for topic, key, phy_offset, time in puts:
+            file.put_key(topic, key, phy_offset, time, FLAVOURS["5.4"])
+            naive.put_key(f"{topic}#{key}", phy_offset, time)
+        file.publish()
+        for first, last in ((begin, end), FOREVER, (end, begin)):
+            assert file.is_time_matched(first, last) == naive.is_time_matched(first, last)
+            for topic, key, _, _ in puts[:5]:
+                wanted: list[int] = []
+                naive.select_phy_offset(wanted, f"{topic}#{key}", max_num, first, last)
+                assert file.select_phy_offset(key_hash(f"{topic}#{key}"), max_num, first, last) == wanted
+
+
+@given(st.data(), logs(max_size=12))
+def test_queries_meet_what_a_log_holds(data: st.DataObject, samples: list[Sample]) -> None:
+    """As above, but over a file that a batch filled, with queries made for it."""
+    naive = NaiveIndexFile(5, 400)
+    with new_file(5, 400) as file:
+        for batch in batches(encode(samples), "5.4", [7]):
+            file.put_batch(batch, FLAVOURS["5.4"], 0, -1)
+        file.publish()
+        naive = NaiveIndexFile.from_bytes(file.path.read_bytes(), 5, 400)
+        query = data.draw(queries(samples))
+        text = f"{query.topic}#T#{query.key}" if query.index_type == "T" else f"{query.topic}#{query.key}"
+        wanted: list[int] = []
+        naive.select_phy_offset(wanted, text, query.max_num, query.begin, query.end)
+        hashed = index_key_hash(query.topic, query.key, query.index_type)
+        assert file.select_phy_offset(hashed, query.max_num, query.begin, query.end) == wanted
+
+
+def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:
+    """More slots than a page holds, and more entries than the buffer does at once."""
+    slots, entries = 5000, 700
+    naive = NaiveIndexFile(slots, entries)
+    with new_file(slots, entries) as file:
+        for number in range(entries):
+            file.put_key("T", f"key-{number * number}", number, BASE_TIME + number, FLAVOURS["5.4"])
+            naive.put_key(f"T#key-{number * number}", number, BASE_TIME + number)
+            if number % 97 == 0:
+                assert published(file) == naive.to_bytes()
+        assert published(file) == naive.to_bytes()
+
+
+# --- replay: what recovery trusts ---
+
+
+def entries_of(file: IndexFile) -> NDArray[np.uint32]:
+    return read_entries(file.file, file.layout, 1, file.header.entries)
+
+
+def replayed(entries: NDArray[np.uint32], slots: int, window: int, every_put: bool) -> tuple[int, int, bytes]:
+    """(entries that hold, used slot count, slots) after replaying in windows."""
+    table = np.zeros(slots, dtype=np.uint32)
+    used, phy, done = I64(0), I64(0), 0
+    while done < len(entries):
+        part = entries[done : done + window]
+        good, used, phy = replay_entries(part, done + 1, table, every_put, I64(used), I64(phy))
+        done += int(good)
+        if good < len(part):
+            break
+    return done, int(used), table.tobytes()
+
+
+@given(st.data(), logs(max_size=12), st.integers(1, 9), st.integers(1, 6), st.sampled_from(list(FLAVOURS)))
+def test_a_replay_rebuilds_the_slots(
+    data: st.DataObject, samples: list[Sample], slots: int, window: int, name: str
+) -> None:
+    flavour = FLAVOURS[name]
+    with new_file(slots, 300) as file:
+        for batch in batches(encode(samples), name, [5]):
+            file.put_batch(batch, flavour, 0, -1)
+        raw = published(file)
+        entries = entries_of(file)
+        count = len(entries)
+        expected = (count, file.header.used_slot_count, raw[40 : 40 + 4 * slots])
+        assert replayed(entries, slots, window, flavour.counts_every_put) == expected
+        if count:
+            bad = data.draw(st.integers(0, count - 1))
+            broken = entries.copy()
+            if data.draw(st.booleans()):
+                broken[bad, 4] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
+            else:
+                # The sign of the key hash, of the physical offset or of the time difference.
+                broken[bad, data.draw(st.sampled_from([0, 1, 3]))] ^= np.uint32(0x80)
+            assert replayed(broken, slots, window, flavour.counts_every_put)[0] == bad
+
+
+def test_a_replay_ends_where_offsets_go_back() -> None:
+    with new_file(3, 10) as file:
+        for phy_offset in (5, 9, 9, 8, 10):
+            file.put_key("T", "k", phy_offset, 1, FLAVOURS["5.4"])
+        file.publish()
+        assert replayed(entries_of(file), 3, 100, False)[:2] == (3, 1)
+
+
+# --- comparison: what indexd --recover adds ---
+
+
+def matched(parts: list, entries: NDArray[np.uint32], window: int, name: str) -> tuple[int, int, int] | None:
+    """(entry, phy offset, keys that agree) at the first that differs, or None; entries come in windows."""
+    state = np.array(IndexHeader().values(), dtype=np.int64)
+    done = 0
+    for batch in parts:
+        row, key = 0, -1
+        while True:
+            part = entries[done : done + window]
+            status, row, key, at = match_batch(
+                batch.columns, batch.rows, row, key, FLAVOURS[name].skip_mask, part, 0, state
+            )
+            row, key, done = int(row), int(key), done + int(at)
+            if status == MISMATCH:
+                return done, int(batch.columns.phy_offset[row]), key - int(batch.columns.key_start[row])
+            if status == DONE:
+                break
+            assert status == BUFFER_FULL
+            if done == len(entries):
+                return None
+    assert done == len(entries)
+    return None
+
+
+@given(st.data(), logs(max_size=12), st.integers(1, 6), st.sampled_from(list(FLAVOURS)))
+def test_a_comparison_finds_the_first_entry_that_differs(
+    data: st.DataObject, samples: list[Sample], window: int, name: str
+) -> None:
+    with new_file(5, 300) as file:
+        parts = batches(encode(samples, 4096), name, data.draw(st.lists(st.integers(1, 6), min_size=1)), 4096)
+        for batch in parts:
+            file.put_batch(batch, FLAVOURS[name], 0, -1)
+        file.publish()
+        entries = entries_of(file)
+        assert matched(parts, entries, window, name) is None
+        if len(entries):
+            bad = data.draw(st.integers(0, len(entries) - 1))
+            phy_offset = int.from_bytes(entries[bad, 1:3].tobytes(), "big")
+            same = [int.from_bytes(entry[1:3].tobytes(), "big") == phy_offset for entry in entries[:bad]]
+            entries[bad, data.draw(st.integers(0, 3))] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
+            assert matched(parts, entries, window, name) == (bad, phy_offset, sum(same))

@@ -1,0 +1,249 @@
+"""IndexService over batches, however they are cut, against the naive service: file for file, byte for byte (spec 4)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from indexd.commitlog.writer import FrameSpec
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import IndexHeader, IndexLayout
+from indexd.index.service import IndexService
+from indexd.storage.disk import Disk
+from indexd.storage.names import is_index_name
+from support.goldens import GOLDENS, unpack
+from support.naive import NaiveIndexService
+from support.strategies import BASE_TIME, Sample, logs
+from support.twins import batches, encode, naive_messages
+
+LAYOUTS = st.tuples(st.integers(1, 50), st.integers(2, 60))
+SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+
+
+@contextmanager
+def new_service(
+    slots: int, entries: int, flavour: str = "5.4", disk: Disk | None = None, clock: Callable[[], float] = lambda: 0.0
+) -> Iterator[tuple[IndexService, Path]]:
+    with tempfile.TemporaryDirectory() as directory:
+        layout = IndexLayout(slots, entries)
+        service = IndexService(disk or Disk(), Path(directory), layout, FLAVOURS[flavour], clock)
+        yield service, Path(directory)
+        service.close()
+
+
+def naive_service(data: bytes, slots: int, entries: int, flavour: str = "5.4") -> NaiveIndexService:
+    naive = NaiveIndexService(slots, entries, flavour)
+    for message in naive_messages(data):
+        naive.build_index(message)
+    return naive
+
+
+def contents(directory: Path) -> list[bytes]:
+    """The files in the order of their names."""
+    return [path.read_bytes() for path in sorted(directory.iterdir())]
+
+
+def specs(count: int, keys: int = 1, step: int = 1000) -> list[Sample]:
+    """Messages of so many keys each, ``step`` ms apart."""
+    words = [" ".join(f"k{number}-{key}" for key in range(keys)) for number in range(count)]
+    return [
+        Sample(FrameSpec("T", store_timestamp=BASE_TIME + step * number, properties={"KEYS": text} if text else {}))
+        for number, text in enumerate(words)
+    ]
+
+
+# --- building ---
+
+
+@given(logs(), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)))
+def test_any_log_in_any_batches_makes_the_naive_files(
+    samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str
+) -> None:
+    data = encode(samples)
+    naive = naive_service(data, *layout, flavour)
+    with new_service(*layout, flavour) as (service, directory):
+        for batch in batches(data, flavour, split):
+            service.build_index(batch)
+            # What is marked is what stands in the files: published, and readable by anyone.
+            for mark in service.mark().files:
+                header = IndexHeader.unpack((directory / mark.name).read_bytes())
+                assert header == mark.header
+        service.publish()
+        assert contents(directory) == [file.to_bytes() for file in naive.files]
+        service.flush()
+        last = len(naive.files) - 1
+        assert contents(directory) == [file.to_bytes(number == last) for number, file in enumerate(naive.files)]
+        assert service.counters.entries == sum(file.index_count - 1 for file in naive.files)
+        assert service.counters.messages == len(samples)
+        assert service.counters.rolls == max(last, 0)
+
+
+@given(st.data(), logs(max_size=20), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)))
+def test_messages_given_again_are_treated_as_rocketmq_does(
+    data: st.DataObject, samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str
+) -> None:
+    """A replay skips what lies before the last file's end, and repeats the last message's entries (spec 11.11)."""
+    log = encode(samples)
+    parts = batches(log, flavour, split)
+    assume(parts)
+    order = [*parts, *parts[data.draw(st.integers(0, len(parts) - 1)) :]]
+    naive = NaiveIndexService(*layout, flavour)
+    with new_service(*layout, flavour) as (service, directory):
+        for batch in order:
+            service.build_index(batch)
+            for message in naive_messages(log[: batch.end_offset]):
+                if message.phy_offset >= batch.begin_offset:
+                    naive.build_index(message)
+        service.publish()
+        assert contents(directory) == [file.to_bytes() for file in naive.files]
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_goldens_index_files(name: str, tmp_path: Path) -> None:
+    golden = unpack(name, tmp_path)
+    with new_service(golden.hash_slot_num, golden.index_num, golden.flavour) as (service, directory):
+        for path in golden.segments():
+            data = path.read_bytes()
+            rows = [row for row in golden.messages() if row["phyOffset"] // len(data) * len(data) == int(path.name)]
+            if rows:
+                end = rows[-1]["phyOffset"] + rows[-1]["size"] - int(path.name)
+                for batch in batches(data[:end], golden.flavour, [700], int(path.name)):
+                    service.build_index(batch)
+        service.publish()
+        assert contents(directory) == [path.read_bytes() for path in golden.index_files()]
+
+
+def test_the_entries_of_one_message_straddle_files() -> None:
+    data = encode(specs(2, keys=7))
+    with new_service(3, 4) as (service, directory):
+        for batch in batches(data, "5.4", [5]):
+            service.build_index(batch)
+        heads = [mark.header for mark in service.mark().files]
+        assert [head.entries for head in heads] == [3, 3, 3, 3, 2]
+        assert heads[1].begin_phy_offset == heads[0].end_phy_offset == 0
+        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
+
+
+def test_a_full_last_file_has_no_successor_until_the_next_message_of_any_kind() -> None:
+    data = encode([*specs(1, keys=3), Sample(FrameSpec("no keys"))])
+    with new_service(3, 4) as (service, directory):
+        first, second = batches(data, "5.4", [1])
+        service.build_index(first)
+        assert len(contents(directory)) == 1
+        assert not service.mark().files[0].full
+        service.build_index(second)
+        marks = service.mark().files
+        assert [mark.full for mark in marks] == [True, False]
+        assert marks[1].header == IndexHeader(BASE_TIME, BASE_TIME, 0, 0, 0, 1)
+        assert contents(directory)[1][36:] == bytes(4 + 3 * 4 + 4 * 20)
+        service.flush()
+        assert contents(directory)[1][36:40] == b"\0\0\0\1"
+
+
+# --- names ---
+
+
+@given(st.lists(st.sampled_from([0.0, 1.7e9, 1.7e9 + 0.0004, 1.7e9 + 3600, 1.5e9, 2.0e9]), min_size=8, max_size=30))
+def test_names_only_grow_whatever_the_clock_does(times: list[float]) -> None:
+    data = encode(specs(8, keys=2))
+    ticks = iter(times)
+    with new_service(2, 3, clock=lambda: next(ticks, times[-1])) as (service, directory):
+        for batch in batches(data, "5.4", [3]):
+            service.build_index(batch)
+        names = [mark.name for mark in service.mark().files]
+        assert len(set(names)) == len(names) == 8
+        assert names == sorted(names) == sorted(path.name for path in directory.iterdir())
+        assert all(is_index_name(name) for name in names)
+        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 2, 3).files]
+
+
+# --- stop, start, expiry ---
+
+
+@given(st.data(), logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)))
+def test_a_service_goes_on_from_what_another_left(
+    data: st.DataObject, samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str
+) -> None:
+    log = encode(samples)
+    parts = batches(log, flavour, split)
+    stop = data.draw(st.integers(0, len(parts)))
+    with new_service(*layout, flavour) as (service, directory):
+        for batch in parts[:stop]:
+            service.build_index(batch)
+        service.flush()
+        marks = service.mark().files
+        service.close()
+        # A clock that stands before the names that are there.
+        later = IndexService(Disk(), directory, IndexLayout(*layout), FLAVOURS[flavour], lambda: -1e9)
+        later.load(marks)
+        assert later.mark().files == marks
+        for batch in parts[stop:]:
+            later.build_index(batch)
+        later.flush()
+        naive = naive_service(log, *layout, flavour)
+        last = len(naive.files) - 1
+        # A flush in between leaves its mark only in a file that stayed empty, and that is the last one.
+        assert contents(directory) == [file.to_bytes(number == last) for number, file in enumerate(naive.files)]
+        later.close()
+
+
+def test_unsynced_files_are_those_that_no_flusher_has_made_durable() -> None:
+    data = encode(specs(7, keys=1))
+    with new_service(3, 4) as (service, directory):
+        for batch in batches(data, "5.4", [4]):
+            service.build_index(batch)
+        mark = service.mark()
+        assert [file.path.name for file in mark.unsynced] == [found.name for found in mark.files]
+        for file in mark.unsynced:
+            file.file.fsync()
+        service.synced(mark.unsynced)
+        assert [file.path.name for file in service.mark().unsynced] == [mark.files[-1].name]
+        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
+
+
+@given(st.integers(1, 30), st.integers(2, 6), st.integers(-100, 5000), st.booleans())
+def test_expired_files_go_from_the_front_and_never_the_last(count: int, entries: int, least: int, again: bool) -> None:
+    data = encode(specs(count))
+    with new_service(3, entries) as (service, directory):
+        for batch in batches(data, "5.4", [50]):
+            service.build_index(batch)
+        before = service.mark().files
+        expected = []
+        for mark in before[:-1]:
+            if mark.header.end_phy_offset >= least:
+                break
+            expected.append(mark.name)
+        assert service.delete_expired_file(least) == expected
+        assert [mark.name for mark in service.mark().files] == [mark.name for mark in before[len(expected) :]]
+        assert sorted(path.name for path in directory.iterdir()) == [mark.name for mark in before[len(expected) :]]
+        assert service.counters.expired_files == len(expected)
+        if again:
+            assert service.delete_expired_file(least) == []
+
+
+def test_the_only_file_stays_even_when_it_is_full_and_expired() -> None:
+    with new_service(3, 4) as (service, directory):
+        for batch in batches(encode(specs(3)), "5.4", [9]):
+            service.build_index(batch)
+        marks = tuple(service.mark().files)
+        service.close()
+        later = IndexService(Disk(), directory, IndexLayout(3, 4), FLAVOURS["5.4"])
+        later.load(tuple(type(mark)(mark.name, mark.header, True) for mark in marks))
+        assert later.delete_expired_file(1 << 40) == []
+        assert len(contents(directory)) == 1
+
+
+def test_destroy_removes_every_file_and_nothing_else() -> None:
+    with new_service(3, 4) as (service, directory):
+        for batch in batches(encode(specs(9)), "5.4", [2]):
+            service.build_index(batch)
+        (directory / "20200101000000000").write_bytes(b"someone else's")
+        service.destroy()
+        assert [path.name for path in directory.iterdir()] == ["20200101000000000"]
+        assert service.mark().files == ()

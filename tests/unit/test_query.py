@@ -1,0 +1,228 @@
+"""Both answers on logs of every flavour and clock, what an answer covers, and why it is empty."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexd.errors import CorruptDataError
+from indexd.flush.frontier import Uncovered, write_frontier
+from indexd.index.format import IndexHeader, IndexLayout
+from indexd.query import TIME_MAX, KeyQuery, query_exact, query_rocketmq
+from indexd.query.walk import may_match
+from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
+from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
+from support.naive import NaiveIndexFile, exact_oracle
+from support.strategies import Sample, logs, queries
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+# --- both answers, on any log ---
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), logs(max_size=25), st.sampled_from(["3.x", "4.0", "4.7", "5.4"]))
+def test_both_modes_on_any_log(data: st.DataObject, samples: list[Sample], flavour: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory), flavour=flavour, segment=8192)
+        with store.writer as writer:
+            for sample in samples:
+                sample.append(writer)
+        messages = store.messages()
+        service = store.build()
+        rows = [message.row() for message in messages]
+        with store.index() as index:
+            for _ in range(8):
+                query = data.draw(queries(samples))
+                asked = KeyQuery(query.topic, query.key, query.max_num, query.begin, query.end, query.index_type)
+                args = (query.topic, query.key, query.begin, query.end, query.index_type)
+                expected = sorted(exact_oracle(rows, *args, flavour), reverse=True)
+                answer = query_exact(index, asked)
+                assert [hit.phy_offset for hit in answer.hits] == expected[: query.max_num]
+                assert (answer.truncated is not None) == (len(expected) > query.max_num)
+                found = query_rocketmq(index, asked)
+                capped = service.query_offset(
+                    query.topic, query.key, min(query.max_num, 64), query.begin, query.end, query.index_type
+                )
+                assert ([hit.phy_offset for hit in found.hits], *vars_of(found.last_update)) == capped
+
+
+def vars_of(last_update: Any) -> tuple[int, int]:
+    return last_update.timestamp, last_update.phy_offset
+
+
+@given(
+    st.lists(st.one_of(st.integers(T0 - 5000, T0 + 9000), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=6),
+    st.one_of(st.just(0), st.integers(T0 - 3000, T0 + 3000), st.integers(-5, 2**62)),
+    st.integers(-1500, 1500),
+    st.integers(-1500, 1500),
+)
+def test_the_prefilter_never_denies_a_message_that_matches(
+    times: list[int], previous_end: int, before: int, behind: int
+) -> None:
+    file = NaiveIndexFile(1, 20, 5, previous_end)
+    for time in times:
+        file.put_key("k", 10, time)
+    header = IndexHeader.unpack(file.to_bytes())
+    for number, time in enumerate(times, 1):
+        begin, end = time - max(before, 0), time + max(behind, 0)
+        assert may_match(number, file.entries[number][2], header, begin, end)
+
+
+def test_the_prefilter_denies_what_is_seconds_away() -> None:
+    header = IndexHeader(T0, T0 + 9000, 0, 0, 1, 9)
+    assert not may_match(2, 5, header, T0, T0 + 4999)
+    assert not may_match(2, 5, header, T0 + 6000, TIME_MAX)
+    assert not may_match(2, 0, header, T0 + 1000, TIME_MAX)
+    assert may_match(2, 0, header, 0, T0 - 10_000)
+    assert may_match(1, 5, header, T0, T0)
+
+
+# --- what an answer covers, and why it is empty ---
+
+
+def test_absent(store: Store) -> None:
+    store.append(spec())
+    store.build()
+    assert store.exact() == [0]
+    assert store.why("other") == "absent"
+    assert store.why(begin=T0 + 1) == "absent"
+
+
+def test_not_yet_indexed(store: Store) -> None:
+    store.append(spec())
+    store.build()
+    (offset,) = store.append(spec())
+    with store.index() as index:
+        answer = query_exact(index, KeyQuery("T", "other"))
+    assert answer.why == "not yet indexed"
+    assert (answer.coverage.end, answer.coverage.complete) == (offset, False)
+
+
+def test_a_log_that_goes_on_in_the_next_segment_is_not_complete(store: Store) -> None:
+    store.append(spec(size=3800))
+    store.build()
+    assert store.why("other") == "absent"
+    with store.index() as index:
+        assert query_exact(index, KeyQuery("T", "other")).coverage.complete
+        (offset,) = store.append(spec(size=3800))
+        assert offset == SEGMENT
+        assert query_exact(index, KeyQuery("T", "other")).why == "not yet indexed"
+
+
+def test_uncovered_ranges_count_while_their_log_is_there(store: Store) -> None:
+    store.append(spec(), spec(), spec())
+    store.build()
+    store.change_frontier(uncovered=(Uncovered(100, 150, "corrupt"), Uncovered(10**6, 10**6 + 5, "behind the end")))
+    with store.index() as index:
+        answer = query_exact(index, KeyQuery("T", "other"))
+    assert answer.why == "not yet indexed"
+    assert answer.coverage.to_json()["uncovered"] == [[100, 150, "corrupt"]]
+    store.change_frontier(begin_offset=120, uncovered=())
+    assert store.why("other") == "not yet indexed"
+
+
+def test_expired(store: Store) -> None:
+    store.append(*[spec(size=1500) for _ in range(6)])
+    store.build()
+    with store.index() as index:
+        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 6
+        (store.root / "commitlog" / f"{0:020d}").unlink()
+        (store.root / "commitlog" / f"{SEGMENT:020d}").unlink()
+        # The files are still open here: what was listed may still be answered.
+        query_exact(index, KeyQuery("T", "k"))
+    with store.index() as index:
+        answer = query_exact(index, KeyQuery("T", "k"))
+        assert len(answer.hits) == 2
+        assert answer.expired == 4
+        assert answer.coverage.log_begin == 2 * SEGMENT
+        assert query_exact(index, KeyQuery("T", "k", begin=T0, end=T0 - 1)).why is not None
+    (store.root / "commitlog" / f"{2 * SEGMENT:020d}").unlink()
+    assert store.why() == "expired"
+
+
+def test_an_index_file_that_expired_is_passed_over_and_a_lost_one_is_not(store: Store) -> None:
+    offsets = store.append(*[spec(size=1500, KEYS="k " * 9) for _ in range(6)])
+    store.build()
+    (store.data / "index" / store.frontier.index[0].name).unlink()
+    with pytest.raises(CorruptDataError, match="missing"):
+        store.exact()
+    (store.root / "commitlog" / f"{0:020d}").unlink()
+    assert store.exact() == offsets[:1:-1]
+    with store.index() as index:
+        assert query_rocketmq(index, KeyQuery("T", "k")).hits[0].phy_offset == offsets[-1]
+
+
+def test_an_older_flavour_says_what_it_never_indexes(tmp_path: Path) -> None:
+    store = Store(tmp_path, flavour="4.7")
+    store.append(spec(TAGS="t"))
+    store.build()
+    assert store.why("t", index_type="T") == "never indexed"
+
+
+def test_a_running_daemon_has_newer_files_and_says_how_far_it_is(store: Store) -> None:
+    store.append(spec(), spec())
+    store.build()
+    (offset,) = store.append(spec(time=T0 + 1, KEYS="new"))
+    before = store.frontier
+    service = store.build()
+    newer = NaiveIndexFile(LAYOUT.hash_slot_num, LAYOUT.index_num, 1, 1)
+    newer.put_key("T#newest", offset, T0)
+    (store.data / "index" / "20270101000000000").write_bytes(newer.to_bytes())
+    (store.data / "index" / "20270101000000001").write_bytes(b"half made")
+    (store.data / "index" / "notes.txt").write_text("not ours")
+    write_frontier(Disk(), store.data / "frontier", before, "0")
+    state = {"pid": os.getpid(), "phyOffset": store.writer.max_offset, "storeTimestamp": T0, "dispatchBehindBytes": 0}
+    (store.data / "state").write_text(json.dumps(state))
+    assert service.files[-1].index_count < LAYOUT.index_num
+    assert store.why("other") == "not yet indexed"  # no one runs: the state is an old one
+    lock = DirectoryLock(store.data / "lock")
+    lock.acquire()
+    try:
+        assert store.why("other") == "absent"
+        assert store.exact("new") == [offset]
+        with store.index() as index:
+            answer = query_rocketmq(index, KeyQuery("T", "newest"))
+            assert [hit.phy_offset for hit in answer.hits] == [offset]
+            assert answer.coverage.daemon_pid == os.getpid()
+        (store.data / "state").write_text("{")
+        assert store.why("other") == "not yet indexed"
+    finally:
+        lock.release()
+    with store.index() as index:
+        assert query_rocketmq(index, KeyQuery("T", "newest")).hits == ()
+
+
+def test_after_a_crash_the_slots_are_not_believed(store: Store) -> None:
+    store.append(spec(), spec(KEYS="other"), spec())
+    store.build()
+    path = store.data / "index" / store.frontier.index[0].name
+    data = bytearray(path.read_bytes())
+    data[40 : 40 + 4 * LAYOUT.hash_slot_num] = struct.pack(">7i", *[9] * 7)  # ahead of the entries, which are zeros
+    path.write_bytes(bytes(data))
+    assert store.exact() == []
+    (store.data / "abort").write_text("1")
+    assert store.exact() == [message.phy_offset for message in store.messages()][::-2]
+    assert store.exact("other") == [store.messages()[1].phy_offset]
+
+
+def test_a_scan_of_hash_zero_finds_its_entries_among_zeros(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(7, 3000), segment=1 << 20)
+    offsets = store.append(*[spec(topic="TopicA", KEYS=f"a{i} 4E1C<E=" if i % 3 else f"a{i}") for i in range(900)])
+    store.build()
+    (store.data / "abort").write_text("1")
+    expected = [offset for i, offset in enumerate(offsets) if i % 3][::-1]
+    assert store.exact("4E1C<E=", topic="TopicA", max_num=5000) == expected
