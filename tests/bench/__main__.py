@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -54,22 +55,21 @@ def _arguments() -> argparse.Namespace:
                         help="messages in the store of every part but tail (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seconds", type=_at_least(5), default=20, metavar="S",
                         help="how long tail writes and idle watches (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--work", metavar="DIR", help="a directory on the disk to measure (default: build/ of the project);"
-                        " everything made in it is removed at the end")  # fmt: skip
+    parser.add_argument("--work", metavar="DIR", help="a directory on the disk to measure (default: build/ of the"
+                        " project); everything made in it is removed at the end")  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="leave the files")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of tables")
     return parser.parse_args()
 
 
-def _at_least(least: int) -> type[int]:
-    class Number(int):
-        def __new__(cls, text: str) -> Number:
-            number = super().__new__(cls, text)
-            if number < least:
-                raise argparse.ArgumentTypeError(f"{text} is less than {least}")
-            return number
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
 
-    return Number
+    return number
 
 
 def _measure(ground: Ground, report: Report, parts: list[str]) -> int:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +44,7 @@ def usage(pid: int) -> Usage:
 def command(*words: str) -> list[str]:
     """The command line of indexd: the one beside our own Python."""
     installed = Path(sys.executable).with_name("indexd")
-    return [str(installed)] if not words else [str(installed), *words]
+    return [str(installed), *words]
 
 
 def call(ground: Ground, *words: str, timeout: float = 600) -> tuple[str, float]:
@@ -149,11 +150,15 @@ class Daemon:
 
         self._wait(f"has not indexed {messages} messages", seconds, built)
 
-    def _wait(self, problem: str, seconds: float, condition: Any) -> None:
+    def check_running(self) -> None:
+        """BenchError, with what it said, if it has ended."""
+        if self._process.poll() is not None:
+            raise BenchError(f"indexd run ended with {self._process.returncode}: {self._said()}")
+
+    def _wait(self, problem: str, seconds: float, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            if self._process.poll() is not None:
-                raise BenchError(f"indexd run ended with {self._process.returncode}: {self._said()}")
+            self.check_running()
             if time.monotonic() > deadline:
                 raise BenchError(f"indexd run {problem} within {seconds:.0f} s: {self._said()}")
             time.sleep(_POLL_SECONDS)

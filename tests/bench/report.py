@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -84,14 +85,16 @@ class Report:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Columns side by side: the first to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Columns side by side: those with a figure in them to the right, words and the first to the left."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [number > 0 and any(text[:1].isdigit() for text in column) for number, column in enumerate(columns)]
     for row in rows:
-        first, *rest = (
-            text.rjust(width) if column else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  " + "  ".join((first, *rest)).rstrip(), flush=True)
+        cells = [
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        print("  " + "  ".join(cells).rstrip(), flush=True)
 
 
 def per_second(rate: float) -> str:
@@ -107,7 +110,7 @@ def megabytes(size: float) -> str:
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value that ``percent`` of the values do not exceed (nearest rank)."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100).__int__() - 1))]
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(len(ordered) * percent / 100) - 1))]
 
 
 def median(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ state appears, so its peaks stand just before each one.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import threading
 import time
@@ -79,6 +80,7 @@ class Watch(threading.Thread):
         """Until a published state reaches the offset."""
         deadline = time.monotonic() + seconds
         while not self.states or self.states[-1].phy_offset < phy_offset:
+            self._daemon.check_running()
             if self.error is not None:
                 raise BenchError(f"indexd could not be watched: {self.error}")
             if time.monotonic() > deadline:
@@ -89,7 +91,7 @@ class Watch(threading.Thread):
         # The file is replaced whole: the time of its last change is when its bytes were written.
         try:
             with (self._daemon.data / "state").open("rb") as file:
-                found = Path(f"/proc/self/fd/{file.fileno()}").stat()
+                found = os.fstat(file.fileno())
                 if (found.st_ino, found.st_mtime_ns) == identity:
                     return identity
                 row: dict[str, Any] = json.loads(file.read())
@@ -109,7 +111,7 @@ def first_store_time(store: Path) -> float:
 
 
 def lag_of(states: list[Published], first: float, end_offset: int) -> Lag:
-    """From the states of one run over a log from ``first`` to ``end_offset``; percentiles over time, not over drains."""
+    """From the states of one run over a log from ``first`` to ``end_offset``; percentiles of time, not of drains."""
     covered, offset = first, 0
     moments: list[float] = []
     peaks: list[float] = []
@@ -123,8 +125,7 @@ def lag_of(states: list[Published], first: float, end_offset: int) -> Lag:
             clock += _STATE_SECONDS
         covered, offset = state.store_time, state.phy_offset
         if offset >= end_offset:
-            break
-    if offset < end_offset or not moments:
-        raise BenchError("the states of the daemon do not reach the end of the log")
-    tail = states[-1].at - states[-1].store_time if not peaks else clock - covered
-    return Lag(max(peaks), percentile(moments, 50), percentile(moments, 99), max(tail, 0.0), len(peaks))
+            return Lag(
+                max(peaks), percentile(moments, 50), percentile(moments, 99), state.at - state.store_time, len(peaks)
+            )
+    raise BenchError("the states of the daemon do not reach the end of the log")

@@ -140,6 +140,15 @@ class Daemon:
 
         return self._wait_for(caught_up, f"to be caught up with {offset or 'the log'}", timeout)
 
+    def wait_durable(self, offset: int, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The state once everything before ``offset`` is on the disk: a kill loses nothing of that any more."""
+
+        def durable() -> dict[str, Any] | None:
+            row = self.state()
+            return row if row and row["durableOffset"] >= offset else None
+
+        return self._wait_for(durable, f"{offset} to be durable", timeout)
+
     def kill(self) -> None:
         """SIGKILL, if it still runs, and wait for its end."""
         if self._running.poll() is None:

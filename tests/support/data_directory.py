@@ -54,7 +54,7 @@ def make_data(
 ) -> tuple[Frontier, NaiveIndexService]:
     """A data directory that covers ``messages``, the whole log of ``store``."""
     service = build_index(messages, layout, flavour)
-    frontier = Frontier(str(store), segment_size, flavour, layout, messages=len(messages))
+    frontier = Frontier(str(store), (str(store / "commitlog"),), segment_size, flavour, layout, messages=len(messages))
     if messages:
         last = messages[-1]
         begin = messages[0].phy_offset // segment_size * segment_size

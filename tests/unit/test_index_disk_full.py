@@ -57,7 +57,7 @@ def test_a_file_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@given(logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)), st.integers(0, 3))
+@given(logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)), st.integers(1, 3))
 def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
     samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str, room: int
 ) -> None:
@@ -70,7 +70,7 @@ def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
         directory = Path(temporary)
         service = IndexService(disk, directory, IndexLayout(*layout), FLAVOURS[flavour])
         for batch in batches(data, flavour, split):
-            for _ in range(200):
+            while True:
                 try:
                     service.build_index(batch)
                     break
@@ -79,10 +79,6 @@ def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
                     count = len(service.mark().files)
                     assert contents(directory) == [file.to_bytes() for file in naive.files[:count]]
                     disk.room = room
-            else:
-                assert room == 0
-                assert contents(directory) == []
-                return
         service.publish()
         assert contents(directory) == [file.to_bytes() for file in naive.files]
         assert service.counters.entries == sum(file.index_count - 1 for file in naive.files)

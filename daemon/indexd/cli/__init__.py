@@ -4,6 +4,9 @@
 ``options``  a flag for every configuration key
 ``run``      run, --recover, rebuild: what needs the compiler is loaded when called
 ``query``    query-key, query-unique-key, message
-``inspect``  inspect
+``inspect``  inspect, with inspect_index and inspect_log for the two kinds of file
+``demo``     demo
+``compiler`` where compiled kernels are kept
+``progress`` the bar of a rebuild
 ``output``   words or JSON lines
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from indexd.cli.inspect_index import inspect_index, show_header
 from indexd.cli.inspect_log import inspect_directory, inspect_segment
-from indexd.cli.options import Parser, add_command
+from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
 from indexd.config import Config
@@ -47,7 +47,7 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
     """Show PATH; 1 if something in it is damaged."""
     path = Path(args.path)
     disk = Disk()
-    if not path.exists():
+    if not Disk().exists(path):
         raise UsageError(f"there is nothing at {path}", "check the path")
     if path.is_dir():
         return _directory(path, disk, args)
@@ -58,7 +58,7 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
         return inspect_segment(path, base, disk, args)
     for name, show in (("checkpoint", _checkpoint), ("frontier", _frontier), ("abort", _abort), ("state", _state)):
         if path.name == name:
-            show(path, disk, json_lines=args.json)
+            show(path, disk, json_lines=wants_json(args))
             return 0
     return _by_content(path, disk, args, config)
 
@@ -72,7 +72,7 @@ def _by_content(path: Path, disk: Disk, args: argparse.Namespace, config: Config
     if len(head) == 36 and int.from_bytes(head[4:8], "big") in (MAGIC_V1, MAGIC_V2):
         return inspect_segment(path, int.from_bytes(head[28:36], "big"), disk, args)
     if size == CHECKPOINT_SIZE:
-        _checkpoint(path, disk, json_lines=args.json)
+        _checkpoint(path, disk, json_lines=wants_json(args))
         return 0
     raise UsageError(
         f"{path} of {size} bytes is neither a log segment nor a checkpoint, nor an index file of "
@@ -88,14 +88,14 @@ def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
     found = _index_files(path, disk, args)
     for name, show in (("frontier", _frontier), ("checkpoint", _checkpoint), ("abort", _abort), ("state", _state)):
         if name in names:
-            show(path / name, disk, json_lines=args.json)
+            show(path / name, disk, json_lines=wants_json(args))
             found += 1
     if "frontier" in names or "lock" in names:
         pid = owner_pid(path / "lock")
         _say(
             {"kind": "lock", "path": str(path / "lock"), "ownerPid": pid},
             f"lock: {'no indexd holds it' if pid is None else f'held by pid {pid}'}",
-            json_lines=args.json,
+            json_lines=wants_json(args),
         )
     if (path / "index").is_dir():
         found += _index_files(path / "index", disk, args)
@@ -110,7 +110,7 @@ def _index_files(directory: Path, disk: Disk, args: argparse.Namespace) -> int:
     rows = [(name, size) for name, size in disk.list_dir(directory) if is_index_name(name)]
     for name, size in rows:
         with disk.open_read(directory / name) as file:
-            show_header(directory / name, size, file.pread(40, 0), None, json_lines=args.json)
+            show_header(directory / name, size, file.pread(40, 0), None, json_lines=wants_json(args))
     return len(rows)
 
 

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from indexd.cli.options import wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.config import Config
 from indexd.errors import CorruptDataError, UsageError
@@ -31,8 +32,8 @@ def inspect_index(path: Path, disk: Disk, args: argparse.Namespace, config: Conf
     with disk.open_read(path) as file:
         size = file.size()
         layout = _layout(path, size, disk, config)
-        show_header(path, size, file.pread(HEADER_SIZE, 0), layout, json_lines=args.json)
-        view = _IndexView(IndexFileReader(file, layout), json_lines=args.json)
+        show_header(path, size, file.pread(HEADER_SIZE, 0), layout, json_lines=wants_json(args))
+        view = _IndexView(IndexFileReader(file, layout), json_lines=wants_json(args))
         if args.slots:
             view.show_slots()
         if args.entries is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from indexd.cli.options import wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import HEAD_SIZE, Corrupt, EndOfFile, NotYetWritten
@@ -62,7 +63,7 @@ def _show(segments: list[Segment], disk: Disk, args: argparse.Namespace) -> int:
     for segment in segments:
         row = {"kind": "segment", "path": str(segment.path), "base": segment.base, "size": segment.size}
         text = f"segment {segment.path}: physical offsets {segment.base} to {segment.end}, {show_bytes(segment.size)}"
-        _say(row, text, json_lines=args.json)
+        _say(row, text, json_lines=wants_json(args))
     shown, damaged = 0, False
     for segment in segments:
         if segment.end <= start:
@@ -71,9 +72,11 @@ def _show(segments: list[Segment], disk: Disk, args: argparse.Namespace) -> int:
             for found in read_frames(file, segment, max(start, segment.base), DecoderOptions()):
                 if args.frames and shown >= args.frames:
                     row = {"kind": "more", "phyOffset": _offset_of(found)}
-                    _say(row, f"  and more from {_offset_of(found)} on (--frames, --offset)", json_lines=args.json)
+                    _say(
+                        row, f"  and more from {_offset_of(found)} on (--frames, --offset)", json_lines=wants_json(args)
+                    )
                     return _EXIT_FINDINGS if damaged else 0
-                _say(*_frame(found), json_lines=args.json)
+                _say(*_frame(found), json_lines=wants_json(args))
                 damaged |= isinstance(found, Corrupt)
                 shown += 1
     return _EXIT_FINDINGS if damaged else 0

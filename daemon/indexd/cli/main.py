@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from indexd import __version__
-from indexd.cli import inspect, query, run
-from indexd.cli.options import Parser, common_options, given_flags
+from indexd.cli import demo, inspect, query, run
+from indexd.cli.options import Parser, common_options, config_file, given_flags
 from indexd.config import load
 from indexd.errors import IndexdError
 
@@ -45,10 +44,10 @@ def _call(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for module in (run, query, inspect):
+    for module in (run, query, inspect, demo):
         module.register(commands, common)
     args = parser.parse_args(argv)
-    config = load(given_flags(args), Path(args.config) if args.config else None, os.environ)
+    config = load(given_flags(args), config_file(args), os.environ)
     function = getattr(args, "function", None)
     if function is None or args.recover:
         if function is not None and args.command != "run":

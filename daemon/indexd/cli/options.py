@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from indexd.config import KEYS, SECTIONS, flag_name
@@ -24,7 +25,8 @@ class Parser(argparse.ArgumentParser):
 
 def common_options() -> Parser:
     """The parent parser of every command: -c, --json and a flag for each key."""
-    parser = Parser(add_help=False)
+    # Without defaults: those of a sub-command would overwrite what was given before it.
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("-c", "--config", metavar="FILE", help="indexd's configuration (TOML)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
     for section in SECTIONS:
@@ -39,6 +41,16 @@ def common_options() -> Parser:
 def given_flags(args: argparse.Namespace) -> dict[str, str | None]:
     """The configuration keys that the command line gave."""
     return {key: getattr(args, key, None) for key in KEYS}
+
+
+def config_file(args: argparse.Namespace) -> Path | None:
+    """What -c named."""
+    return Path(args.config) if getattr(args, "config", None) else None
+
+
+def wants_json(args: argparse.Namespace) -> bool:
+    """Whether --json was given."""
+    return bool(getattr(args, "json", False))
 
 
 def add_command(

@@ -9,8 +9,9 @@ from typing import Any
 
 
 def print_json(row: dict[str, Any]) -> None:
-    """One object, one line; text in any script stays readable."""
-    sys.stdout.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    """One object, one line; text in any script stays readable where standard output is UTF-8."""
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(row, ensure_ascii=not is_utf8, separators=(",", ":")) + "\n")
 
 
 def print_line(text: str = "") -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from indexd.cli.options import Parser, add_command, common_options
+from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
@@ -43,7 +43,7 @@ _EXIT_FINDINGS = 1
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
-    parser = _query_command(commands, "query-key", "find the messages of a topic that have a key")
+    parser = _query_command(commands, common, "query-key", "find the messages of a topic that have a key")
     parser.add_argument("-t", "--topic", help="the topic")
     parser.add_argument("-k", "--key", help="one of the message's keys")
     parser.add_argument(
@@ -55,7 +55,7 @@ def register(commands: Any, common: Parser) -> None:
         help="ask every line of FILE (- is standard input): topic, key, max, begin, end[, index type], by tabs",
     )
     parser.set_defaults(function=query_key)
-    parser = _query_command(commands, "query-unique-key", "find the message that a producer gave a unique key")
+    parser = _query_command(commands, common, "query-unique-key", "find the message that a producer gave a unique key")
     parser.add_argument("-t", "--topic", required=True, help="the topic")
     parser.add_argument("-i", "--msg-id", required=True, metavar="MSGID", help="the unique key (UNIQ_KEY)")
     parser.set_defaults(function=query_unique_key)
@@ -81,7 +81,7 @@ def query_key(args: argparse.Namespace, config: Config) -> int:
 def query_unique_key(args: argparse.Namespace, config: Config) -> int:
     """Answer one query for a UNIQ_KEY; the broker's cap for those holds in rocketmq mode."""
     query = _query(args, args.msg_id, _MAX_NUM, "U")
-    if args.answer_mode == "rocketmq":
+    if args.mode == "rocketmq":
         query = replace(query, max_num=config.query.default_query_max_num)
     return _one(args, config, query)
 
@@ -96,24 +96,21 @@ def message(args: argparse.Namespace, config: Config) -> int:
     if isinstance(found, NotFound):
         sys.stderr.write(f"indexd: {found.reason}\n")
         return _EXIT_FINDINGS
-    if args.json:
+    if wants_json(args):
         print_json(message_fields(found) | unpack_body(found).to_json())
     else:
         _print_message(found, with_body=args.body)
     return 0
 
 
-def _query_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    # Options of their own: here --mode is the answer's, and taking the key's flag away must not touch other commands.
-    options = Parser(parents=[common_options()], add_help=False, conflict_handler="resolve")
-    options.add_argument(
+def _query_command(commands: Any, common: Parser, name: str, text: str) -> argparse.ArgumentParser:
+    parser = add_command(commands, name, [common], text)
+    parser.add_argument(
         "--mode",
-        dest="answer_mode",
         choices=sorted(_MODES),
         default="exact",
         help="exact: every message that matches, once; rocketmq: what the broker itself would answer",
     )
-    parser = add_command(commands, name, [options], text)
     parser.add_argument("-b", "--begin", type=_int64, default=0, metavar="MS", help="first store time (default: 0)")
     parser.add_argument(
         "-e", "--end", type=_int64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
@@ -131,8 +128,8 @@ def _query(args: argparse.Namespace, key: str, max_num: int, index_type: str | N
 
 def _one(args: argparse.Namespace, config: Config, query: KeyQuery) -> int:
     with closing(open_index(Disk(), config)) as index:
-        answer = _MODES[args.answer_mode](index, query)
-    if args.json:
+        answer = _MODES[args.mode](index, query)
+    if wants_json(args):
         print_json(answer.to_json())
     else:
         _print_answer(answer)
@@ -142,7 +139,7 @@ def _one(args: argparse.Namespace, config: Config, query: KeyQuery) -> int:
 def _batch(args: argparse.Namespace, config: Config) -> int:
     with closing(open_index(Disk(), config)) as index:
         if args.batch == "-":
-            _answer_lines(sys.stdin.buffer, index, args.answer_mode)
+            _answer_lines(sys.stdin.buffer, index, args.mode)
             return 0
         path = Path(args.batch)
         try:
@@ -150,7 +147,7 @@ def _batch(args: argparse.Namespace, config: Config) -> int:
         except OSError as error:
             raise DiskError("open", path, error) from error
         with file:
-            _answer_lines(file, index, args.answer_mode)
+            _answer_lines(file, index, args.mode)
     return 0
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from indexd.cli.compiler import prepare_compiler
-from indexd.cli.options import Parser, add_command, given_flags
+from indexd.cli.options import Parser, add_command, config_file, given_flags, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes
 from indexd.config import Config, load
 from indexd.storage.disk import Disk
@@ -34,7 +31,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
     prepare_compiler()
     from indexd.service import run_daemon  # noqa: PLC0415 - loads numba
 
-    run_daemon(config, lambda: load(given_flags(args), _config_file(args), os.environ))
+    run_daemon(config, lambda: load(given_flags(args), config_file(args), os.environ))
     return 0
 
 
@@ -44,7 +41,7 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     from indexd.service import recover_now  # noqa: PLC0415 - loads numba
 
     report = recover_now(config)
-    if args.json:
+    if wants_json(args):
         print_json(report)
         return 0
     print_line(f"{config.store.data}: {'; '.join(report['reasons'])}")
@@ -61,11 +58,12 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     """Build --out from the store."""
     process_started = time.monotonic()
     prepare_compiler()
+    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
 
-    with progress_bar("rebuild") as bar:
+    with ProgressBar("rebuild") as bar:
         result = build(config, Disk(), Path(args.out), bar.to)
-    if args.json:
+    if wants_json(args):
         print_json(
             {
                 "out": args.out,
@@ -91,27 +89,3 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
             f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {args.out}/frontier"
         )
     return 0
-
-
-class progress_bar:  # noqa: N801 - used as a function
-    """A bar on standard error when that is a terminal; nothing otherwise."""
-
-    def __init__(self, text: str) -> None:
-        self._bar = tqdm(
-            desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not sys.stderr.isatty()
-        )
-
-    def __enter__(self) -> progress_bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def to(self, done: int, total: int) -> None:
-        """``done`` of ``total`` bytes."""
-        self._bar.total = max(total, done)
-        self._bar.update(done - self._bar.n)
-
-
-def _config_file(args: argparse.Namespace) -> Path | None:
-    return Path(args.config) if args.config else None

@@ -1,8 +1,8 @@
 """One frame -> Message, in plain Python: for queries, inspection and tests (spec rocketmq-store 2.7).
 
-The twin of ``kernel.decode_frames``: the same rules in the same order, with the strings that the kernel leaves out. Whatever
-the bytes are, the answer is a Message, EndOfFile, NotYetWritten or Corrupt; nothing is raised and nothing is read
-outside ``data``.
+The twin of ``kernel.decode_frames``: the same rules in the same order, with the strings that the kernel leaves out.
+Whatever the bytes are, the answer is a Message, EndOfFile, NotYetWritten or Corrupt; nothing is raised and nothing is
+read outside ``data``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DecoderOptions:
 
 
 def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions) -> Decoded:
-    """What stands at ``data[position]``, which is physical offset ``phy_offset`` of a segment that ends at ``segment_end``."""
+    """What stands at ``data[position]``: physical offset ``phy_offset`` of a segment that ends at ``segment_end``."""
     left = len(data) - position
     if left < frame.BLANK_SIZE:
         return NotYetWritten(phy_offset)

@@ -1,7 +1,7 @@
 """Which segment files the log consists of, over one or several directories (spec rocketmq-store 1.2, 1.3).
 
-Lists only; nothing is opened. A broker preallocates the segment behind the one it writes, deletes old ones from the front at
-any moment, and may spread them over several directories.
+Lists only; nothing is opened. A broker preallocates the segment behind the one it writes, deletes old ones from the
+front at any moment, and may spread them over several directories.
 """
 
 from __future__ import annotations

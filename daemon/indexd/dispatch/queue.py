@@ -1,4 +1,4 @@
-"""DispatchQueue: what was read and is not built yet. Full means wait: the log is on disk, nothing is lost by waiting."""
+"""DispatchQueue: what was read and is not built yet. Full means wait: nothing is lost, the log is on disk."""
 
 from __future__ import annotations
 

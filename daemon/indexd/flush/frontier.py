@@ -2,14 +2,15 @@
 
 A JSON object, replaced whole by rename after everything it names has been synced::
 
-    {"format": 1, "version": "0.1.0", "store": "/data/store", "segmentSize": 1073741824,
+    {"format": 1, "version": "0.1.0", "store": "/data/store",
+     "commitLogPaths": ["/data/store/commitlog"], "segmentSize": 1073741824,
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
      "index": [{"name": "20260101000000000", "full": true, "header": [six numbers as in the file]}]}
 
-Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. Written by the flusher,
-read by recovery and by queries.
+Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. Written by the
+flusher, read by recovery and by queries.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Frontier:
     """See the module; offsets in bytes, times in ms."""
 
     store: str
+    commit_log_paths: tuple[str, ...]
     segment_size: int
     flavour: str
     layout: IndexLayout
@@ -58,6 +60,7 @@ class Frontier:
             "format": FORMAT,
             "version": version,
             "store": self.store,
+            "commitLogPaths": list(self.commit_log_paths),
             "segmentSize": self.segment_size,
             "flavour": self.flavour,
             "hashSlotNum": self.layout.hash_slot_num,
@@ -74,15 +77,16 @@ class Frontier:
 
     @classmethod
     def from_json(cls, data: Any, path: Path) -> Frontier:
-        """The opposite; CorruptDataError for anything that ``to_json`` does not make, UnsafeStoreError for a newer one."""
+        """The opposite; CorruptDataError for what ``to_json`` does not make, UnsafeStoreError for a newer format."""
         try:
             if data["format"] > FORMAT:
                 raise UnsafeStoreError(
-                    f"{path} is of format {data['format']}, written by indexd {data['version']}; this one reads {FORMAT}",
+                    f"{path} is of format {data['format']}, written by indexd {data['version']}, not {FORMAT}",
                     "run that version or a newer one, or use a fresh --data",
                 )
             return cls(
                 store=str(data["store"]),
+                commit_log_paths=tuple(str(path) for path in data["commitLogPaths"]),
                 segment_size=int(data["segmentSize"]),
                 flavour=str(data["flavour"]),
                 layout=IndexLayout(int(data["hashSlotNum"]), int(data["indexNum"])),
@@ -102,7 +106,7 @@ class Frontier:
 
 def read_frontier(disk: Disk, path: Path) -> Frontier | None:
     """The frontier of a data directory, or None if it has none yet."""
-    if not path.exists():
+    if not disk.exists(path):
         return None
     try:
         data = json.loads(disk.read(path))

@@ -91,7 +91,7 @@ class IndexFile:
         return f"IndexFile({self.path.name}, {self.header})"
 
     def put_batch(self, batch: DispatchBatch, flavour: Flavour, row: int, key: int) -> tuple[Put, int, int]:
-        """Put rows of a batch from (``row``, ``key``) on, -1 being a row's start; (FULL, row, key) says where to go on."""
+        """Put rows from (``row``, ``key``) on, key -1 being a row's start; (FULL, row, key) says where to go on."""
         while True:
             status, next_row, next_key, written = put_batch(
                 batch.columns,

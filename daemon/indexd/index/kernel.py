@@ -180,8 +180,8 @@ def replay_entries(entries, count, slots, counts_every_put, used_slot_count, las
 def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type: ignore[no-untyped-def]
     """Compare rows with entries that are already there, from (``row``, ``key``) and entry ``at`` of the window on.
 
-    The twin of put_batch that writes nothing: ``state`` moves as it would there, ``entries`` must hold what it would have
-    written (chain links excepted: replay_entries checks those). Returns (status, row, key, at): DONE when the rows
+    The twin of put_batch that writes nothing: ``state`` moves as it would there, ``entries`` must hold what it would
+    have written (chain links excepted: replay_entries checks those). Returns (status, row, key, at): DONE when the rows
     end, BUFFER_FULL when the window does, MISMATCH at the first entry that differs.
     """
     row = np.uint64(row)

@@ -1,7 +1,7 @@
 """IndexFileReader: what an index file answers, read with pread while it may be growing (spec rocketmq-store 3.6, 3.7).
 
-Imports no compiler and no numpy: a query starts in a fraction of a second. The writer's order is entries, header, slots;
-the reader's is slot, then header: so every entry that a slot names is there, and the header counts it.
+Imports no compiler and no numpy: a query starts in a fraction of a second. The writer's order is entries, header,
+slots; the reader's is slot, then header: so every entry that a slot names is there, and the header counts it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class IndexFileReader:
         return unpack_slot(self.file.pread(SLOT_SIZE, self.layout.slot_position(number)))
 
     def entry(self, number: int) -> IndexEntry:
-        """One entry."""
+        """One entry; CorruptDataError for a number that no file of this layout has."""
+        if not 0 <= number < self.layout.index_num:
+            raise CorruptDataError(f"index file {self.file.path} names entry {number} of {self.layout.index_num}")
         return unpack_entry(self.file.pread(ENTRY_SIZE, self.layout.entry_position(number)))
 
     def is_time_matched(self, begin: int, end: int) -> bool:

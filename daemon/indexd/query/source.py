@@ -69,7 +69,7 @@ class QueryIndex:
             files.extend((name, None) for name in names)
         complete = not self.log.goes_on_at(end)
         coverage = make_coverage(begin, end, uncovered, self.log.begin, complete=complete, daemon_pid=pid)
-        unclean = pid is None and self._files.abort.exists()
+        unclean = pid is None and self._disk.exists(self._files.abort)
         return Look(frontier.layout, FLAVOURS[frontier.flavour], tuple(files), unclean, coverage)
 
     def newest_first(self, look: Look) -> Iterator[tuple[IndexFileReader, FileMark | None]]:
@@ -122,7 +122,7 @@ def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc
     segment_size = config.store.segment_size
     if frontier is not None:
         if config.store.store is None and not config.store.commit_log_paths:
-            directories = (Path(frontier.store) / "commitlog", *directories)
+            directories = tuple(Path(path) for path in frontier.commit_log_paths)
         if config.provenance.get("segment_size", _DEFAULT) == _DEFAULT:
             segment_size = frontier.segment_size
     if not directories:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from indexd.commitlog.decoder import DecoderOptions, Message
@@ -102,7 +102,8 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     files = DataFiles(config.store.data)
     layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
     flavour = FLAVOURS[config.index.flavour]
-    fresh = Frontier(str(store), config.store.segment_size, flavour.name, layout)
+    paths = tuple(str(path.resolve()) for path in config.store.commit_log_directories)
+    fresh = Frontier(str(store), paths, config.store.segment_size, flavour.name, layout)
     frontier, damage = _known_frontier(disk, files)
     if frontier is not None:
         _check_same(frontier, fresh, files)
@@ -121,7 +122,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         recovered = carry_out(plan, ground, reader if forced else None)
     finally:
         lookup.close()
-    base = frontier or fresh
+    base = replace(frontier, commit_log_paths=paths) if frontier is not None else fresh
     index = IndexService(disk, files.index, layout, flavour)
     index.load(recovered.files)
     outputs = Outputs(index, base)

@@ -56,7 +56,7 @@ class Rebuilt:
 def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None]) -> Rebuilt:
     """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread."""
     store = check_store(config)
-    _check_target(out)
+    _check_target(disk, out)
     beside = out.with_name(out.name + ".building")
     disk.make_dir(beside)
     lock = DirectoryLock(DataFiles(beside).lock)
@@ -69,6 +69,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         reader.position = reader.log.min_offset or 0
         frontier = Frontier(
             str(store),
+            tuple(str(path.resolve()) for path in config.store.commit_log_directories),
             config.store.segment_size,
             config.index.flavour,
             IndexLayout(config.index.hash_slot_num, config.index.index_num),
@@ -84,7 +85,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         Flusher(disk, files, frontier).persist(progress)
         index.close()
         disk.unlink(files.lock)
-        if out.exists():
+        if disk.exists(out):
             out.rmdir()
         disk.rename(beside, out)
         disk.sync_dir(out.parent)
@@ -103,8 +104,8 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     )
 
 
-def _check_target(out: Path) -> None:
-    if out.exists() and not out.is_dir():
+def _check_target(disk: Disk, out: Path) -> None:
+    if disk.exists(out) and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "name a directory that is empty or not there")
     if out.is_dir():
         pid = owner_pid(DataFiles(out).lock)
@@ -117,7 +118,7 @@ def _check_target(out: Path) -> None:
 def _emptied(disk: Disk, beside: Path) -> DataFiles:
     # What an interrupted rebuild left; the lock is ours, so no one else is at work in it.
     files = DataFiles(beside)
-    if files.index.exists():
+    if disk.exists(files.index):
         shutil.rmtree(files.index)
     for path in (files.checkpoint, files.frontier):
         disk.unlink(path)

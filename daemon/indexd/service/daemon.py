@@ -39,8 +39,8 @@ _RETRY_SECONDS_MIN = 1.0
 # Keys that a HUP changes at once; any other needs a restart.
 RELOADABLE = frozenset(
     {
-        "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms", "retry_max_seconds",
-        "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
+        "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms",
+        "retry_max_seconds", "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
     }
 )  # fmt: skip
 
@@ -75,8 +75,8 @@ def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
 
 def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, forced: bool = False) -> Opened:
     """Open the data directory with the abort flag up, and log what was found and done."""
-    unclean = files.abort.exists()
-    created = not files.frontier.exists()
+    unclean = disk.exists(files.abort)
+    created = not disk.exists(files.frontier)
     log.info("starting", version=__version__, pid=os.getpid(), store=str(config.store.store), data=str(files.data))
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)

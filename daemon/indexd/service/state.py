@@ -56,6 +56,7 @@ def state_row(
         "indexFiles": outputs.index.file_count,
         "expiredBytes": reader.counters.expired_bytes,
         "corruptBytes": reader.counters.corrupt_bytes,
+        "uncovered": [[gap.begin, gap.end, gap.reason] for gap in outputs.uncovered],
         "corrupt": None if corrupt is None else {"offset": corrupt.offset, "reason": corrupt.reason},
     }
 

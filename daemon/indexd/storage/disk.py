@@ -126,6 +126,15 @@ class Disk:
         with _named("create" if create else "open", path):
             return DiskFile(path, os.open(path, flags, 0o644))
 
+    def exists(self, path: Path) -> bool:
+        """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
+        with _named("stat", path):
+            try:
+                path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
+
     def read(self, path: Path) -> bytes:
         """The whole of a small file."""
         with self.open_read(path) as file:
@@ -174,7 +183,7 @@ class Disk:
         """Make ``path`` and its parents; each new one is made durable in its parent."""
         missing = []
         step = path
-        while not step.exists():
+        while not self.exists(step):
             missing.append(step)
             step = step.parent
         for step in reversed(missing):

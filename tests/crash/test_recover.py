@@ -1,0 +1,284 @@
+"""``indexd --recover`` and a plain start after a kill, on data directories that were damaged in every way."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexd.index.format import IndexHeader, IndexLayout
+from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd, rebuild
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
+
+LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
+MESSAGES = 6000
+#: The file that is damaged, not the first and not the last, and the entry in its middle.
+FILE = 2
+ENTRY = INDEX_NUM // 2
+ENTRY_SIZE = 20
+
+
+@dataclass(frozen=True)
+class Base:
+    """A store and what an undisturbed build makes of it; tests work on copies."""
+
+    store: Path
+    whole: Path
+    end: int
+
+    @property
+    def headers(self) -> list[IndexHeader]:
+        return [IndexHeader.unpack(path.read_bytes()[:40]) for path in index_files(self.whole)]
+
+    @property
+    def entries(self) -> int:
+        return sum(header.entries for header in self.headers)
+
+    def entries_before(self, file: int) -> int:
+        return sum(header.entries for header in self.headers[:file])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    compile_kernels()
+    root = tmp_path_factory.mktemp("recover")
+    end = write_log(root / "store", MESSAGES, seed=7)
+    rebuild(root / "store", root / "whole", *SIZES)
+    found = Base(root / "store", root / "whole", end)
+    assert len(found.headers) > FILE + 2
+    return found
+
+
+@pytest.fixture
+def data(base: Base, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(base.whole, tmp_path / "data"))
+
+
+def recover(store: Path, data: Path) -> dict[str, Any]:
+    done = indexd("--recover", "--json", "--store", store, "--data", data, *SIZES)
+    assert done.returncode == 0, done.stderr
+    assert not (data / "abort").exists()
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def change(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        assert file.read(len(data)) != data
+        file.seek(position)
+        file.write(data)
+
+
+def change_entry(path: Path, number: int, member: int, by: int) -> None:
+    """Add to a member of an entry: 0 key hash, 1 phy offset, 2 time difference, 3 previous entry."""
+    layout = struct.Struct(">iqii")
+    position = LAYOUT.entry_position(number)
+    values = list(layout.unpack_from(path.read_bytes(), position))
+    values[member] += by
+    change(path, position, layout.pack(*values))
+
+
+def check_all_is_as_it_should_be(base: Base, data: Path, report: dict[str, Any]) -> None:
+    """The index is that of the log, the report adds up, and a second recovery finds nothing left to do."""
+    assert_same_index(data, base.whole)
+    assert (data / "checkpoint").read_bytes() == (base.whole / "checkpoint").read_bytes()
+    assert report["keptEntries"] + report["rebuiltEntries"] == base.entries
+    assert (report["beginOffset"], report["phyOffset"]) == (0, base.end)
+    check_nothing_to_do(base.store, data, base.entries)
+    assert_same_index(data, base.whole)
+
+
+def check_nothing_to_do(store: Path, data: Path, entries: int) -> None:
+    report = recover(store, data)
+    assert report["keptEntries"] == entries
+    done = [report[name] for name in ("droppedEntries", "rebuiltEntries", "deletedFiles", "rewrittenFiles")]
+    assert done == [0, 0, [], []]
+    assert report["reasons"][-1] == "every entry agrees with the log"
+
+
+def test_a_clean_directory_is_left_as_it_is(base: Base, data: Path) -> None:
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in index_files(data)}
+    check_nothing_to_do(base.store, data, base.entries)
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in index_files(data)} == before
+    with Daemon(base.store, data, *SIZES) as daemon:
+        assert daemon.wait_event("opened")["kept_entries"] == base.entries
+        daemon.wait_caught_up(base.end)
+        assert daemon.terminate() == 0
+    assert_same_index(data, base.whole)
+
+
+SLOTS_AND_HEADER: list[tuple[str, Callable[[Path], None]]] = [
+    ("slots scribbled", lambda path: change(path, 40, random.Random(1).randbytes(4 * HASH_SLOT_NUM))),
+    ("slots zeroed", lambda path: change(path, 40, bytes(4 * HASH_SLOT_NUM))),
+    ("begin timestamp", lambda path: change(path, 0, b"\1")),
+    ("index count", lambda path: change(path, 36, struct.pack(">i", 5))),
+    ("header zeroed", lambda path: change(path, 0, bytes(40))),
+]
+
+
+@pytest.mark.parametrize("damage", [do for _, do in SLOTS_AND_HEADER], ids=[name for name, _ in SLOTS_AND_HEADER])
+def test_slots_and_header_are_written_again(base: Base, data: Path, damage: Callable[[Path], None]) -> None:
+    for path in (index_files(data)[FILE], index_files(data)[-1]):
+        damage(path)
+    report = recover(base.store, data)
+    assert (report["keptEntries"], report["droppedEntries"]) == (base.entries, 0)
+    assert report["rewrittenFiles"] == [index_files(data)[FILE].name, index_files(data)[-1].name]
+    check_all_is_as_it_should_be(base, data, report)
+
+
+@pytest.mark.parametrize("file", [FILE, -1], ids=["full file", "open file"])
+@pytest.mark.parametrize(
+    ("member", "by"),
+    [(0, HASH_SLOT_NUM), (0, 1), (1, 1), (1, -1), (2, 1), (3, -1)],
+    ids=["hash in its slot", "hash", "phy up", "phy down", "time", "prev"],
+)
+def test_a_changed_entry_ends_what_is_kept(base: Base, data: Path, file: int, member: int, by: int) -> None:
+    number = ENTRY if file == FILE else base.headers[-1].index_count // 2
+    change_entry(index_files(data)[file], number, member, by)
+    report = recover(base.store, data)
+    assert len(report["deletedFiles"]) == (len(base.headers) - FILE - 1 if file == FILE else 0)
+    sound = base.entries_before(file) + number - 1
+    # Some entries of the same message may stand before it; what is left of them is built again.
+    assert sound - 10 <= report["keptEntries"] <= sound
+    assert report["keptEntries"] + report["droppedEntries"] == base.entries
+    check_all_is_as_it_should_be(base, data, report)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [delete, truncate])
+def test_a_lost_file_ends_what_is_kept(base: Base, data: Path, damage: Callable[[Path], None]) -> None:
+    damage(index_files(data)[FILE])
+    report = recover(base.store, data)
+    kept = base.entries_before(FILE)
+    assert kept - 10 <= report["keptEntries"] <= kept
+    check_all_is_as_it_should_be(base, data, report)
+
+
+def test_an_unknown_index_file_is_removed_and_any_other_file_is_left(base: Base, data: Path) -> None:
+    unknown, foreign = data / "index" / "20200101000000000", data / "index" / "notes.txt"
+    unknown.write_bytes(index_files(data)[0].read_bytes())
+    foreign.write_text("mine")
+    report = recover(base.store, data)
+    assert report["deletedFiles"] == [unknown.name]
+    assert (report["keptEntries"], report["droppedEntries"]) == (base.entries, 0)
+    check_all_is_as_it_should_be(base, data, report)
+    assert foreign.read_text() == "mine"
+
+
+def no_frontier(data: Path) -> None:
+    (data / "frontier").unlink()
+
+
+def garbage(data: Path) -> None:
+    (data / "frontier").write_bytes(b"\0" * 100)
+
+
+def half(data: Path) -> None:
+    content = (data / "frontier").read_bytes()
+    (data / "frontier").write_bytes(content[: len(content) // 2])
+
+
+def other_json(data: Path) -> None:
+    (data / "frontier").write_bytes(b'{"format": "one"}')
+
+
+@pytest.mark.parametrize("damage", [no_frontier, garbage, half, other_json])
+def test_without_a_frontier_everything_is_built_again(base: Base, data: Path, damage: Callable[[Path], None]) -> None:
+    damage(data)
+    names = [path.name for path in index_files(data)]
+    report = recover(base.store, data)
+    assert report["keptEntries"] == 0
+    assert report["deletedFiles"] == names
+    assert report["rebuiltMessages"] == MESSAGES
+    check_all_is_as_it_should_be(base, data, report)
+
+
+def test_the_checkpoint_is_written_again(base: Base, data: Path) -> None:
+    (data / "checkpoint").unlink()
+    report = recover(base.store, data)
+    assert (report["keptEntries"], report["droppedEntries"]) == (base.entries, 0)
+    check_all_is_as_it_should_be(base, data, report)
+
+
+@pytest.fixture
+def expired(base: Base, tmp_path: Path) -> Path:
+    """The store without its first segments: the begin of the log lies inside an index file."""
+    store = Path(shutil.copytree(base.store, tmp_path / "store"))
+    for number in range(3):
+        (store / "commitlog" / f"{number * SEGMENT_SIZE:020d}").unlink()
+    begins = [header.begin_phy_offset for header in base.headers]
+    assert 3 * SEGMENT_SIZE > begins[1]
+    return store
+
+
+def named_for(store: Path, data: Path) -> None:
+    """Let a data directory belong to a store at another place."""
+    row = json.loads((data / "frontier").read_bytes())
+    (data / "frontier").write_text(json.dumps(row | {"store": str(store)}))
+
+
+def test_entries_of_expired_messages_are_kept(base: Base, data: Path, expired: Path) -> None:
+    named_for(expired, data)
+    check_nothing_to_do(expired, data, base.entries)
+    assert_same_index(data, base.whole)
+
+
+def test_what_the_log_still_holds_is_mended_beside_entries_of_expired_messages(
+    base: Base, data: Path, expired: Path
+) -> None:
+    named_for(expired, data)
+    begin = 3 * SEGMENT_SIZE
+    file = next(number for number, header in enumerate(base.headers) if header.begin_phy_offset > begin)
+    change_entry(index_files(data)[file], ENTRY, 0, HASH_SLOT_NUM)
+    report = recover(expired, data)
+    assert 0 < report["keptEntries"] < base.entries
+    assert report["keptEntries"] + report["rebuiltEntries"] == base.entries
+    assert_same_index(data, base.whole)
+    check_nothing_to_do(expired, data, base.entries)
+
+
+def scribble_slots(path: Path, count: int) -> None:
+    change(path, 40, random.Random(2).randbytes(4 * HASH_SLOT_NUM))
+
+
+def scribble_header(path: Path, count: int) -> None:
+    change(path, 0, random.Random(3).randbytes(40))
+
+
+def scribble_tail(path: Path, count: int) -> None:
+    change(path, LAYOUT.entry_position(count), random.Random(4).randbytes(ENTRY_SIZE * (INDEX_NUM - count)))
+
+
+@pytest.mark.parametrize("damages", [[scribble_slots], [scribble_header], [scribble_tail],
+                                     [scribble_slots, scribble_header, scribble_tail]])  # fmt: skip
+def test_a_plain_start_after_a_kill_brings_the_open_file_back(
+    base: Base, tmp_path: Path, damages: list[Callable[[Path, int], None]]
+) -> None:
+    data = tmp_path / "data"
+    with Daemon(base.store, data, *SIZES) as daemon:
+        daemon.wait_durable(base.end)
+    mark = json.loads((data / "frontier").read_bytes())["index"][-1]
+    assert not mark["full"]
+    for damage in damages:
+        damage(data / "index" / mark["name"], mark["header"][-1])
+    with Daemon(base.store, data, *SIZES) as daemon:
+        recovered = daemon.wait_event("recovered")
+        daemon.wait_caught_up(base.end)
+        assert daemon.terminate() == 0
+    assert (recovered["kept_entries"], recovered["dropped_entries"]) == (base.entries, 0)
+    assert_same_index(data, base.whole)

@@ -1,0 +1,104 @@
+"""LogReaders over logs in a test's directory, with a clock that stands until it is moved, and bytes put in by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from indexd.commitlog.dispatch import DispatchBatch, DispatchRequest, make_rules
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
+from indexd.storage.disk import Disk
+from support.twins import DELAYS, FRAME_SIZE_MAX
+
+SEGMENT_SIZE = 1 << 16
+READ_SIZE = 1 << 16
+
+
+@dataclass
+class Clock:
+    """Seconds that pass only when told to."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_reader(
+    directories: Path | Sequence[Path],
+    clock: Callable[[], float] | None = None,
+    *,
+    segment_size: int = SEGMENT_SIZE,
+    position: int = 0,
+    frame_size_max: int = FRAME_SIZE_MAX,
+    disk: Disk | None = None,
+    **options: Any,
+) -> LogReader:
+    """A reader whose settle time is 0.05 s; corrupt is what stays so for 5 s. ``options`` are ReaderOptions."""
+    paths = (directories,) if isinstance(directories, Path) else tuple(directories)
+    rules = make_rules(DELAYS, check_crc=True, frame_size_max=frame_size_max)
+    settings = ReaderOptions(
+        segment_size, **({"read_size": READ_SIZE, "rows_max": 100, "list_interval": 0.0} | options)
+    )
+    return LogReader(disk or Disk(), paths, rules, settings, position, clock or Clock())
+
+
+@dataclass
+class Drained:
+    """All that a reader returned until it had no more."""
+
+    requests: list[DispatchRequest] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    end: NotYetWritten | Corrupt | None = None
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the messages stand."""
+        return [request.commit_log_offset for request in self.requests]
+
+    def take(self, batch: DispatchBatch) -> None:
+        """Add a batch, whose rows lie one behind the other and inside it."""
+        rows = [batch.request(row) for row in range(batch.rows)]
+        ends = [row.commit_log_offset + row.msg_size for row in rows]
+        assert rows
+        assert [row.commit_log_offset for row in rows] == [batch.begin_offset, *ends[:-1]]
+        assert batch.end_offset == ends[-1]
+        self.requests += rows
+
+
+def drain(reader: LogReader, *, settle: bool = True) -> Drained:
+    """Poll until the log ends or is corrupt; with ``settle`` the clock is moved for the newest frame, by 2 s at most."""
+    drained = Drained()
+    waited = False
+    while True:
+        found = reader.poll()
+        if isinstance(found, DispatchBatch):
+            drained.take(found)
+            waited = False
+        elif isinstance(found, Skipped):
+            drained.skipped.append(found)
+        elif isinstance(found, NotYetWritten) and settle and reader.is_settling and not waited:
+            assert isinstance(reader._clock, Clock)
+            reader._clock.now += 2.0
+            waited = True
+        else:
+            drained.end = found
+            return drained
+
+
+def segment(directory: Path, base: int, data: bytes = b"", size: int = SEGMENT_SIZE) -> Path:
+    """A full-size segment that begins with ``data`` and holds zeros behind it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{base:020d}"
+    path.write_bytes(data.ljust(size, b"\0"))
+    return path
+
+
+def patch(path: Path, position: int, data: bytes) -> None:
+    """Write into a segment in place, as its broker does."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)

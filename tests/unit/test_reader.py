@@ -1,0 +1,251 @@
+"""LogReader over whole logs: every message once and in order, whatever the segments, reads and batches are cut to."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.commitlog.format import NotYetWritten
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
+from indexd.errors import UnsafeStoreError
+from indexd.index.flavour import FLAVOURS
+from support.goldens import GOLDENS, unpack
+from support.naive import naive_frames
+from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, drain, open_reader, patch, segment
+from support.strategies import Sample, logs
+from support.twins import encode, naive_request
+
+
+def filled(directory: Path, count: int, *, body: int = 500, clean: bool = True, start: int = 0) -> list[int]:
+    """A log of messages of one size; their offsets."""
+    writer = CommitLogWriter(directory, SEGMENT_SIZE, start_offset=start)
+    offsets = [writer.append(FrameSpec("T", bytes([number % 255 + 1]) * body)) for number in range(count)]
+    writer.close(clean)
+    return offsets
+
+
+def bases(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+@pytest.mark.parametrize("read_size", [1 << 16, 1 << 18, 4 << 20])
+@pytest.mark.parametrize("name", GOLDENS)
+def test_goldens_are_read_whole(name: str, read_size: int, tmp_path: Path) -> None:
+    golden = unpack(name, tmp_path)
+    for check_tail in (True, False):
+        reader = open_reader(
+            golden.root / "commitlog",
+            segment_size=golden.segment_size,
+            read_size=read_size,
+            rows_max=1000,
+            check_tail=check_tail,
+            verify_crc=check_tail,
+        )
+        drained = drain(reader)
+        rows = golden.messages()
+        assert drained.offsets == [row["phyOffset"] for row in rows]
+        assert [request.topic for request in drained.requests] == [row["topic"] for row in rows]
+        assert isinstance(drained.end, NotYetWritten)
+        assert drained.skipped == []
+        assert reader.counters.messages == len(rows)
+        assert reader.counters.bytes == sum(row["size"] for row in rows)
+        reader.close()
+
+
+@given(logs(), st.booleans(), st.booleans(), st.integers(1, 30), st.sampled_from([1 << 14, 1 << 15]))
+def test_any_log_is_read_whole(
+    samples: list[Sample], clean: bool, prop_crc: bool, rows_max: int, segment_size: int
+) -> None:
+    """v1 and v2, IPv4 and IPv6, blank records, a segment made ahead or none."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        writer = CommitLogWriter(directory, segment_size, prop_crc=prop_crc)
+        for sample in samples:
+            sample.append(writer)
+        writer.close(clean)
+        expected = [naive_request(found, FLAVOURS["5.4"]) for found in naive_frames(directory, segment_size)]
+        reader = open_reader(directory, segment_size=segment_size, rows_max=rows_max)
+        drained = drain(reader)
+        assert drained.requests == expected
+        assert len(expected) == len(samples)
+        assert drained.end == NotYetWritten(writer.max_offset)
+        assert reader.position == writer.max_offset
+        reader.close()
+
+
+def test_a_long_log_in_one_segment_while_catching_up(tmp_path: Path) -> None:
+    """Many reads in the segment being written: once it streams, one read a batch, and the end like any other."""
+    size = 1 << 22
+    with CommitLogWriter(tmp_path, size) as writer:
+        offsets = [writer.append(FrameSpec("T", bytes([n % 255 + 1]) * (n % 3000))) for n in range(2000)]
+    for check_tail in (True, False):
+        reader = open_reader(tmp_path, segment_size=size, read_size=1 << 17, rows_max=5000, check_tail=check_tail)
+        assert drain(reader).offsets == offsets
+        reader.close()
+
+
+def test_an_absent_next_segment_is_waited_for(tmp_path: Path) -> None:
+    first = encode_frame(FrameSpec("T"), 0)
+    segment(tmp_path, 0, first + blank_record(SEGMENT_SIZE - len(first)))
+    clock = Clock()
+    reader = open_reader(tmp_path, clock, list_interval=10.0)
+    assert drain(reader).offsets == [0]
+    assert reader.position == SEGMENT_SIZE
+    assert reader.poll() == NotYetWritten(SEGMENT_SIZE)
+    path = segment(tmp_path, SEGMENT_SIZE)
+    assert reader.poll() == NotYetWritten(SEGMENT_SIZE)
+    patch(path, 0, encode_frame(FrameSpec("T"), SEGMENT_SIZE))
+    assert drain(reader).offsets == [SEGMENT_SIZE]
+    reader.close()
+
+
+def test_a_segment_made_ahead_is_no_end_of_the_one_before(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 3, clean=False)
+    assert len(bases(tmp_path)) == 2
+    clock = Clock()
+    reader = open_reader(tmp_path, clock)
+    assert drain(reader).end == NotYetWritten(reader.position)
+    assert reader.counters.messages == len(offsets)
+    assert "closed=False" in repr(reader)
+    more = filled(tmp_path, 200, start=reader.position, clean=False)
+    assert drain(reader).offsets == more
+    reader.close()
+
+
+def test_segments_in_several_directories_are_one_log(tmp_path: Path) -> None:
+    offsets = filled(tmp_path / "a", 500)
+    (tmp_path / "b").mkdir()
+    for path in bases(tmp_path / "a")[::2]:
+        path.rename(tmp_path / "b" / path.name)
+    reader = open_reader([tmp_path / "a", tmp_path / "missing", tmp_path / "b"])
+    assert drain(reader).offsets == offsets
+    assert reader.counters.segments_twice == 0
+    reader.close()
+
+
+def test_a_segment_that_is_there_twice_is_read_once_from_the_first_directory(tmp_path: Path) -> None:
+    offsets = filled(tmp_path / "a", 200)
+    filled(tmp_path / "b", 100, body=300)
+    reader = open_reader([tmp_path / "a", tmp_path / "b"])
+    assert drain(reader).offsets == offsets
+    assert reader.counters.segments_twice == len(bases(tmp_path / "b")) > 0
+    assert [path.parent.name for path in reader.log.twice] == ["b"] * reader.counters.segments_twice
+    reader.close()
+
+
+def test_names_in_the_digits_of_another_locale(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 300)
+    for path in bases(tmp_path):
+        path.rename(tmp_path / path.name.translate({ord("0") + n: ord("٠") + n for n in range(10)}))
+    reader = open_reader(tmp_path)
+    assert drain(reader).offsets == offsets
+    reader.close()
+
+
+def test_files_that_are_no_segments_are_not_the_logs(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 3)
+    (tmp_path / "notes.txt").write_bytes(b"x")
+    (tmp_path / "00000000000000065536.bak").write_bytes(b"x")
+    (tmp_path / f"{SEGMENT_SIZE:020d}").mkdir()
+    reader = open_reader(tmp_path)
+    assert drain(reader).offsets == offsets
+    reader.close()
+
+
+def test_an_empty_last_file_is_one_about_to_be_made(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 3)
+    empty = tmp_path / f"{SEGMENT_SIZE:020d}"
+    empty.touch()
+    reader = open_reader(tmp_path)
+    assert drain(reader).offsets == offsets
+    empty.unlink()
+    assert drain(reader).end == NotYetWritten(reader.position)
+    reader.close()
+
+
+@pytest.mark.parametrize("size", [1, SEGMENT_SIZE - 1, SEGMENT_SIZE + 1, 2 * SEGMENT_SIZE])
+def test_a_segment_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    filled(tmp_path, 300)
+    bases(tmp_path)[1].write_bytes(bytes(size))
+    reader = open_reader(tmp_path)
+    with pytest.raises(UnsafeStoreError, match="segment_size") as caught:
+        drain(reader)
+    assert caught.value.exit_code == 3
+    assert str(size) in caught.value.line()
+
+
+def test_a_segment_at_an_odd_offset_is_refused(tmp_path: Path) -> None:
+    segment(tmp_path, SEGMENT_SIZE + 1)
+    with pytest.raises(UnsafeStoreError, match="no multiple"):
+        open_reader(tmp_path).poll()
+
+
+def test_no_directory_at_all_is_refused_and_an_empty_one_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(UnsafeStoreError, match="no commitlog"):
+        open_reader([tmp_path / "a", tmp_path / "b"]).poll()
+    reader = open_reader(tmp_path)
+    assert reader.poll() == NotYetWritten(0)
+    offsets = filled(tmp_path, 3)
+    assert drain(reader).offsets == offsets
+    reader.close()
+
+
+def test_a_position_behind_the_log_is_another_logs(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    with pytest.raises(UnsafeStoreError, match="already indexed"):
+        open_reader(tmp_path, position=3 * SEGMENT_SIZE).poll()
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_dledger_log_is_refused_at_once(tmp_path: Path, in_use: bool) -> None:
+    inner = encode_frame(FrameSpec("T"), 48)
+    head = b"\0\0\0\1" + (48 + len(inner)).to_bytes(4, "big") + bytes(40)
+    segment(tmp_path, 0, head + inner)
+    if in_use:
+        segment(tmp_path, SEGMENT_SIZE, b"\1" * 8)
+    with pytest.raises(UnsafeStoreError, match="DLedger"):
+        open_reader(tmp_path).poll()
+
+
+# --- reads smaller than a frame, batches smaller than a read ---
+
+BIG = 1 << 22
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_frames_larger_than_a_read(tmp_path: Path, closed: bool) -> None:
+    sizes = [10, 1 << 20, 10, 1 << 19, 1 << 20]
+    data = encode([Sample(FrameSpec("T", bytes([n + 1]) * size, {"KEYS": "k"})) for n, size in enumerate(sizes)])
+    segment(tmp_path, 0, data + (blank_record(BIG - len(data)) if closed else b""), BIG)
+    if closed:
+        segment(tmp_path, BIG, encode_frame(FrameSpec("T", b"last"), BIG), BIG)
+    reader = open_reader(tmp_path, segment_size=BIG, read_size=READ_SIZE)
+    drained = drain(reader)
+    assert [request.msg_size for request in drained.requests][:5] == [
+        len(encode_frame(FrameSpec("T", bytes(size), {"KEYS": "k"}), 0)) for size in sizes
+    ]
+    assert len(drained.requests) == 5 + closed
+    assert drained.end == NotYetWritten(BIG + len(encode_frame(FrameSpec("T", b"last"), 0)) if closed else len(data))
+    reader.close()
+
+
+def test_batches_hold_no_more_rows_than_they_may(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 250)
+    reader = open_reader(tmp_path, rows_max=1)
+    first = reader.poll()
+    assert repr(first) == f"DispatchBatch([0, {offsets[1]}), rows=1, keys=0)"
+    assert drain(reader).offsets == offsets[1:]
+    reader.close()
+
+
+def test_a_log_of_more_topics_than_the_table_begins_with(tmp_path: Path) -> None:
+    with CommitLogWriter(tmp_path, 1 << 20) as writer:
+        for number in range(3000):
+            writer.append(FrameSpec(f"topic-{number}-" + "x" * (number % 90)))
+    reader = open_reader(tmp_path, segment_size=1 << 20)
+    assert [request.topic.split("-")[1] for request in drain(reader).requests] == [str(n) for n in range(3000)]
+    reader.close()
