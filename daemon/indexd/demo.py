@@ -144,9 +144,7 @@ def _log_to_follow(store: Path | None, work: Path) -> Iterator[tuple[Path, DemoW
     root = work / "store"
     writer = DemoWriter(root)
     _say(f"1. A broker's commitlog grows in {root}: real frames, {len(_TOPICS)} topics, two keys, a unique key and a")
-    _say(
-        f"   tag each, {_MESSAGES_PER_SECOND} messages a second. (No broker is at hand, so a built-in writer makes them.)"
-    )
+    _say(f"   tag each, {_MESSAGES_PER_SECOND} messages a second. (A built-in writer stands in for the broker.)")
     try:
         yield root, writer
     finally:
@@ -207,7 +205,7 @@ def _query_newest(daemon: DemoDaemon) -> None:
 def _query(data: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "indexd", *arguments, "--data", str(data)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False)
-    shown = " ".join(("indexd", *arguments, "--data", str(data)))
+    shown = " ".join((_program(), *arguments, "--data", str(data)))
     _say(f"   $ {shown}")
     for line in (answer.stdout + answer.stderr).splitlines():
         _say(f"   {line}")
@@ -220,7 +218,13 @@ def _show_files(root: Path, data: Path, log: Path, flags: tuple[str, ...]) -> No
     for path in (*sorted((data / "index").iterdir()), data / "checkpoint", data / "frontier"):
         _say(f"   {path}  {path.stat().st_size} bytes")
     _say(f"   The daemon's log is {log}. Go on yourself:")
-    _say(f"   $ indexd {' '.join(('--store', str(root), '--data', str(data), *flags))}")
+    _say(f"   $ {_program()} {' '.join(('--store', str(root), '--data', str(data), *flags))}")
+
+
+def _program() -> str:
+    # What to type from here: the command beside the interpreter that runs this, as short as it can be said.
+    command = Path(sys.executable).with_name("indexd")
+    return str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
 
 
 def _lag(state: dict[str, Any]) -> str:

@@ -58,5 +58,4 @@ def measure(ground: Ground, report: Report) -> None:
 
 
 def _hits(said: str) -> int:
-    answer = json.loads(said.splitlines()[-1])
-    return len(answer["hits"]) if "hits" in answer else 0
+    return len(json.loads(said.splitlines()[-1])["phyOffsets"])

@@ -130,14 +130,14 @@ def _print_lag(report: Report, together: list[tuple[dict[str, Any], Beside]]) ->
         times = [f"{seconds:.3f} s" for seconds in (lag.max, lag.p50, lag.p99, lag.tail)]
         memory = [megabytes(run.anonymous), megabytes(run.rss)]
         same = "the same" if run.same_bytes else "DIFFERENT"
-        rows.append((str(number), *times, str(lag.drains), *memory, f"{run.cpu_share:.0%}", same))
+        rows.append((str(number), *times, str(len(lag.peaks)), *memory, f"{run.cpu_share:.0%}", same))
     data = [
         {
             "lagMaxMs": round(run.lag.max * 1000),
             "lagP50Ms": round(run.lag.p50 * 1000),
             "lagP99Ms": round(run.lag.p99 * 1000),
             "afterEndMs": round(run.lag.tail * 1000),
-            "drains": run.lag.drains,
+            "peaksMs": [round(peak * 1000) for peak in run.lag.peaks],
             "rssAnonBytes": run.anonymous,
             "rssBytes": run.rss,
             "cpuShare": round(run.cpu_share, 4),

@@ -38,13 +38,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Seconds; ``tail`` is from the last message's store time to the state that covers it."""
+    """Seconds; ``tail`` is from the last message's store time to the state that covers it, ``peaks`` one a drain."""
 
     max: float
     p50: float
     p99: float
     tail: float
-    drains: int
+    peaks: tuple[float, ...]
 
 
 class Watch(threading.Thread):
@@ -125,7 +125,6 @@ def lag_of(states: list[Published], first: float, end_offset: int) -> Lag:
             clock += _STATE_SECONDS
         covered, offset = state.store_time, state.phy_offset
         if offset >= end_offset:
-            return Lag(
-                max(peaks), percentile(moments, 50), percentile(moments, 99), state.at - state.store_time, len(peaks)
-            )
+            tail = state.at - state.store_time
+            return Lag(max(peaks), percentile(moments, 50), percentile(moments, 99), tail, tuple(peaks))
     raise BenchError("the states of the daemon do not reach the end of the log")

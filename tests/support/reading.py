@@ -9,7 +9,8 @@ from typing import Any
 
 from indexd.commitlog.dispatch import DispatchBatch, DispatchRequest, make_rules
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import ReaderOptions, Skipped
 from indexd.storage.disk import Disk
 from support.twins import DELAYS, FRAME_SIZE_MAX
 
@@ -69,9 +70,9 @@ class Drained:
         self.requests += rows
 
 
-def drain(reader: LogReader, *, settle: bool = True) -> Drained:
-    """Poll until the log ends or is corrupt; with ``settle`` the clock is moved for the newest frame, by 2 s at most."""
-    drained = Drained()
+def drain(reader: LogReader, into: Drained | None = None) -> Drained:
+    """Poll until the log ends or is corrupt; the clock is moved, by 2 s, for a newest frame that has to settle."""
+    drained = into or Drained()
     waited = False
     while True:
         found = reader.poll()
@@ -80,7 +81,7 @@ def drain(reader: LogReader, *, settle: bool = True) -> Drained:
             waited = False
         elif isinstance(found, Skipped):
             drained.skipped.append(found)
-        elif isinstance(found, NotYetWritten) and settle and reader.is_settling and not waited:
+        elif isinstance(found, NotYetWritten) and reader.is_settling and not waited:
             assert isinstance(reader._clock, Clock)
             reader._clock.now += 2.0
             waited = True

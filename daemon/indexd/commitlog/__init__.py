@@ -3,10 +3,17 @@
 ``format``      the drawing of a frame, its constants, the outcomes
 ``properties``  the property text and Java's UTF-8
 ``decoder``     one frame -> Message, in plain Python: queries, inspection, tests
-``kernel``      many frames -> arrays, compiled: the hot path
-``crc``         the checksum, compiled
+``kernel``      many frames -> arrays, compiled: the hot path; it calls
+``heads_kernel``   what a head says; ``fields_kernel``  what is inside a frame;
+``bytes_kernel``   loads, hashes, numbers; ``crc``  the checksum
 ``dispatch``    DispatchBatch (arrays) and DispatchRequest (the view of one row)
 ``segments``    which segment files there are, over several directories
+``batcher``     bytes at hand -> one DispatchBatch
+``cursor``      the open segment and the buffer that is filled from it
 ``reader``      position -> next batch or why not: end, not yet written, corrupt
+``reading``     what a reader is told, counts and returns
+``settle``      the end of the log, where the writer is
+``salvage``     behind damage: the next frame that proves itself
+``lookup``      the message at an offset, for queries
 ``writer``      the built-in writer of real frames, for the demo and the tests
 """

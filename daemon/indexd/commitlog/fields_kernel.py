@@ -37,6 +37,7 @@ _PAIR_END = np.uint64(0x02)
 
 @numba.njit(nogil=True, forceinline=True)
 def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
+    """Whether ``buffer[start:end]`` is ``text`` (uint8)."""
     if end - start != np.uint64(len(text)):
         return False
     i = _0
@@ -93,6 +94,7 @@ def decode_properties(buffer, start, end, spans):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True)
 def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ignore[no-untyped-def]
+    """The reason why body CRC or property CRC deny the frame at ``pos``, or NONE (spec 2.5)."""
     if body_end > body:
         stored = load_u32(buffer, pos + _8)
         if np.uint64(crc32(buffer, body, body_end, tables)) & _CRC_MASK != stored:
@@ -121,7 +123,7 @@ def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ig
 
 @numba.njit(nogil=True)
 def find_topic_id(buffer, start, end, java_hash, table, starts, data, known):  # type: ignore[no-untyped-def]
-    # The id of a topic, entering it when it is new; -1 when the arrays have no room for it.
+    """The id of a topic, entering it when it is new; -1 when the arrays have no room for it."""
     mask = np.uint64(len(table) - 1)
     slot = (java_hash ^ java_hash >> np.uint64(15)) & mask
     while table[slot] != 0:

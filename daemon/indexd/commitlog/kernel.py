@@ -38,6 +38,7 @@ from indexd.commitlog.fields_kernel import (
     equals,
     find_topic_id,
 )
+from indexd.commitlog.heads_kernel import head
 
 
 class Columns(NamedTuple):
@@ -79,31 +80,20 @@ class Rules(NamedTuple):
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _4 = np.uint64(4)
-_8 = np.uint64(8)
 _HOST_V4 = np.uint64(8)
 _HOST_V6 = np.uint64(20)
 _MAGIC_V1 = np.uint64(frame.MAGIC_V1)
-_MAGIC_V2 = np.uint64(frame.MAGIC_V2)
-_MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
-_HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
-_FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
 _BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
 _STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
 
 _MESSAGE = int(frame.Outcome.MESSAGE)
-_END_OF_FILE = int(frame.Outcome.END_OF_FILE)
-_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
 _CORRUPT = int(frame.Outcome.CORRUPT)
 _FULL = int(frame.Outcome.BATCH_FULL)
 
 _NONE = int(frame.Reason.NONE)
-_BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
-_BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
-_WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
 _LENGTHS = int(frame.Reason.LENGTHS_DISAGREE)
 _DELAY = int(frame.Reason.DELAY_LEVEL)
 _INNER = int(frame.Reason.INNER_BATCH)
-_DLEDGER = int(frame.Reason.DLEDGER)
 
 _TOPIC_DELAY = np.frombuffer(frame.DELAY_TOPIC.encode(), dtype=np.uint8)
 _LOW_32 = np.uint64(0xFFFFFFFF)
@@ -193,64 +183,35 @@ def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms):  # t
 
 
 @numba.njit(nogil=True, forceinline=True)
-def _head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
-    # (outcome, reason, total size): what the fixed fields say, before anything behind them is looked at.
-    left = limit - pos
-    if left < _8:
-        return _NOT_YET, _NONE, _0
-    total = load_u32(buffer, pos)
+def _queue_place(buffer, pos, spans):  # type: ignore[no-untyped-def]
+    # (is valid, queue offset, batch size): an inner batch brings its own in its properties (spec 2.7, step 9).
+    queue_offset = np.int64(load_u64(buffer, pos + np.uint64(20)))
+    batch_size = np.int64(1)
+    if spans[INNER_NUM + _1] > _0 and spans[INNER_BASE + _1] > _0:
+        is_base, queue_offset = parse_long(buffer, spans[INNER_BASE], spans[INNER_BASE + _1])
+        is_size, batch_size = parse_long(buffer, spans[INNER_NUM], spans[INNER_NUM + _1])
+        if not (is_base and is_size) or batch_size > np.int64(32767) or batch_size < np.int64(-32768):
+            return False, queue_offset, batch_size
+    return True, queue_offset, batch_size
+
+
+@numba.njit(nogil=True, forceinline=True)
+def _open_frame(buffer, pos, end, flags, check, crc_tables):  # type: ignore[no-untyped-def]
+    # (reason, topic, topic end, properties) of the frame at [pos, end), its checksums tested if asked.
     magic = load_u32(buffer, pos + _4)
-    if magic == _MAGIC_BLANK:
-        return _END_OF_FILE, _NONE, total
-    if magic == _0:
-        return _NOT_YET, _NONE, _0
-    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
-        if total == _1 and left >= np.uint64(56):
-            inner = load_u32(buffer, pos + np.uint64(52))
-            if inner == _MAGIC_V1 or inner == _MAGIC_V2:
-                return _CORRUPT, _DLEDGER, _0
-        return _CORRUPT, _BAD_MAGIC, _0
-    if total < _FRAME_SIZE_MIN or total > frame_size_max or base + pos + total > segment_end:
-        return _CORRUPT, _BAD_TOTAL, _0
-    if left < _HEAD_SIZE:
-        return _NOT_YET, _NONE, total
-    if load_u64(buffer, pos + np.uint64(28)) != base + pos:
-        return _CORRUPT, _WRONG_OFFSET, total
-    if left < total:
-        return _NOT_YET, _NONE, total
-    return _MESSAGE, _NONE, total
+    agree, body, body_end, topic, topic_end, properties = _walk(buffer, pos, end, magic, flags)
+    if not agree:
+        return _LENGTHS, _0, _0, _0
+    reason = _NONE
+    if check:
+        reason = check_crc(buffer, pos, end, body, body_end, properties, crc_tables)
+    return reason, topic, topic_end, properties
 
 
-@numba.njit(nogil=True, cache=True)
-def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
-    """The position of the last frame head or blank record that is reached from ``start`` by total sizes.
-
-    Only heads are looked at. A head there proves that the writer is done with every frame before it: bytes of those
-    frames that are read AFTER this walk are final (architecture, decision 3).
-    """
-    pos = start
-    last = start
-    while True:
-        outcome, _, total = _head(buffer, pos, limit, base, segment_end, frame_size_max)
-        if outcome == _MESSAGE:
-            last = pos
-            pos += total
-        elif outcome == _END_OF_FILE or (outcome == _NOT_YET and total > _0 and limit - pos >= _HEAD_SIZE):
-            return pos
-        else:
-            return last
-
-
-@numba.njit(nogil=True, cache=True)
-def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
-    """The first position in ``[start, limit)`` with a message's magic and its own physical offset; else ``limit``."""
-    pos = start
-    while pos + _HEAD_SIZE <= limit:
-        magic = load_u32(buffer, pos + _4)
-        if (magic == _MAGIC_V1 or magic == _MAGIC_V2) and load_u64(buffer, pos + np.uint64(28)) == base + pos:
-            return pos
-        pos += _1
-    return limit
+@numba.njit(nogil=True, forceinline=True)
+def _store_timestamp(buffer, pos, flags):  # type: ignore[no-untyped-def]
+    born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
+    return np.int64(load_u64(buffer, pos + np.uint64(48) + born))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -269,42 +230,30 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
     topic_table, topic_starts, topic_data, topics_known = topics.table, topics.start, topics.data, topics.known
     check, want_uniq_key, want_tags = rules.check_crc, rules.want_uniq_key, rules.want_tags
     delay_ms, crc_tables, frame_size_max = rules.delay_ms, rules.crc_tables, rules.frame_size_max
-    rows = _0
-    keys = _0
-    pos = start
-    rows_max = np.uint64(len(phy_offsets))
-    keys_max = np.uint64(len(key_hashes))
+    rows, keys, pos = _0, _0, start
+    rows_max, keys_max = np.uint64(len(phy_offsets)), np.uint64(len(key_hashes))
     spans = np.zeros(12, dtype=np.uint64)
     key_starts[0] = 0
     while True:
-        outcome, reason, total = _head(buffer, pos, limit, base, segment_end, frame_size_max)
+        outcome, reason, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
         if outcome != _MESSAGE:
             return outcome, reason, pos, total, rows, keys
         end = pos + total
         flags = load_u32(buffer, pos + np.uint64(36))
-        magic = load_u32(buffer, pos + _4)
-        agree, body, body_end, topic, topic_end, properties = _walk(buffer, pos, end, magic, flags)
-        if not agree:
-            return _CORRUPT, _LENGTHS, pos, total, rows, keys
+        reason, topic, topic_end, properties = _open_frame(buffer, pos, end, flags, check, crc_tables)
+        if reason != _NONE:
+            return _CORRUPT, reason, pos, total, rows, keys
         # A key takes at least two bytes of KEYS, and UNIQ_KEY and TAGS one entry each.
         if rows >= rows_max or keys + (end - properties) // np.uint64(2) + np.uint64(3) > keys_max:
             return _FULL, _NONE, pos, total, rows, keys
-        if check:
-            reason = check_crc(buffer, pos, end, body, body_end, properties, crc_tables)
-            if reason != _NONE:
-                return _CORRUPT, reason, pos, total, rows, keys
         decode_properties(buffer, properties, end, spans)
-        store_timestamp = np.int64(load_u64(buffer, pos + np.uint64(48) + (_HOST_V6 if flags & _BORN_V6 else _HOST_V4)))
+        store_timestamp = _store_timestamp(buffer, pos, flags)
         valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms)
         if not valid:
             return _CORRUPT, _DELAY, pos, total, rows, keys
-        queue_offset = np.int64(load_u64(buffer, pos + np.uint64(20)))
-        batch_size = np.int64(1)
-        if spans[INNER_NUM + _1] > _0 and spans[INNER_BASE + _1] > _0:
-            valid_base, queue_offset = parse_long(buffer, spans[INNER_BASE], spans[INNER_BASE + _1])
-            valid, batch_size = parse_long(buffer, spans[INNER_NUM], spans[INNER_NUM + _1])
-            if not (valid and valid_base) or batch_size > np.int64(32767) or batch_size < np.int64(-32768):
-                return _CORRUPT, _INNER, pos, total, rows, keys
+        valid, queue_offset, batch_size = _queue_place(buffer, pos, spans)
+        if not valid:
+            return _CORRUPT, _INNER, pos, total, rows, keys
         topic_hash = hash_utf8(buffer, topic, topic_end, _0)
         topic_id = find_topic_id(
             buffer, topic, topic_end, topic_hash & _LOW_32, topic_table, topic_starts, topic_data, topics_known

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.reader import Skipped
+from indexd.commitlog.reading import Skipped
 
 Item = DispatchBatch | Skipped
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import Poll, Skipped
+from indexd.commitlog.reader import Poll
+from indexd.commitlog.reading import Skipped
 from indexd.dispatch.queue import DispatchQueue
 
 _CORRUPT_RETRY_SECONDS = 1.0

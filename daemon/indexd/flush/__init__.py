@@ -3,5 +3,6 @@
 ``checkpoint``  RocketMQ's 4096 bytes
 ``frontier``    ours: per output the files and entry counts that are durable, and the physical offset they cover
 ``abort``       the flag that says a stop was not clean
+``outputs``     all builders behind one call, and what they have come to
 ``flusher``     the one place that syncs and then writes both down
 """

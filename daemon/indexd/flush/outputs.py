@@ -6,7 +6,7 @@ A batch goes through every builder before the progress moves, so the progress co
 from __future__ import annotations
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.reader import Skipped
+from indexd.commitlog.reading import Skipped
 from indexd.flush.flusher import Progress
 from indexd.flush.frontier import Frontier, Uncovered, add_uncovered
 from indexd.index.service import IndexService

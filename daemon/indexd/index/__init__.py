@@ -2,6 +2,7 @@
 
 ``format``    the drawing of the file, its layout and header
 ``flavour``   what each RocketMQ version indexes
+``key_hash``  topic and key -> the number that an entry stores
 ``kernel``    putKey and its checks over whole batches, compiled
 ``file``      IndexFile: the file that is being built
 ``reader``    IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler

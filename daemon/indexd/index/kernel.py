@@ -58,6 +58,28 @@ def _time_diff(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def
     return np.uint32(min(diff, _INT_MAX))
 
 
+@numba.njit(inline="always")
+def _keep_counts(state, count, used_slots):  # type: ignore[no-untyped-def]
+    state[4] += used_slots
+    state[5] = np.int64(count)
+
+
+@numba.njit(inline="always")
+def _skips(phy, sys_flag, skip_mask, state):  # type: ignore[no-untyped-def]
+    # RocketMQ's skip rule, and the transaction types that the flavour leaves out (spec 4.2, steps 2 and 3).
+    transaction = np.int64(sys_flag) & np.int64(0xC)
+    return phy < state[3] or (skip_mask >> transaction) & np.int64(1) != np.int64(0)
+
+
+@numba.njit(inline="always")
+def _write_entry(entries, at, key_hash, phy, time_diff, swapped_old):  # type: ignore[no-untyped-def]
+    entries[at, _0] = _swap(key_hash)
+    entries[at, _1] = _swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
+    entries[at, np.uint64(2)] = _swap(np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF)))
+    entries[at, np.uint64(3)] = _swap(time_diff)
+    entries[at, np.uint64(4)] = swapped_old
+
+
 @numba.njit(nogil=True, error_model="numpy", forceinline=True)
 def _touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore[no-untyped-def]
     # The slots of the next keys, and a look at each: these loads do not depend on one another, so the memory serves
@@ -84,11 +106,8 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
     phy_offsets, store_timestamps, sys_flags = columns.phy_offset, columns.store_timestamp, columns.sys_flag
     key_starts, key_hashes = columns.key_start, columns.key_hash
     row = np.uint64(row)
-    hash_slot_num = np.uint32(len(slots))
-    room = np.uint64(len(entries))
-    written = _0
-    count = np.uint64(state[5])
-    used_slots = np.int64(0)
+    hash_slot_num, room = np.uint32(len(slots)), np.uint64(len(entries))
+    written, count, used_slots = _0, np.uint64(state[5]), np.int64(0)
     all_keys = np.uint64(key_starts[np.uint64(rows)])
     block = np.empty(_BLOCK + 1, dtype=np.uint32)
     block_start = block_end = _0
@@ -98,11 +117,9 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
         if key < np.int64(0):
             # RocketMQ makes sure of a file with room before it looks at the message at all (spec 4.2, step 1).
             if count >= np.uint64(index_num):
-                state[4] += used_slots
-                state[5] = np.int64(count)
+                _keep_counts(state, count, used_slots)
                 return FILE_FULL, row, key, written
-            transaction = np.int64(sys_flags[row]) & np.int64(0xC)
-            if phy < state[3] or (skip_mask >> transaction) & np.int64(1):
+            if _skips(phy, sys_flags[row], skip_mask, state):
                 row += _1
                 continue
             key = key_starts[row]
@@ -110,8 +127,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
         last = np.uint64(key_starts[row + _1])
         while at < last:
             if count >= np.uint64(index_num) or written >= room:
-                state[4] += used_slots
-                state[5] = np.int64(count)
+                _keep_counts(state, count, used_slots)
                 return (FILE_FULL if count >= np.uint64(index_num) else BUFFER_FULL), row, np.int64(at), written
             if at >= block_end:
                 block_start = at
@@ -120,16 +136,11 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
             key_hash = key_hashes[at]
             slot = np.uint64(block[at - block_start])
             old = slots[slot]
-            entries[written, _0] = _swap(key_hash)
-            entries[written, _1] = _swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
-            entries[written, np.uint64(2)] = _swap(np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF)))
-            entries[written, np.uint64(3)] = _swap(_time_diff(timestamp, state[0]))
-            entries[written, np.uint64(4)] = old
+            _write_entry(entries, written, key_hash, phy, _time_diff(timestamp, state[0]), old)
             slots[slot] = _swap(np.uint32(count))
             pages[slot >> _PAGE_SHIFT] = np.uint8(1)
             if count <= _1:
-                # Only now, behind the time difference: the first entry of a rolled file still counts from the
-                # previous file's end (spec 3.4, steps 3 and 5).
+                # Behind the time difference: a rolled file's first entry counts from the previous file's end.
                 state[2] = phy
                 state[0] = timestamp
             if old == np.uint32(0) or counts_every_put:
@@ -141,8 +152,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
             state[1] = timestamp
         row += _1
         key = np.int64(-1)
-    state[4] += used_slots
-    state[5] = np.int64(count)
+    _keep_counts(state, count, used_slots)
     return DONE, row, np.int64(-1), written
 
 
@@ -190,8 +200,7 @@ def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type
         phy = columns.phy_offset[row]
         timestamp = columns.store_timestamp[row]
         if key < np.int64(0):
-            transaction = np.int64(columns.sys_flag[row]) & np.int64(0xC)
-            if phy < state[3] or (skip_mask >> transaction) & np.int64(1):
+            if _skips(phy, columns.sys_flag[row], skip_mask, state):
                 row += _1
                 continue
             key = columns.key_start[row]

@@ -3,6 +3,7 @@
 ``plan``     what is on disk -> RecoveryPlan; pure
 ``replay``   one index file brought back to its durable prefix: chains checked, slots rebuilt
 ``against``  the kept entries compared with the log itself
+``open``     data directory -> builders and a reader at one offset
 ``recover``  carries a plan out
 ``rebuild``  a whole data directory from the log, at full speed
 """

@@ -7,6 +7,7 @@ expired cannot be compared; they stand on the chain check alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import Skipped
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
 from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries
 from indexd.storage.disk import Disk
+
+_SETTLE_PAUSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,19 @@ def compare_with_log(
     """Hold ``files`` against the log that ``reader`` stands at the begin of; reads only."""
     cursor = _Cursor(disk, directory, layout, files)
     cursor.skip_before(reader.position)
-    while not cursor.done:
+    while True:
+        if cursor.position >= len(cursor.window):
+            cursor.load()
+        if cursor.done:
+            return Agreed(files, None, "every entry agrees with the log")
         poll = reader.poll()
         if isinstance(poll, Skipped):
             cursor.skip_before(poll.end)
         elif isinstance(poll, NotYetWritten):
+            if reader.is_settling:
+                # The newest message of the log: there it is, it only has to prove itself.
+                time.sleep(_SETTLE_PAUSE)
+                continue
             return _cut(cursor, poll.offset, "entries stand behind the end of the log")
         elif isinstance(poll, Corrupt):
             return Agreed(files, None, f"compared up to offset {poll.offset}, where the log is unreadable")
@@ -111,7 +123,6 @@ def compare_with_log(
             if differs is not None:
                 return _cut(cursor, differs, "entries differ from the log")
             on_progress(poll.end_offset)
-    return Agreed(files, None, "every entry agrees with the log")
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> int | None:

@@ -10,7 +10,8 @@ from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.dispatch import make_rules
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.lookup import MessageLookup
-from indexd.commitlog.reader import LogReader, ReaderOptions
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import ReaderOptions
 from indexd.config import Config
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
@@ -114,9 +115,10 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     lookup = MessageLookup(
         disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
     )
-    ground = Ground(disk, files.index, layout, flavour, lambda offset: _store_timestamp(lookup, offset), on_progress)
-    begin = reader.log.min_offset or 0
-    reader.position = begin
+    begin = reader.position = reader.log.min_offset or 0
+    ground = Ground(
+        disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
+    )
     reader.check_until = reader.log.segments[-1].end if reader.log.segments and not plan.is_clean else 0
     try:
         recovered = carry_out(plan, ground, reader if forced else None)

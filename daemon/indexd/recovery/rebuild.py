@@ -17,7 +17,8 @@ from pathlib import Path
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, UsageError
 from indexd.flush.flusher import Flusher

@@ -14,7 +14,7 @@ from indexd.commitlog.reader import LogReader
 from indexd.flush.frontier import Frontier
 from indexd.index.flavour import Flavour
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
-from indexd.recovery.against import compare_with_log
+from indexd.recovery.against import Agreed, compare_with_log
 from indexd.recovery.plan import OnDisk, RecoveryPlan
 from indexd.recovery.replay import phy_offset_of, read_entries, replay_file, time_diff_of, write_back
 from indexd.storage.disk import Disk
@@ -33,6 +33,7 @@ class Ground:
     directory: Path
     layout: IndexLayout
     flavour: Flavour
+    log_begin: int
     store_timestamp_of: StoreTimestampOf
     on_progress: OnProgress
 
@@ -70,12 +71,15 @@ def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Reco
     marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
     before = sum(mark.header.entries for mark in marks)
     sound = _replay_all(marks, plan, ground, recovered)
-    if plan.cut or sound != marks:
+    agreed = _compare(ground, sound, log, recovered) if log is not None and sound else None
+    if agreed is not None and agreed.phy_offset is not None:
+        recovered.phy_offset = agreed.phy_offset
+        _delete(ground, tuple(mark.name for mark in sound[len(agreed.files) :]), recovered)
+        sound = _keep_before(ground, list(agreed.files), agreed.phy_offset, recovered)
+    elif plan.cut or sound != marks:
         # The message of the last entry may have more keys than are in: it is indexed again, whole.
-        recovered.phy_offset = _last_phy_offset(ground, sound)
+        recovered.phy_offset = _last_message(ground, sound)
         sound = _keep_before(ground, sound, recovered.phy_offset or 0, recovered)
-    if log is not None and sound:
-        sound = _compare(ground, sound, log, recovered)
     recovered.files = tuple(sound)
     recovered.kept_entries = sum(mark.header.entries for mark in sound)
     recovered.dropped_entries = before - recovered.kept_entries
@@ -111,12 +115,15 @@ def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recov
     return sound
 
 
-def _last_phy_offset(ground: Ground, marks: list[FileMark]) -> int | None:
-    # The physical offset of the last entry; None when there is none.
+def _last_message(ground: Ground, marks: list[FileMark]) -> int | None:
+    # The physical offset of the last entry at which a message stands, or has expired; None when there is none. Where
+    # a chain is broken, the entry before may be, too: reading the log must not go on between two frames.
     for mark in reversed(marks):
-        if mark.header.entries:
-            with ground.disk.open_read(ground.directory / mark.name) as file:
-                return phy_offset_of(read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0])
+        with ground.disk.open_read(ground.directory / mark.name) as file:
+            for number in range(mark.header.index_count - 1, 0, -1):
+                phy_offset = phy_offset_of(read_entries(file, ground.layout, number, 1)[0])
+                if phy_offset < ground.log_begin or ground.store_timestamp_of(phy_offset) is not None:
+                    return phy_offset
     return None
 
 
@@ -152,7 +159,7 @@ def _cut_file(ground: Ground, mark: FileMark, count: int) -> FileMark:
     return replayed.mark
 
 
-def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: Recovered) -> list[FileMark]:
+def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: Recovered) -> Agreed:
     end = sound[-1].header.end_phy_offset
     agreed = compare_with_log(
         ground.disk,
@@ -164,8 +171,4 @@ def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: R
         lambda offset: ground.on_progress("compare", offset, end),
     )
     recovered.reasons.append(agreed.reason)
-    if agreed.phy_offset is None:
-        return sound
-    recovered.phy_offset = agreed.phy_offset
-    _delete(ground, tuple(mark.name for mark in sound[len(agreed.files) :]), recovered)
-    return _keep_before(ground, list(agreed.files), agreed.phy_offset, recovered)
+    return agreed

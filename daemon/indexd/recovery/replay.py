@@ -62,9 +62,9 @@ def time_diff_of(entry: NDArray[np.uint32]) -> int:
 
 
 def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
-    """Make the file what ``replayed`` says, durably; True if anything had to be changed.
+    """Make the file what ``replayed`` says, durably; True if header or slots had to be changed.
 
-    What lies behind the last entry is cut off and allocated again, so that it reads as zeros.
+    What lies behind the last entry of an open file is cut off and allocated again, so that it reads as zeros.
     """
     header = replayed.mark.header
     changed = False
@@ -79,7 +79,6 @@ def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
     if not replayed.mark.full:
         file.truncate(layout.entry_position(header.index_count))
         file.allocate(layout.file_size)
-        changed = True
-    if changed:
+    if changed or not replayed.mark.full:
         file.fsync()
     return changed

@@ -8,98 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import uvloop
-
-from indexd import __version__
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reader import Skipped
+from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.dispatch.drain import drain
 from indexd.dispatch.queue import DispatchQueue, Item
 from indexd.dispatch.reput import Pace, ReputState, reput
 from indexd.errors import DiskError, IndexdError
-from indexd.flush.abort import remove_abort, write_abort
+from indexd.flush.abort import remove_abort
 from indexd.flush.flusher import Progress
-from indexd.recovery.open import Opened, check_store, open_data, reader_options
+from indexd.recovery.open import Opened, reader_options
 from indexd.service.log import Logger, configure_log
-from indexd.service.progress import RecoveryProgress
+from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
 from indexd.service.state import state_row, write_state
 from indexd.storage.disk import Disk
-from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
 _RETRY_SECONDS_MIN = 1.0
-# Keys that a HUP changes at once; any other needs a restart.
-RELOADABLE = frozenset(
-    {
-        "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms",
-        "retry_max_seconds", "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
-    }
-)  # fmt: skip
-
-
-def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
-    """Run until a signal says stop; raises IndexdError. ``reload_config`` is called for each HUP."""
-    log = configure_log(config.log)
-    disk = Disk()
-    check_store(config)
-    disk.make_dir(config.store.data)
-    files = DataFiles(config.store.data)
-    lock = DirectoryLock(files.lock)
-    lock.acquire()
-    try:
-        opened = open_for_run(config, disk, files, log)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Daemon(config, reload_config, disk, files, opened, log).run())
-    except* IndexdError as group:
-        raise first_error(group) from None
-    finally:
-        lock.release()
-
-
-def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
-    """The one error of a group that the operator is shown."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, IndexdError)
-    return error
-
-
-def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, forced: bool = False) -> Opened:
-    """Open the data directory with the abort flag up, and log what was found and done."""
-    unclean = disk.exists(files.abort)
-    created = not disk.exists(files.frontier)
-    log.info("starting", version=__version__, pid=os.getpid(), store=str(config.store.store), data=str(files.data))
-    # Recovery changes files: a death inside it without this flag would look like a clean stop.
-    write_abort(disk, files.abort)
-    with RecoveryProgress(log) as progress:
-        opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
-    if not opened.plan.is_clean:
-        opened.flusher.persist(opened.outputs.progress())
-    event = "created" if created else "recovered" if unclean else "opened"
-    if opened.damage is not None:
-        log.error("frontier_unreadable", problem=opened.damage)
-    recovered = opened.recovered
-    log.info(
-        event,
-        phy_offset=opened.outputs.phy_offset,
-        index_files=len(recovered.files),
-        kept_entries=recovered.kept_entries,
-        dropped_entries=recovered.dropped_entries,
-        deleted_files=len(recovered.deleted_files),
-        rewritten_files=len(recovered.rewritten_files),
-        reasons=recovered.reasons,
-        seconds=round(opened.seconds, 3),
-    )
-    return opened
 
 
 class Daemon:
@@ -289,23 +220,3 @@ class Daemon:
 def is_disk_full(error: DiskError) -> bool:
     """No space or no quota: the one state of a disk that mends itself when somebody tidies up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def changed_keys(old: Config, new: Config) -> set[str]:
-    """Keys whose values differ between two configurations."""
-    return {
-        key
-        for section in ("store", "reader", "queue", "index", "flush", "query", "log")
-        for key, value in getattr(new, section).model_dump().items()
-        if getattr(getattr(old, section), key) != value
-    }
-
-
-def merge_reloadable(old: Config, new: Config) -> Config:
-    """``old`` with the reloadable keys of ``new``."""
-    merged = {}
-    for section in ("reader", "queue", "flush", "log"):
-        fresh = getattr(new, section)
-        names = {key: getattr(fresh, key) for key in type(fresh).model_fields if key in RELOADABLE}
-        merged[section] = getattr(old, section).model_copy(update=names)
-    return old.model_copy(update=merged)

@@ -10,9 +10,9 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.flush.abort import remove_abort
 from indexd.recovery.open import Opened, check_store
-from indexd.service.daemon import open_for_run
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress
+from indexd.service.start import open_for_run
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

@@ -1,0 +1,52 @@
+"""Batcher: bytes of the log at hand -> one DispatchBatch and what stands behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
+from indexd.commitlog.format import Outcome, Reason
+from indexd.commitlog.kernel import Rules, decode_frames
+
+
+class Stretch(NamedTuple):
+    """Why decoding ended, how many bytes were taken, the total size that the next frame claims (or 0), the messages."""
+
+    outcome: Outcome
+    reason: Reason
+    taken: int
+    total: int
+    batch: DispatchBatch | None
+
+
+class Batcher:
+    """Keeps the columns that the kernel fills, and the topics met so far."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._columns = make_columns(rows_max, 8 * rows_max)
+        self.topics = TopicTable()
+
+    def decode(self, buffer: NDArray[np.uint8], limit: int, position: int, segment_end: int, rules: Rules) -> Stretch:
+        """Frames of ``buffer[:limit]``, whose byte 0 stands at physical offset ``position``."""
+        while True:
+            outcome, reason, taken, total, rows, keys = decode_frames(
+                buffer,
+                np.uint64(0),
+                np.uint64(limit),
+                np.uint64(position),
+                np.uint64(segment_end),
+                rules,
+                self._columns,
+                self.topics.arrays,
+            )
+            if outcome != Outcome.BATCH_FULL or rows:
+                break
+            self.topics = self.topics.grown()
+        batch = None
+        if rows:
+            columns = trimmed(self._columns, int(rows), int(keys))
+            batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics)
+        return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)

@@ -1,0 +1,91 @@
+"""SegmentCursor: the segment file that a reader stands in, and the bytes of it that are at hand.
+
+Knows files and nothing of frames. Segments expire, appear and are listed twice while it is at work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.format import BLANK_SIZE
+from indexd.commitlog.segments import Segment, SegmentList, list_segments
+from indexd.errors import DiskError
+from indexd.storage.disk import Disk, DiskFile
+
+
+class SegmentCursor:
+    """One open segment and a buffer that is filled from it again and again. Raises DiskError, UnsafeStoreError."""
+
+    def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, read_size: int) -> None:
+        self._disk = disk
+        self._directories = directories
+        self._segment_size = segment_size
+        self._file: DiskFile | None = None
+        self.log = SegmentList((), ())
+        self.segment: Segment | None = None
+        self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
+
+    def refresh(self) -> None:
+        """List the segments again: new ones, expired ones."""
+        self.log = list_segments(self._disk, self._directories, self._segment_size)
+
+    def holds(self, offset: int) -> bool:
+        """Whether the open segment holds ``offset``."""
+        return self.segment is not None and self.segment.base <= offset < self.segment.end
+
+    def open(self, offset: int) -> bool:
+        """Open the segment that holds ``offset``; False if there is none, or if it expired just now."""
+        self.close()
+        segment = self.log.at(offset)
+        if segment is None:
+            self.refresh()
+            segment = self.log.at(offset)
+        if segment is None:
+            return False
+        try:
+            self._file = self._disk.open_read(segment.path)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            self.refresh()
+            return False
+        self.segment = segment
+        return True
+
+    def next_is_in_use(self) -> bool:
+        """Whether a later segment holds anything: then the open one is closed for good."""
+        assert self.segment is not None
+        later = self.log.after(self.segment.end)
+        if later is None:
+            return False
+        try:
+            with self._disk.open_read(later.path) as file:
+                return any(file.pread(BLANK_SIZE, 0))
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            self.refresh()
+            return False
+
+    def fill(self, offset: int, size: int) -> int:
+        """Fill the buffer from ``offset`` on with at most ``size`` bytes of the open segment; how many there are."""
+        assert self.segment is not None
+        size = min(size, self.segment.end - offset)
+        if size > len(self.buffer):
+            self.buffer = np.empty(size, dtype=np.uint8)
+        return self.read_into(self.buffer[:size], offset)
+
+    def read_into(self, target: NDArray[np.uint8], offset: int) -> int:
+        """Read bytes of the open segment somewhere else; how many there are."""
+        assert self.segment is not None
+        assert self._file is not None
+        return self._file.pread_into(target.data, offset - self.segment.base)
+
+    def close(self) -> None:
+        """Close the open segment."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self.segment = None

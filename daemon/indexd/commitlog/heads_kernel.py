@@ -1,0 +1,89 @@
+"""The compiled pieces that look at heads alone: what stands at a position, the last head, the next one after damage."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from indexd.commitlog import format as frame
+from indexd.commitlog.bytes_kernel import load_u32, load_u64
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_4 = np.uint64(4)
+_8 = np.uint64(8)
+_MAGIC_V1 = np.uint64(frame.MAGIC_V1)
+_MAGIC_V2 = np.uint64(frame.MAGIC_V2)
+_MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
+_HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
+_FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
+_MESSAGE = int(frame.Outcome.MESSAGE)
+_END_OF_FILE = int(frame.Outcome.END_OF_FILE)
+_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
+_CORRUPT = int(frame.Outcome.CORRUPT)
+_NONE = int(frame.Reason.NONE)
+_BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
+_BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
+_WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
+_DLEDGER = int(frame.Reason.DLEDGER)
+
+
+@numba.njit(nogil=True, forceinline=True)
+def head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    """(outcome, reason, total size): what the fixed fields say, before anything behind them is looked at."""
+    left = limit - pos
+    if left < _8:
+        return _NOT_YET, _NONE, _0
+    total = load_u32(buffer, pos)
+    magic = load_u32(buffer, pos + _4)
+    if magic == _MAGIC_BLANK:
+        return _END_OF_FILE, _NONE, total
+    if magic == _0:
+        return _NOT_YET, _NONE, _0
+    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if total == _1 and left >= np.uint64(56):
+            inner = load_u32(buffer, pos + np.uint64(52))
+            if inner == _MAGIC_V1 or inner == _MAGIC_V2:
+                return _CORRUPT, _DLEDGER, _0
+        return _CORRUPT, _BAD_MAGIC, _0
+    if total < _FRAME_SIZE_MIN or total > frame_size_max or base + pos + total > segment_end:
+        return _CORRUPT, _BAD_TOTAL, _0
+    if left < _HEAD_SIZE:
+        return _NOT_YET, _NONE, total
+    if load_u64(buffer, pos + np.uint64(28)) != base + pos:
+        return _CORRUPT, _WRONG_OFFSET, total
+    if left < total:
+        return _NOT_YET, _NONE, total
+    return _MESSAGE, _NONE, total
+
+
+@numba.njit(nogil=True, cache=True)
+def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    """The position of the last frame head or blank record that is reached from ``start`` by total sizes.
+
+    Only heads are looked at. A head there proves that the writer is done with every frame before it: bytes of those
+    frames that are read AFTER this walk are final (architecture, decision 3).
+    """
+    pos = start
+    last = start
+    while True:
+        outcome, _, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
+        if outcome == _MESSAGE:
+            last = pos
+            pos += total
+        elif outcome == _END_OF_FILE or (outcome == _NOT_YET and total > _0 and limit - pos >= _HEAD_SIZE):
+            return pos
+        else:
+            return last
+
+
+@numba.njit(nogil=True, cache=True)
+def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
+    """The first position in ``[start, limit)`` with a message's magic and its own physical offset; else ``limit``."""
+    pos = start
+    while pos + _HEAD_SIZE <= limit:
+        magic = load_u32(buffer, pos + _4)
+        if (magic == _MAGIC_V1 or magic == _MAGIC_V2) and load_u64(buffer, pos + np.uint64(28)) == base + pos:
+            return pos
+        pos += _1
+    return limit

@@ -1,0 +1,269 @@
+"""Damage, gaps and expiry: stop or skip, what is skipped is counted, and nothing else is lost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
+from indexd.commitlog.reader import Skipped
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
+from support.reading import READ_SIZE, SEGMENT_SIZE, Drained, drain, open_reader, patch, segment
+from support.strategies import Sample
+from support.twins import encode
+
+BIG = 1 << 20
+
+
+def filled(directory: Path, count: int, body: int = 500, segment_size: int = SEGMENT_SIZE) -> list[int]:
+    """A log of messages of one size; their offsets."""
+    with CommitLogWriter(directory, segment_size) as writer:
+        return [writer.append(FrameSpec("T", bytes([number % 255 + 1]) * body)) for number in range(count)]
+
+
+def flip(directory: Path, offset: int, segment_size: int = SEGMENT_SIZE) -> None:
+    path = directory / f"{offset - offset % segment_size:020d}"
+    patch(path, offset % segment_size, bytes([path.read_bytes()[offset % segment_size] ^ 1]))
+
+
+def in_segment(offsets: list[int], base: int) -> list[int]:
+    return [offset for offset in offsets if base <= offset < base + SEGMENT_SIZE]
+
+
+# --- corrupt in a closed segment ---
+
+
+def test_stop_stands_at_the_first_corrupt_byte(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 400)
+    at = in_segment(offsets, SEGMENT_SIZE)[7]
+    flip(tmp_path, at + 5)
+    reader = open_reader(tmp_path)
+    drained = drain(reader)
+    assert drained.end == Corrupt(at, Reason.BAD_MAGIC.text, tmp_path / f"{SEGMENT_SIZE:020d}")
+    assert drained.offsets == [offset for offset in offsets if offset < at]
+    assert reader.position == at
+    assert drain(reader).end == drained.end
+    # Mended, it goes on by itself.
+    flip(tmp_path, at + 5)
+    assert drain(reader).offsets == [offset for offset in offsets if offset >= at]
+    reader.close()
+
+
+@pytest.mark.parametrize("where", [0, 3, 5, 30, 84, 87, 88 + 500, 88 + 502])
+def test_skip_passes_over_one_frame_and_counts_its_bytes(tmp_path: Path, where: int) -> None:
+    """Its total size, magic, physical offset or a length inside it."""
+    offsets = filled(tmp_path, 400)
+    first = in_segment(offsets, SEGMENT_SIZE)
+    flip(tmp_path, first[7] + where)
+    reader = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(reader)
+    assert drained.offsets == [offset for offset in offsets if offset != first[7]]
+    (skipped,) = drained.skipped
+    assert (skipped.begin, skipped.end) == (first[7], first[8])
+    assert (reader.counters.corrupt_found, reader.counters.corrupt_bytes) == (1, first[8] - first[7])
+    reader.close()
+
+
+def test_skip_goes_to_the_next_segment_when_no_frame_is_left(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 400)
+    last = in_segment(offsets, SEGMENT_SIZE)[-1]
+    patch(tmp_path / f"{SEGMENT_SIZE:020d}", last - SEGMENT_SIZE, b"\7" * (2 * SEGMENT_SIZE - last))
+    reader = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(reader)
+    assert drained.skipped == [Skipped(last, 2 * SEGMENT_SIZE, Reason.BAD_MAGIC.text)]
+    assert drained.offsets == [offset for offset in offsets if offset != last]
+    reader.close()
+
+
+def test_zeros_before_the_end_of_a_closed_segment(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 400)
+    mine = in_segment(offsets, SEGMENT_SIZE)
+    patch(tmp_path / f"{SEGMENT_SIZE:020d}", mine[5] - SEGMENT_SIZE, bytes(mine[9] - mine[5]))
+    reader = open_reader(tmp_path)
+    end = drain(reader).end
+    assert end == Corrupt(mine[5], Reason.ZEROS_BEFORE_END.text, tmp_path / f"{SEGMENT_SIZE:020d}")
+    skipping = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(skipping)
+    assert drained.skipped == [Skipped(mine[5], mine[9], Reason.ZEROS_BEFORE_END.text)]
+    assert drained.offsets == [offset for offset in offsets if offset not in mine[5:9]]
+
+
+@pytest.mark.parametrize("left", [1, 7, 8, 35, 40])
+def test_a_closed_segment_without_a_blank_record(tmp_path: Path, left: int) -> None:
+    """Nothing a broker leaves; what is left of the segment may be too short even for a head."""
+    empty = len(encode_frame(FrameSpec("T"), 0))
+    data = encode_frame(FrameSpec("T", b"x" * (SEGMENT_SIZE - left - empty)), 0)
+    segment(tmp_path, 0, data)
+    segment(tmp_path, SEGMENT_SIZE, encode_frame(FrameSpec("T"), SEGMENT_SIZE))
+    end = drain(open_reader(tmp_path)).end
+    reason = Reason.CUT_OFF if left < 8 else Reason.ZEROS_BEFORE_END
+    assert end == Corrupt(len(data), reason.text, tmp_path / f"{0:020d}")
+    drained = drain(open_reader(tmp_path, skip_corrupt=True))
+    assert drained.skipped == [Skipped(len(data), SEGMENT_SIZE, reason.text)]
+    assert drained.offsets == [0, SEGMENT_SIZE]
+
+
+@pytest.mark.parametrize("gap", [100, *range(READ_SIZE - 40, READ_SIZE + 41, 8), 3 * READ_SIZE - 1, 5 * READ_SIZE + 17])
+def test_the_next_frame_is_found_across_reads(tmp_path: Path, gap: int) -> None:
+    """Wherever its head lies to the windows that are searched; in a segment of 16 of them."""
+    first = encode_frame(FrameSpec("T", b"first"), 0)
+    at = len(first) + gap
+    frames = encode([Sample(FrameSpec("T", b"x" * size)) for size in (10, 2 * READ_SIZE, 10)], at)
+    data = first + b"\7" * gap + frames
+    segment(tmp_path, 0, data + blank_record(BIG - len(data)), BIG)
+    segment(tmp_path, BIG, encode_frame(FrameSpec("T"), BIG), BIG)
+    drained = drain(open_reader(tmp_path, segment_size=BIG, skip_corrupt=True))
+    assert drained.skipped == [Skipped(len(first), at, Reason.BAD_MAGIC.text)]
+    assert len(drained.offsets) == 5
+    assert drained.offsets[:2] == [0, at]
+
+
+def test_only_a_frame_that_proves_itself_ends_the_search(tmp_path: Path) -> None:
+    """Its magic, its own offset, its lengths and its CRC; a body may hold any bytes, frames among them."""
+    first = encode_frame(FrameSpec("T", b"first"), 0)
+    at = len(first)
+    elsewhere = encode_frame(FrameSpec("T", b"copied"), 0)
+    denied = bytearray(encode_frame(FrameSpec("T", b"denied"), at + 8 + len(elsewhere)))
+    denied[denied.index(b"denied")] ^= 1
+    junk = b"\7" * 8 + elsewhere + denied
+    proven = encode_frame(FrameSpec("T", b"proven"), at + len(junk))
+    data = first + junk + proven
+    segment(tmp_path, 0, data + blank_record(SEGMENT_SIZE - len(data)))
+    segment(tmp_path, SEGMENT_SIZE, encode_frame(FrameSpec("T"), SEGMENT_SIZE))
+    drained = drain(open_reader(tmp_path, skip_corrupt=True))
+    assert drained.skipped == [Skipped(at, at + len(junk), Reason.BAD_MAGIC.text)]
+    assert drained.offsets == [0, at + len(junk), SEGMENT_SIZE]
+
+
+@given(st.data())
+def test_any_damage_costs_only_the_frames_it_touches(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        offsets = filled(directory, 300, body=300)
+        end = offsets[-1] - offsets[-1] % SEGMENT_SIZE
+        begin = data.draw(st.integers(0, end - 1))
+        size = min(data.draw(st.integers(1, 5000)), end - begin, SEGMENT_SIZE - begin % SEGMENT_SIZE)
+        path = directory / f"{begin - begin % SEGMENT_SIZE:020d}"
+        junk = data.draw(st.sampled_from([b"\0", b"\7", b"\xff"])) * size
+        patch(path, begin % SEGMENT_SIZE, junk)
+        reader = open_reader(directory, skip_corrupt=True, verify_crc=True)
+        drained = drain(reader)
+        frame = offsets[1] - offsets[0]
+        touched = {offset for offset in offsets if offset < begin + size and begin < offset + frame}
+        assert set(offsets) - touched <= set(drained.offsets) <= set(offsets)
+        assert drained.offsets == sorted(set(drained.offsets))
+        assert isinstance(drained.end, NotYetWritten)
+        lost = set(offsets) - set(drained.offsets)
+        assert all(any(skip.begin <= offset < skip.end for skip in drained.skipped) for offset in lost)
+        assert reader.counters.corrupt_bytes == sum(skip.end - skip.begin for skip in drained.skipped)
+        reader.close()
+
+
+# --- CRCs of closed segments ---
+
+
+def crc_run(directory: Path, **options: bool) -> tuple[Drained, list[int]]:
+    offsets = filled(directory, 400)
+    flip(directory, in_segment(offsets, 0)[3] + 100)
+    flip(directory, in_segment(offsets, SEGMENT_SIZE)[3] + 100)
+    reader = open_reader(directory, **options)
+    return drain(reader), offsets
+
+
+def test_bodies_of_closed_segments_are_not_checked_by_default(tmp_path: Path) -> None:
+    drained, offsets = crc_run(tmp_path)
+    assert drained.offsets == offsets
+
+
+def test_bodies_are_checked_where_that_is_asked_for(tmp_path: Path) -> None:
+    drained, offsets = crc_run(tmp_path, verify_crc=True)
+    assert drained.end == Corrupt(offsets[3], Reason.BODY_CRC.text, tmp_path / f"{0:020d}")
+
+
+@pytest.mark.parametrize(("until", "bad"), [(SEGMENT_SIZE - 1, 0), (SEGMENT_SIZE, 1), (2 * SEGMENT_SIZE, 2)])
+def test_bodies_are_checked_in_the_segments_that_recovery_reads(tmp_path: Path, until: int, bad: int) -> None:
+    offsets = filled(tmp_path, 400)
+    for base in (0, SEGMENT_SIZE):
+        flip(tmp_path, in_segment(offsets, base)[3] + 100)
+    reader = open_reader(tmp_path, skip_corrupt=True)
+    reader.check_until = until
+    drained = drain(reader)
+    assert [skip.begin for skip in drained.skipped] == [offsets[3], in_segment(offsets, SEGMENT_SIZE)[3]][:bad]
+    assert len(drained.offsets) == len(offsets) - bad
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_frame_larger_than_believed_is_corrupt(tmp_path: Path, closed: bool) -> None:
+    data = encode([Sample(FrameSpec("T", b"x" * size)) for size in (10, 2000, 10)])
+    segment(tmp_path, 0, data + blank_record(SEGMENT_SIZE - len(data)))
+    if closed:
+        segment(tmp_path, SEGMENT_SIZE, encode_frame(FrameSpec("T"), SEGMENT_SIZE))
+    reader = open_reader(tmp_path, frame_size_max=1000, corrupt_after=1.0)
+    end = drain(reader).end
+    if not closed:
+        assert isinstance(end, NotYetWritten)
+        reader._clock.now += 1.0
+        end = reader.poll()
+    assert isinstance(end, Corrupt)
+    assert end.reason == Reason.BAD_TOTAL_SIZE.text
+
+
+# --- expiry and gaps ---
+
+
+def test_a_position_before_the_log_is_skipped_to_its_begin(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 400)
+    (tmp_path / f"{0:020d}").unlink()
+    reader = open_reader(tmp_path, position=100)
+    drained = drain(reader)
+    assert [(skip.begin, skip.end) for skip in drained.skipped] == [(100, SEGMENT_SIZE)]
+    assert drained.offsets == [offset for offset in offsets if offset >= SEGMENT_SIZE]
+    assert reader.counters.expired_bytes == SEGMENT_SIZE - 100
+    assert reader.counters.corrupt_bytes == 0
+
+
+@pytest.mark.parametrize("interval", [0.0, 1000.0])
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_segments_that_expire_under_the_reader(tmp_path: Path, gone: int, interval: float) -> None:
+    """The one that is open is read to its end; what went after it is passed over as expired."""
+    offsets = filled(tmp_path, 600)
+    reader = open_reader(tmp_path, rows_max=5, list_interval=interval)
+    first = Drained()
+    first.take(reader.poll())
+    for number in range(gone):
+        (tmp_path / f"{number * SEGMENT_SIZE:020d}").unlink()
+    drained = drain(reader)
+    if interval:
+        # Where a file turns out to be gone, the list is made again for the next poll.
+        drained = drain(reader, into=drained)
+    left = [offset for offset in offsets if offset < SEGMENT_SIZE or offset >= gone * SEGMENT_SIZE]
+    assert first.offsets + drained.offsets == left
+    assert [(skip.begin, skip.end) for skip in drained.skipped] == [(SEGMENT_SIZE, gone * SEGMENT_SIZE)][: gone - 1]
+    assert reader.counters.expired_bytes == (gone - 1) * SEGMENT_SIZE
+    assert drained.end == NotYetWritten(reader.position)
+    reader.close()
+
+
+def test_a_missing_segment_in_the_middle(tmp_path: Path) -> None:
+    offsets = filled(tmp_path, 600)
+    (tmp_path / f"{SEGMENT_SIZE:020d}").unlink()
+    reader = open_reader(tmp_path)
+    end = drain(reader).end
+    assert isinstance(end, Corrupt)
+    assert end.offset == SEGMENT_SIZE
+    assert "missing" in end.reason
+    skipping = open_reader(tmp_path, skip_corrupt=True)
+    drained = drain(skipping)
+    assert [(skip.begin, skip.end) for skip in drained.skipped] == [(SEGMENT_SIZE, 2 * SEGMENT_SIZE)]
+    assert drained.offsets == [offset for offset in offsets if offset // SEGMENT_SIZE != 1]
+    assert skipping.counters.corrupt_bytes == SEGMENT_SIZE
+    assert skipping.counters.expired_bytes == 0
+    # Put back, the one that stopped goes on.
+    (tmp_path / "again").mkdir()
+    filled(tmp_path / "again", 600)
+    (tmp_path / "again" / f"{SEGMENT_SIZE:020d}").rename(tmp_path / f"{SEGMENT_SIZE:020d}")
+    assert drain(reader).offsets == [offset for offset in offsets if offset >= SEGMENT_SIZE]
