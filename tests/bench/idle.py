@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bench.ground import Ground, progress
-from bench.indexd import Daemon, compile_kernels
+from bench.indexd import Daemon, kernels_compiled
 from bench.report import Report, Row, megabytes
 
 NAME = "idle"
@@ -17,9 +17,8 @@ _REST_SECONDS = 5
 def measure(ground: Ground, report: Report) -> None:
     """Prints the table and leaves the verdict."""
     store = ground.store()
-    compile_kernels(ground)
     progress(f"idle: {ground.seconds} s")
-    with Daemon(ground, store, ground.work / "idle.data") as daemon:
+    with kernels_compiled(ground), Daemon(ground, store, ground.work / "idle.data") as daemon:
         daemon.wait_for_messages(ground.messages, _CATCH_UP_SECONDS)
         time.sleep(_REST_SECONDS)
         began, first = time.monotonic(), daemon.usage()

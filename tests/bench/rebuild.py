@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.ground import DEFAULT_SIZES, ENTRIES_PER_MESSAGE, SLOTS, Ground, progress, warm_log
-from bench.indexd import compile_kernels, rebuild
+from bench.indexd import kernels_compiled, rebuild
 from bench.machine import Limit, measure_limit
 from bench.report import BenchError, Report, Row, median, megabytes, per_second
 from support.rocketmq_jvm import arguments, figures_of, run
@@ -26,21 +26,9 @@ _HEADER_SIZE, _SLOT_SIZE, _ENTRY_SIZE = 40, 4, 20
 def measure(ground: Ground, report: Report) -> None:
     """Prints the table and leaves the verdict."""
     store = ground.store()
-    compile_kernels(ground)
-    ours: list[dict[str, Any]] = []
-    theirs: list[dict[str, Any]] = []
-    limits: list[Limit] = []
     out, reference = ground.work / "out", ground.work / "reindex"
-    for turn in range(_TURNS):
-        progress(f"rebuild: turn {turn + 1} of {_TURNS}")
-        if ground.java_missing is None:
-            theirs += _reindex(ground, store, reference)
-        for _ in range(_RUNS_PER_TURN):
-            shutil.rmtree(out, ignore_errors=True)
-            warm_log(store)
-            ours.append(rebuild(ground, store, out))
-            os.sync()
-            limits.append(measure_limit(store, ours[-1]["phyOffset"], index_bytes(ours[-1]), ground.work / "scratch"))
+    with kernels_compiled(ground):
+        ours, theirs, limits = _take_turns(ground, store, out, reference)
     _check_counts(ground, ours, theirs)
     equal = None if ground.java_missing else same_files(out / "index", reference / "index")
     rows, data = _table(ours, theirs, limits, equal)
@@ -53,6 +41,25 @@ def measure(ground: Ground, report: Report) -> None:
     )
     if equal is not None:
         report.verdict(NAME, "the same bytes as RocketMQ's index", "the same" if equal else "others", equal)
+
+
+def _take_turns(
+    ground: Ground, store: Path, out: Path, reference: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Limit]]:
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    limits: list[Limit] = []
+    for turn in range(_TURNS):
+        progress(f"rebuild: turn {turn + 1} of {_TURNS}")
+        if ground.java_missing is None:
+            theirs += _reindex(ground, store, reference)
+        for _ in range(_RUNS_PER_TURN):
+            shutil.rmtree(out, ignore_errors=True)
+            warm_log(store)
+            ours.append(rebuild(ground, store, out))
+            os.sync()
+            limits.append(measure_limit(store, ours[-1]["phyOffset"], index_bytes(ours[-1]), ground.work / "scratch"))
+    return ours, theirs, limits
 
 
 def index_bytes(figures: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from bench.ground import Ground, progress
-from bench.indexd import call, compile_kernels, options, rebuild
+from bench.indexd import call, kernels_compiled, options, rebuild
 from bench.report import BenchError, Report, Row, median
 
 NAME = "start"
@@ -21,8 +21,8 @@ _TOPICS = ("TopicTest", "OrderPaid")
 def measure(ground: Ground, report: Report) -> None:
     """Prints the table and leaves the verdict."""
     store, data = ground.store(), ground.work / "start.data"
-    compile_kernels(ground)
-    rebuild(ground, store, data)
+    with kernels_compiled(ground):
+        rebuild(ground, store, data)
     key = f"order-{ground.messages // 2}"
     words = ["query-key", *options(ground, store), "--data", str(data), "--json", "-k", key, "-t"]
     topic = next((topic for topic in _TOPICS if _hits(call(ground, *words, topic)[0])), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.ground import BODY_SIZE, DEFAULT_SIZES, Ground, progress
-from bench.indexd import Daemon, compile_kernels
+from bench.indexd import Daemon, kernels_compiled
 from bench.rebuild import same_files
 from bench.report import BenchError, Report, Row, median, megabytes, per_second
 from bench.watch import Lag, Watch, first_store_time, lag_of
@@ -41,13 +41,13 @@ def measure(ground: Ground, report: Report) -> None:
         for target in _targets():
             report.verdict(NAME, target, None, None)
         raise BenchError(f"it takes RocketMQ's own store to write at full speed: {ground.java_missing}")
-    compile_kernels(ground)
     alone: list[dict[str, Any]] = []
     together: list[tuple[dict[str, Any], Beside]] = []
-    for pair in range(_PAIRS):
-        progress(f"tail: pair {pair + 1} of {_PAIRS}")
-        alone.append(_write_alone(ground))
-        together.append(_write_beside(ground))
+    with kernels_compiled(ground):
+        for pair in range(_PAIRS):
+            progress(f"tail: pair {pair + 1} of {_PAIRS}")
+            alone.append(_write_alone(ground))
+            together.append(_write_beside(ground))
     _print_lag(report, together)
     _print_writer(report, alone, [figures for figures, _ in together])
     runs = [beside for _, beside in together]

@@ -28,7 +28,7 @@ _NOISE = bytes(range(256))
 
 
 def log_of(data: bytes) -> bytes:
-    """The bytes of a log that an input stands for: itself, or, behind an odd first byte, with its total size set right."""
+    """The bytes of a log that an input stands for; behind an odd first byte its first total size is set right."""
     log = data[1:]
     return len(log).to_bytes(4, "big") + log[4:] if data[:1] and data[0] % 2 and len(log) > 4 else log
 

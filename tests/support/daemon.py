@@ -14,8 +14,10 @@ does, so that the kernels are compiled once for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
+import io
 import json
 import os
 import re
@@ -27,7 +29,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
 
+from indexd.cli.main import main
 from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
 from indexd.storage.names import is_index_name, segment_base, segment_name
 from support.small_log import SIZES, write_log
@@ -55,6 +59,25 @@ def indexd(
         timeout=timeout,
         check=False,
     )
+
+
+def indexd_here(*args: object) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for tests with many commands; what the compiler needs is loaded once then."""
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        return indexd(*args)
+    words = [str(arg) for arg in args]
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, _environment({}), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main(words)
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return subprocess.CompletedProcess(words, end.code, out.getvalue(), errors.getvalue())
+    raise AssertionError("main always exits")
 
 
 def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:

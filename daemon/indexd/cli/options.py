@@ -34,7 +34,8 @@ def common_options() -> Parser:
         for key, info in KEYS.items():
             if info.section == section:
                 text = f"{info.description} (default: {info.default})".replace("%", "%%")
-                group.add_argument(flag_name(key), dest=key, metavar=info.type.upper().replace(" ", "_"), help=text)
+                kind = info.type if "|" in info.type else info.type.upper().replace(" ", "_")
+                group.add_argument(flag_name(key), dest=key, metavar=kind, help=text)
     return parser
 
 

@@ -36,8 +36,12 @@ from indexd.storage.names import DataFiles
 # Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
 _QUEUE_BATCHES = 8
 _SETTLE_PAUSE = 0.002
+_QUIET_SECONDS = 0.01
 # 40 MiB of entries.
 _ENTRIES_PER_SYNC = 2 << 20
+
+
+_Items = queue.Queue[DispatchBatch | Skipped | BaseException | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ def _emptied(disk: Disk, beside: Path) -> DataFiles:
 
 
 def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> None:
-    items: queue.Queue[DispatchBatch | Skipped | BaseException | None] = queue.Queue(_QUEUE_BATCHES)
+    items: _Items = queue.Queue(_QUEUE_BATCHES)
     stop = threading.Event()
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
@@ -136,7 +140,7 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
     thread = threading.Thread(target=_read, args=(reader, items, stop), name="reader", daemon=True)
     thread.start()
     try:
-        while (item := items.get()) is not None:
+        while (item := _next_item(items, outputs, syncer)) is not None:
             if isinstance(item, BaseException):
                 raise item
             outputs.apply(item)
@@ -164,13 +168,16 @@ class _Syncer:
         rolled = index.rolled()
         due = index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
         if rolled or (due and (self._running is None or self._running.done())):
-            self.wait()
-            files = index.writing()
-            self._synced_entries = index.counters.entries
-            self._running = self._thread.submit(_sync, files)
+            self.start(index)
         if rolled:
             self.wait()
             index.synced(rolled)
+
+    def start(self, index: IndexService) -> None:
+        """Sync what has been written so far."""
+        self.wait()
+        self._synced_entries = index.counters.entries
+        self._running = self._thread.submit(_sync, index.writing())
 
     def wait(self) -> None:
         """Until the running sync has ended."""
@@ -189,14 +196,24 @@ def _sync(files: tuple[IndexFile, ...]) -> None:
         file.file.fsync()
 
 
-def _discard(items: queue.Queue[DispatchBatch | Skipped | BaseException | None]) -> None:
+def _next_item(items: _Items, outputs: Outputs, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
+    try:
+        return items.get(timeout=_QUIET_SECONDS)
+    except queue.Empty:
+        # The reader lets the newest frame settle: bring out meanwhile what has to be written and synced anyway.
+        outputs.index.publish()
+        syncer.start(outputs.index)
+        return items.get()
+
+
+def _discard(items: _Items) -> None:
     while not items.empty():
         items.get_nowait()
 
 
 def _read(
     reader: LogReader,
-    items: queue.Queue[DispatchBatch | Skipped | BaseException | None],
+    items: _Items,
     stop: threading.Event,
 ) -> None:
     try:
