@@ -40,7 +40,12 @@ def main() -> int:
     report = Report(as_json=args.json, hidden={str(work): str(shown), str(_PROJECT): ".", str(Path.home()): "~"})
     try:
         ground = Ground(work, args.messages, args.seconds)
-        return _measure(ground, report, [args.only] if args.only else list(_PARTS))
+        try:
+            return _measure(ground, report, [args.only] if args.only else list(_PARTS))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            ground.end_processes()
     finally:
         if args.keep:
             progress(f"kept {shown}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from support.rocketmq_jvm import arguments, figures_of, run, why_missing
@@ -21,6 +23,7 @@ DEFAULT_SIZES = {"segment": SEGMENT_SIZE, "slots": SLOTS, "entries": ENTRIES, "q
 # What a message takes in the log, with room to spare, to see beforehand whether the disk will do.
 BYTES_PER_MESSAGE = 450
 _BLOCK = 4 << 20
+_KILL_SECONDS = 60
 _UNIQUE_PREFIX = "7F00000100002A13"
 
 
@@ -37,6 +40,7 @@ class Ground:
         self.config_file = work / "indexd.toml"
         self.config_file.touch()
         self._store: Path | None = None
+        self._processes: list[subprocess.Popen[Any]] = []
 
     def __repr__(self) -> str:
         return f"Ground({self.work}, messages={self.messages}, java_missing={self.java_missing!r})"
@@ -53,6 +57,17 @@ class Ground:
             for name, value in os.environ.items()
             if name in ("NUMBA_CACHE_DIR", "INDEXD_TEST_CACHE") or not name.startswith(("INDEXD_", "NUMBA_", "PYTHON"))
         }
+
+    def note_process(self, process: subprocess.Popen[Any]) -> None:
+        """One that was started here; whoever started it ends it, but a signal may come between."""
+        self._processes.append(process)
+
+    def end_processes(self) -> None:
+        """Kill those that still run, so that nobody writes into what is removed next."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait(_KILL_SECONDS)
 
     def store(self) -> Path:
         """The store of ``messages`` plain messages, made at the first call."""
@@ -73,14 +88,14 @@ class Ground:
         return self._store
 
 
-def write_store(store: Path, messages: int) -> None:
+def write_store(store: Path, messages: int, body_size: int = BODY_SIZE) -> None:
     """What RocketMQ's programs call plain messages, by the built-in writer."""
     choice = random.Random(1)
     noise = choice.randbytes(1 << 16)
     now = int(time.time() * 1000)
     with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
         for i in range(messages):
-            begin = choice.randrange(len(noise) - BODY_SIZE)
+            begin = choice.randrange(len(noise) - body_size)
             properties = {
                 "KEYS": f"order-{i} user-{choice.randrange(1_000_000)}",
                 "UNIQ_KEY": f"{_UNIQUE_PREFIX}{1 << 40 ^ i:016X}",
@@ -89,7 +104,7 @@ def write_store(store: Path, messages: int) -> None:
             writer.append(
                 FrameSpec(
                     topic=choice.choice(("TopicTest", "OrderPaid")),
-                    body=noise[begin : begin + BODY_SIZE],
+                    body=noise[begin : begin + body_size],
                     properties=properties,
                     queue_id=choice.randrange(4),
                     born_timestamp=now,

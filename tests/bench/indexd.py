@@ -18,7 +18,8 @@ from bench.report import BenchError
 from indexd.config import state_directory
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_WARM_MESSAGES = 2000
+# 16 MiB of log: a reader that catches up calls kernels that one at the end does not.
+_WARM_MESSAGES, _WARM_BODY_SIZE = 4000, 4096
 _COMPILE_SECONDS = 600
 _STOP_SECONDS = 120
 _POLL_SECONDS = 0.02
@@ -102,7 +103,7 @@ def _compile_kernels(ground: Ground) -> None:
     store, out = ground.work / "small", ground.work / "small.out"
     if out.exists():
         return
-    write_store(store, _WARM_MESSAGES)
+    write_store(store, _WARM_MESSAGES, _WARM_BODY_SIZE)
     rebuild(ground, store, out)
     with Daemon(ground, store, ground.work / "small.data") as daemon:
         daemon.wait_for_event("running", _COMPILE_SECONDS)
@@ -124,6 +125,7 @@ class Daemon:
                 stderr=log,
                 env=ground.environment(),
             )
+        ground.note_process(self._process)
         self.pid = self._process.pid
 
     def __repr__(self) -> str:

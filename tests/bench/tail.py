@@ -78,6 +78,7 @@ def _write_alone(ground: Ground) -> dict[str, Any]:
     store = ground.work / "alone"
     os.sync()
     with start("Store", "write", *_words(ground, store), home=ground.jvm_home) as writer:
+        ground.note_process(writer)
         writer.line(_READY_SECONDS)
         figures = writer.figures(ground.seconds + _CATCH_UP_SECONDS)
     shutil.rmtree(store)
@@ -95,6 +96,7 @@ def _write_beside(ground: Ground) -> tuple[dict[str, Any], Beside]:
         watch.start()
         stack.callback(watch.stop)
         with start("Store", "write", *_words(ground, store), home=ground.jvm_home) as writer:
+            ground.note_process(writer)
             writer.line(_READY_SECONDS)
             figures = writer.figures(ground.seconds + _CATCH_UP_SECONDS)
             watch.wait_for_offset(figures["maxOffset"], _CATCH_UP_SECONDS)

@@ -23,6 +23,8 @@ MESSAGES = 6000
 FILE = 2
 ENTRY = INDEX_NUM // 2
 ENTRY_SIZE = 20
+ENTRY_BYTES = struct.Struct(">iqii")
+HASH, PHY, TIME, PREV = range(4)
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,15 @@ def change(path: Path, position: int, data: bytes) -> None:
         file.write(data)
 
 
+def entry_of(path: Path, number: int) -> list[int]:
+    return list(ENTRY_BYTES.unpack_from(path.read_bytes(), LAYOUT.entry_position(number)))
+
+
 def change_entry(path: Path, number: int, member: int, by: int) -> None:
     """Add to one of an entry's four members."""
-    layout = struct.Struct(">iqii")
-    position = LAYOUT.entry_position(number)
-    values = list(layout.unpack_from(path.read_bytes(), position))
+    values = entry_of(path, number)
     values[member] += by
-    change(path, position, layout.pack(*values))
+    change(path, LAYOUT.entry_position(number), ENTRY_BYTES.pack(*values))
 
 
 def check_all_is_as_it_should_be(base: Base, data: Path, report: dict[str, Any]) -> None:
@@ -133,9 +137,6 @@ def test_slots_and_header_are_written_again(base: Base, data: Path, damage: Call
     assert (report["keptEntries"], report["droppedEntries"]) == (base.entries, 0)
     assert report["rewrittenFiles"] == [index_files(data)[FILE].name, index_files(data)[-1].name]
     check_all_is_as_it_should_be(base, data, report)
-
-
-HASH, PHY, TIME, PREV = range(4)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +271,12 @@ def test_a_plain_start_after_a_kill_does_not_keep_what_its_chain_denies(
 ) -> None:
     data = tmp_path / "data"
     name, count = kill_when_durable(base, data)
-    change_entry(data / "index" / name, count // 2, member, 1)
+    path = data / "index" / name
+    # One whose message has another one behind it: the chain says nothing about the phy offset of the last.
+    number = next(n for n in range(count // 2, count) if entry_of(path, n)[PHY] == entry_of(path, n + 1)[PHY])
+    change_entry(path, number, member, 1)
     recovered = start_plainly(base, data)
-    sound = base.entries_before(-1) + count // 2 - 1
+    sound = base.entries_before(-1) + number - 1
     assert sound - 10 <= recovered["kept_entries"] <= sound
 
 

@@ -18,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import indexd.commitlog.kernel  # noqa: F401 - before the rest: numba cannot compile what is instrumented
 
 with atheris.instrument_imports(include=["indexd.commitlog.decoder", "indexd.commitlog.properties"]):
+    from indexd.commitlog.writer import FrameSpec, encode_frame
     from support.goldens import GOLDENS, unpack
+    from support.strategies import DELAY_TOPIC
     from support.twins import Stretch, by_decoder, by_kernel
 
 # So that a frame's own physical offset is most often the one where it stands.
@@ -50,7 +52,10 @@ def decode_both(data: bytes) -> None:
 
 
 def write_seeds(corpus: Path) -> None:
-    """Frames of every golden store, alone and in rows up to the end of a segment."""
+    """Frames of every golden store and the end of a segment of each; and kinds of frames that they do not hold."""
+    for number, prop_crc in enumerate((False, True)):
+        odd = FrameSpec(DELAY_TOPIC, b"b", {"DELAY": "+٣", "INNER_NUM": "-5", "INNER_BASE": "77", "TAGS": "é😀"})
+        (corpus / f"odd-{number}").write_bytes(b"\1" + encode_frame(odd, 0, prop_crc=prop_crc))
     with tempfile.TemporaryDirectory() as directory:
         for name in GOLDENS:
             golden = unpack(name, Path(directory))

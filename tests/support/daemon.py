@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
+import pytest
+
 from indexd.cli.main import main
 from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
 from indexd.storage.names import is_index_name, segment_base, segment_name
@@ -71,13 +73,11 @@ def indexd_here(*args: object) -> subprocess.CompletedProcess[str]:
         mock.patch.dict(os.environ, _environment({}), clear=True),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
+        pytest.raises(SystemExit) as end,
     ):
-        try:
-            main(words)
-        except SystemExit as end:
-            assert isinstance(end.code, int)
-            return subprocess.CompletedProcess(words, end.code, out.getvalue(), errors.getvalue())
-    raise AssertionError("main always exits")
+        main(words)
+    assert isinstance(end.value.code, int)
+    return subprocess.CompletedProcess(words, end.value.code, out.getvalue(), errors.getvalue())
 
 
 def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:

@@ -220,8 +220,13 @@ def test_expired_files_go_from_the_front_and_never_the_last(count: int, entries:
                 break
             expected.append(mark.name)
         assert service.delete_expired_file(least) == expected
-        assert [mark.name for mark in service.mark().files] == [mark.name for mark in before[len(expected) :]]
-        assert sorted(path.name for path in directory.iterdir()) == [mark.name for mark in before[len(expected) :]]
+        mark = service.mark()
+        assert [kept.name for kept in mark.files] == [kept.name for kept in before[len(expected) :]]
+        assert sorted(path.name for path in directory.iterdir()) == [kept.name for kept in before]
+        assert mark.expired == tuple(expected)
+        service.remove_expired(mark.expired)
+        assert service.mark().expired == ()
+        assert sorted(path.name for path in directory.iterdir()) == [kept.name for kept in before[len(expected) :]]
         assert service.counters.expired_files == len(expected)
         if again:
             assert service.delete_expired_file(least) == []

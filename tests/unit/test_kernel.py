@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.dispatch import DispatchRequest
 from indexd.commitlog.format import HEAD_SIZE, Outcome
-from indexd.commitlog.kernel import find_frame, last_head
+from indexd.commitlog.heads_kernel import find_frame, last_head
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from indexd.index.flavour import FLAVOURS
 from support.goldens import GOLDENS, Golden, unpack

@@ -21,10 +21,11 @@ from indexd.storage.names import next_index_name
 
 @dataclass(frozen=True, slots=True)
 class IndexMark:
-    """All files at one moment, oldest first, and the files whose bytes are not known to be durable yet."""
+    """All files at one moment, oldest first; those whose bytes may not be durable; names that can go after this."""
 
     files: tuple[FileMark, ...]
     unsynced: tuple[IndexFile, ...]
+    expired: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class IndexService:
         self._open: IndexFile | None = None
         self._unsynced: list[IndexFile] = []
         self._last_name: str | None = None
+        self._expired: list[str] = []
         # Where a batch stopped because the disk had no room for the next file.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
         self.counters = IndexCounters()
@@ -103,7 +105,7 @@ class IndexService:
         files = list(self._full)
         if self._open is not None:
             files.append(FileMark(self._open.path.name, self._open.header, full=False))
-        return IndexMark(tuple(files), self.writing())
+        return IndexMark(tuple(files), self.writing(), tuple(self._expired))
 
     def rolled(self) -> tuple[IndexFile, ...]:
         """Full files that are not known to be durable yet."""
@@ -131,19 +133,25 @@ class IndexService:
             self._open.flush()
 
     def delete_expired_file(self, min_phy_offset: int) -> list[str]:
-        """Remove full files that end before the log begins, oldest first, and say their names (spec 4.6).
+        """Leave out full files that end before the log begins, oldest first, and say their names (spec 4.6).
 
-        RocketMQ never removes the last file of its list; neither does this.
+        RocketMQ never removes the last file of its list; neither does this. The files themselves go with
+        ``remove_expired``, once a frontier without them is durable.
         """
-        removed = []
+        names = []
         while self._full and self._full[0].header.end_phy_offset < min_phy_offset:
             if len(self._full) == 1 and self._open is None:
                 break
-            mark = self._full.pop(0)
-            self._disk.unlink(self._directory / mark.name)
-            removed.append(mark.name)
-        self.counters.expired_files += len(removed)
-        return removed
+            names.append(self._full.pop(0).name)
+        self._expired += names
+        self.counters.expired_files += len(names)
+        return names
+
+    def remove_expired(self, names: tuple[str, ...]) -> None:
+        """Remove files that no durable frontier names any more."""
+        for name in names:
+            self._disk.unlink(self._directory / name)
+            self._expired.remove(name)
 
     def close(self) -> None:
         """Close what is open; writes nothing."""

@@ -109,13 +109,13 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     if frontier is not None:
         _check_same(frontier, fresh, files)
     disk.make_dir(files.index)
-    plan = plan_recovery(look(disk, files, frontier, unclean=unclean), forced=forced)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
     lookup = MessageLookup(
         disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
     )
     begin = reader.position = reader.log.min_offset or 0
+    plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
     ground = Ground(
         disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
     )

@@ -15,12 +15,16 @@ from indexd.index.format import FileMark, IndexHeader
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a data directory holds: the abort flag, the frontier, and size and header of each index file."""
+    """What a data directory holds: the abort flag, the frontier, and size and header of each index file.
+
+    ``log_begin`` is the first physical offset that the log still has.
+    """
 
     abort: bool
     frontier: Frontier | None
     sizes: Mapping[str, int]
     headers: Mapping[str, IndexHeader | None]
+    log_begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,11 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     if disk.frontier is None:
         return RecoveryPlan((), (), tuple(sorted(disk.sizes)), None, cut=False, reason="there is no frontier")
     reason = "abort is there" if disk.abort else "the last stop was clean"
-    marks = disk.frontier.index
-    whole = 0
     size = disk.frontier.layout.file_size
+    marks = disk.frontier.index
+    while marks and marks[0].name not in disk.sizes and marks[0].header.end_phy_offset < disk.log_begin:
+        marks = marks[1:]  # it pointed to expired messages only, and may well be gone
+    whole = 0
     while whole < len(marks) and disk.sizes.get(marks[whole].name) == size:
         whole += 1
     cut = whole < len(marks)

@@ -51,7 +51,7 @@ class Recovered:
     reasons: list[str] = field(default_factory=list)
 
 
-def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool) -> OnDisk:
+def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool, log_begin: int) -> OnDisk:
     """What the data directory holds; reads headers only."""
     sizes = {name: size for name, size in disk.list_dir(files.index) if is_index_name(name)}
     headers: dict[str, IndexHeader | None] = {}
@@ -61,7 +61,7 @@ def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bo
             continue
         with disk.open_read(files.index / name) as file:
             headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
-    return OnDisk(unclean, frontier, sizes, headers)
+    return OnDisk(unclean, frontier, sizes, headers, log_begin)
 
 
 def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Recovered:

@@ -157,7 +157,7 @@ class Daemon:
         await self._persist(self.outputs.progress(), last=True)
 
     async def _persist(self, progress: Progress, *, last: bool = False) -> None:
-        if not last and progress.phy_offset == self.flusher.frontier.phy_offset and not self._has_full(progress):
+        if not last and progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress):
             return
         loop = asyncio.get_running_loop()
         try:
@@ -169,10 +169,8 @@ class Daemon:
             return
         full = tuple(file for file in progress.index.unsynced if file.is_write_full)
         await loop.run_in_executor(self._build_thread, self.outputs.index.synced, full)
+        await loop.run_in_executor(self._build_thread, self.outputs.index.remove_expired, progress.index.expired)
         self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
-
-    def _has_full(self, progress: Progress) -> bool:
-        return any(file.is_write_full for file in progress.index.unsynced)
 
     # Signals and events.
 
@@ -215,6 +213,11 @@ class Daemon:
             self._log.warning(
                 "skipped", begin=event.begin, end=event.end, bytes=event.end - event.begin, reason=event.reason
             )
+
+
+def has_work(progress: Progress) -> bool:
+    """Whether there is something to write down besides how far the log was read."""
+    return bool(progress.index.expired) or any(file.is_write_full for file in progress.index.unsynced)
 
 
 def is_disk_full(error: DiskError) -> bool:
