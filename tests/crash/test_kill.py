@@ -154,6 +154,7 @@ def test_the_abort_file_says_who_runs(tmp_path: Path) -> None:
     with Daemon(store, data, *SIZES) as daemon:
         assert daemon.wait_event("recovered")["reasons"] == ["abort is there"]
         assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
+        daemon.wait_event("running")
         assert daemon.terminate() == 0
     assert not (data / "abort").exists()
 

@@ -57,7 +57,7 @@ def indexd(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        env=_environment(env or {}),
+        env=environment(env),
         timeout=timeout,
         check=False,
     )
@@ -70,7 +70,7 @@ def indexd_here(*args: object) -> subprocess.CompletedProcess[str]:
     words = [str(arg) for arg in args]
     out, errors = io.StringIO(), io.StringIO()
     with (
-        mock.patch.dict(os.environ, _environment({}), clear=True),
+        mock.patch.dict(os.environ, environment(), clear=True),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as end,
@@ -101,7 +101,7 @@ class Daemon:
     def __init__(self, store: Path, data: Path, *flags: object, env: Mapping[str, str] | None = None) -> None:
         self.store, self.data = store, data
         self._command = [str(COMMAND), "--store", str(store), "--data", str(data), *map(str, flags)]
-        self._env = _environment(QUICK | dict(env or {}))
+        self._env = environment(QUICK | dict(env or {}))
         self._process: subprocess.Popen[bytes] | None = None
         data.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=data.parent, prefix=f"{data.name}-", suffix=".log")
@@ -265,10 +265,10 @@ def _first_difference(a: bytes, b: bytes, layout: IndexLayout) -> str:
     return f"entry {number}: {entries[0]} and {entries[1]}"
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    # Compiled, whatever the tests around it do: interpreted it would not keep up with anything.
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What such a process is given: none of our own variables but ``extra``, nothing that turns compiling off."""
     kept = {name: value for name, value in os.environ.items() if not re.match("INDEXD_|NUMBA_DISABLE_JIT$", name)}
-    return {**kept, **extra}
+    return {**kept, **(extra or {})}
 
 
 @functools.cache

@@ -8,6 +8,7 @@
 ``bytes_kernel``   loads, hashes, numbers; ``crc``  the checksum
 ``dispatch``    DispatchBatch (arrays) and DispatchRequest (the view of one row)
 ``segments``    which segment files there are, over several directories
+``ahead``       large stretches at a time, for catching up
 ``batcher``     bytes at hand -> one DispatchBatch
 ``cursor``      the open segment and the buffer that is filled from it
 ``reader``      position -> next batch or why not: end, not yet written, corrupt

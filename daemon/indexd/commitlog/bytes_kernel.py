@@ -66,8 +66,8 @@ def load_u64(buffer, i):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _load_word(buffer, i):  # type: ignore[no-untyped-def]
-    # Eight bytes, the first one lowest: what the byte tricks below work on. One load once compiled.
+def load_word(buffer, i):  # type: ignore[no-untyped-def]
+    """Eight bytes, the first one lowest, as uint64: what the byte tricks work on. One load once compiled."""
     return (
         np.uint64(buffer[i])
         | np.uint64(buffer[i + _1]) << np.uint64(8)
@@ -86,7 +86,7 @@ def find_byte(buffer, start, end, value):  # type: ignore[no-untyped-def]
     i = start
     pattern = value * _EACH_1
     while i + _8 <= end:
-        word = _load_word(buffer, i) ^ pattern
+        word = load_word(buffer, i) ^ pattern
         # The high bit of the first byte that equals value is set; bytes behind it may be marked wrongly.
         marks = (word - _EACH_1) & ~word & _EACH_80
         if marks != np.uint64(0):
@@ -96,6 +96,21 @@ def find_byte(buffer, start, end, value):  # type: ignore[no-untyped-def]
     while i < end and np.uint64(buffer[i]) != value:
         i += _1
     return i
+
+
+@numba.njit(nogil=True, forceinline=True)
+def same_bytes(one, i, other, j, size):  # type: ignore[no-untyped-def]
+    """Whether ``one[i:i + size]`` equals ``other[j:j + size]``; eight bytes a step."""
+    k = np.uint64(0)
+    while k + _8 <= size:
+        if load_word(one, i + k) != load_word(other, j + k):
+            return False
+        k += _8
+    while k < size:
+        if one[i + k] != other[j + k]:
+            return False
+        k += _1
+    return True
 
 
 @numba.njit(inline="always")
@@ -177,7 +192,7 @@ def hash_utf8(buffer, start, end, java_hash):  # type: ignore[no-untyped-def]
     i = start
     while i < end:
         if i + _8 <= end:
-            word = _load_word(buffer, i)
+            word = load_word(buffer, i)
             if word & _EACH_80 == np.uint64(0):
                 # Eight ASCII bytes by three multiplications: bytes to pairs, pairs to quads, quads to one.
                 pairs = (word & _EVEN_BYTES) * _31 + ((word >> np.uint64(8)) & _EVEN_BYTES)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from indexd.commitlog import format as frame
-from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u32, load_u64
+from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u32, load_u64, same_bytes
 from indexd.commitlog.crc import crc32
 
 _0 = np.uint64(0)
@@ -38,14 +38,7 @@ _PAIR_END = np.uint64(0x02)
 @numba.njit(nogil=True, forceinline=True)
 def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
     """Whether ``buffer[start:end]`` is ``text`` (uint8)."""
-    if end - start != np.uint64(len(text)):
-        return False
-    i = _0
-    while start + i < end:
-        if buffer[start + i] != text[i]:
-            return False
-        i += _1
-    return True
+    return end - start == np.uint64(len(text)) and same_bytes(buffer, start, text, _0, end - start)
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -121,7 +114,7 @@ def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ig
     return _NONE
 
 
-@numba.njit(nogil=True)
+@numba.njit(nogil=True, forceinline=True)
 def find_topic_id(buffer, start, end, java_hash, table, starts, data, known):  # type: ignore[no-untyped-def]
     """The id of a topic, entering it when it is new; -1 when the arrays have no room for it."""
     mask = np.uint64(len(table) - 1)
@@ -130,16 +123,17 @@ def find_topic_id(buffer, start, end, java_hash, table, starts, data, known):  #
         topic = np.uint64(table[slot] - 1)
         first = np.uint64(starts[topic])
         size = np.uint64(starts[topic + _1]) - first
-        if size == end - start:
-            i = _0
-            while i < size and data[first + i] == buffer[start + i]:
-                i += _1
-            if i == size:
-                return np.int64(topic)
+        if size == end - start and same_bytes(buffer, start, data, first, size):
+            return np.int64(topic)
         slot = (slot + _1) & mask
+    return _enter_topic(buffer, start, end, slot, table, starts, data, known)
+
+
+@numba.njit(nogil=True)
+def _enter_topic(buffer, start, end, slot, table, starts, data, known):  # type: ignore[no-untyped-def]
     count = np.uint64(known[0])
     first = np.uint64(starts[count])
-    if (count + _1) * np.uint64(2) > mask or first + (end - start) > np.uint64(len(data)):
+    if (count + _1) * np.uint64(2) > np.uint64(len(table) - 1) or first + (end - start) > np.uint64(len(data)):
         return np.int64(-1)
     i = _0
     while start + i < end:

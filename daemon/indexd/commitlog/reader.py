@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from indexd.commitlog.ahead import ReadAhead
 from indexd.commitlog.batcher import Batcher, Stretch
 from indexd.commitlog.cursor import SegmentCursor
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, HEAD_SIZE, Corrupt, NotYetWritten, Outcome, Reason
-from indexd.commitlog.heads_kernel import find_frame, last_head
+from indexd.commitlog.heads_kernel import last_head
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.salvage import next_proven
@@ -31,8 +32,6 @@ from indexd.storage.disk import Disk
 _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
-# How much is searched for a head ahead of the position while catching up: longer than most frames.
-_PROBE_SIZE = 32 << 10
 
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
@@ -67,7 +66,7 @@ class LogReader:
         self._complete_until = 0
         # The last batch filled the buffer, so there is more: the reader is catching up.
         self._is_streaming = False
-        self._probe = np.empty(_PROBE_SIZE, dtype=np.uint8)
+        self._ahead = ReadAhead(self._cursor, options.read_size, overlap=options.overlap)
 
     def __repr__(self) -> str:
         segment = self._cursor.segment
@@ -84,6 +83,7 @@ class LogReader:
         if self._clock() >= self.refresh_due:
             self.refresh()
         if not self._cursor.holds(self.position):
+            self._ahead.wait()
             if not self._cursor.open(self.position):
                 return self._no_segment()
             self._is_closed = False
@@ -111,6 +111,7 @@ class LogReader:
 
     def close(self) -> None:
         """Close the open segment."""
+        self._ahead.wait()
         self._cursor.close()
 
     @property
@@ -170,6 +171,9 @@ class LogReader:
     def _read_closed(self) -> Poll:
         checked = self._options.verify_crc or self._segment.end <= self.check_until
         rules = self._checked_rules if checked else self._fast_rules
+        batch = self._read_ahead(rules)
+        if batch is not None:
+            return self._take(batch)
         size = self._options.read_size
         while True:
             limit = self._fill(size)
@@ -189,7 +193,7 @@ class LogReader:
     def _read_tail(self) -> Poll:
         rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
-            batch = self._read_up_to_probe(rules)
+            batch = self._read_ahead(rules)
             if batch is not None:
                 return self._take(batch)
             limit = self._fill(self._options.read_size)
@@ -212,20 +216,13 @@ class LogReader:
         self._complete_until = 0
         return NotYetWritten(self.position)
 
-    def _read_up_to_probe(self, rules: Rules) -> DispatchBatch | None:
-        # While much is left to read, one read is enough: look for a head some MiB ahead FIRST, then read up to it. If
-        # the frames lead exactly there, that head is theirs, and they were complete when it was seen.
-        at = self.position + self._options.read_size - _PROBE_SIZE
-        if not self._is_streaming or at + _PROBE_SIZE > self._segment.end:
+    def _read_ahead(self, rules: Rules) -> DispatchBatch | None:
+        ahead = self._ahead.take(self.position) if self._is_streaming else None
+        if ahead is None:
             return None
-        count = self._cursor.read_into(self._probe, at)
-        head = at + int(find_frame(self._probe, _U64(0), _U64(count), _U64(at)))
-        if head < at + count:
-            limit = self._fill(head - self.position)
-            _, _, taken, _, batch = self._decode(limit, rules)
-            if self.position + taken == head:
-                return batch
-        return None
+        size = ahead.end - ahead.begin
+        found = self._batcher.decode(ahead.buffer, size, self.position, self._segment.end, rules)
+        return found.batch if found.taken == size else None
 
     def _read_newest(self, limit: int) -> Poll:
         # Nothing is known to stand behind the frame at the position.

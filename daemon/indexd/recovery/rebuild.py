@@ -68,7 +68,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     lock.acquire()
     try:
         files = _emptied(disk, beside)
-        options = replace(reader_options(config), check_tail=False)
+        options = replace(reader_options(config), check_tail=False, overlap=True)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         reader.refresh()
         reader.position = reader.log.min_offset or 0

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from indexd.commitlog.format import Corrupt
@@ -167,10 +168,20 @@ class Daemon:
                 raise
             self._log.error("disk_full", problem=error.line(), retry_seconds=self.config.flush.flush_interval)
             return
-        full = tuple(file for file in progress.index.unsynced if file.is_write_full)
-        await loop.run_in_executor(self._build_thread, self.outputs.index.synced, full)
-        await loop.run_in_executor(self._build_thread, self.outputs.index.remove_expired, progress.index.expired)
+        await loop.run_in_executor(self._build_thread, self._persisted, progress)
         self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
+
+    def _persisted(self, progress: Progress) -> None:
+        # In the build thread. Drains have gone on meanwhile: a file that was open in ``progress`` may be full by now,
+        # but not durable to its end; and what they left to be persisted next was made before these files are closed.
+        names = {mark.name for mark in progress.index.files if mark.full}
+        full = tuple(file for file in progress.index.unsynced if file.path.name in names)
+        self.outputs.index.synced(full)
+        self.outputs.index.remove_expired(progress.index.expired)
+        left = self._progress.index
+        unsynced = tuple(file for file in left.unsynced if file not in full)
+        expired = tuple(name for name in left.expired if name not in progress.index.expired)
+        self._progress = replace(self._progress, index=replace(left, unsynced=unsynced, expired=expired))
 
     # Signals and events.
 

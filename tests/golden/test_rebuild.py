@@ -1,0 +1,185 @@
+"""``indexd rebuild`` on the stores that RocketMQ's own code wrote: its index files, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.index.format import IndexHeader
+from support.daemon import (
+    COMMAND,
+    Daemon,
+    assert_same_index,
+    compile_kernels,
+    environment,
+    index_files,
+    indexd,
+    indexd_here,
+    rebuild,
+)
+from support.goldens import GOLDENS, Golden, unpack
+from support.naive import naive_frames
+from support.small_log import messages
+
+
+@pytest.fixture(scope="module")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compile_kernels()
+    return tmp_path_factory.mktemp("goldens")
+
+
+@pytest.fixture(params=GOLDENS)
+def golden(request: pytest.FixtureRequest, goldens: Path) -> Golden:
+    return unpack(request.param, goldens)
+
+
+@pytest.fixture
+def clean(goldens: Path, tmp_path: Path) -> Golden:
+    """A copy of one, to be changed."""
+    unpack("rocketmq-5.4-clean", goldens)
+    shutil.copytree(goldens / "rocketmq-5.4-clean", tmp_path / "rocketmq-5.4-clean")
+    return unpack("rocketmq-5.4-clean", tmp_path)
+
+
+def flags(golden: Golden) -> tuple[str, ...]:
+    return (
+        *("--segment-size", str(golden.segment_size)),
+        *("--hash-slot-num", str(golden.hash_slot_num)),
+        *("--index-num", str(golden.index_num)),
+        *("--flavour", golden.flavour),
+    )
+
+
+def content(root: Path) -> dict[str, tuple[str, int]]:
+    """Digest and time of change of every file."""
+    return {
+        str(path.relative_to(root)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def end_of(golden: Golden) -> int:
+    last = golden.messages()[-1]
+    return int(last["phyOffset"] + last["size"])
+
+
+def test_gives_every_index_file_byte_for_byte(golden: Golden, tmp_path: Path) -> None:
+    before, out = content(golden.root), tmp_path / "out"
+    figures = rebuild(golden.root, out, *flags(golden))
+    assert content(golden.root) == before
+    assert_same_index(out, golden.root)
+
+    headers = [IndexHeader.unpack(path.read_bytes()) for path in golden.index_files()]
+    rows = golden.messages()
+    assert figures["messages"] == len(rows)
+    assert figures["entries"] == sum(header.entries for header in headers)
+    assert (figures["files"], figures["skippedBytes"]) == (len(headers), 0)
+    assert (figures["beginOffset"], figures["phyOffset"]) == (0, end_of(golden))
+
+    full = [header.end_timestamp for header in headers if header.index_count == golden.index_num]
+    checkpoint = StoreCheckpoint.unpack((out / "checkpoint").read_bytes(), out / "checkpoint")
+    last_time = rows[-1]["storeTimestamp"]
+    assert checkpoint == StoreCheckpoint(last_time, 0, full[-1] if full else 0, 0, end_of(golden))
+    frontier = json.loads((out / "frontier").read_bytes())
+    assert (frontier["phyOffset"], frontier["messages"]) == (end_of(golden), len(rows))
+    assert [row["header"] for row in frontier["index"]] == [list(header.values()) for header in headers]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "frontier", "index"]
+    assert not out.with_name("out.building").exists()
+
+
+@pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-killed-open-index"])
+def test_the_daemon_goes_on_from_a_rebuilt_directory(goldens: Path, tmp_path: Path, name: str) -> None:
+    unpack(name, goldens)
+    golden = unpack(name, Path(shutil.copytree(goldens / name, tmp_path / name)).parent)
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    rebuild(golden.root, out, *flags(golden))
+    count = len(index_files(out))
+    with Daemon(golden.root, out, *flags(golden)) as daemon:
+        assert daemon.wait_event("opened")["phy_offset"] == end_of(golden)
+        daemon.wait_caught_up(end_of(golden))
+        writer = CommitLogWriter(golden.root / "commitlog", golden.segment_size, start_offset=end_of(golden))
+        for spec, _ in zip(messages(5), range(3000), strict=False):
+            writer.append(spec)
+        writer.close()
+        daemon.wait_caught_up(writer.max_offset)
+        assert daemon.terminate() == 0
+    rebuild(golden.root, whole, *flags(golden))
+    assert_same_index(out, whole)
+    assert len(index_files(out)) >= count
+
+
+def test_refuses_a_target_that_holds_something(clean: Golden, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    done = indexd_here("rebuild", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"indexd: --out {out} is not empty; ")
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    (out / "notes.txt").unlink()
+    rebuild(clean.root, out, *flags(clean))
+    assert_same_index(out, clean.root)
+
+
+@pytest.mark.parametrize("sign", ["lock", "index/*"])
+def test_an_interrupted_rebuild_leaves_no_target(clean: Golden, tmp_path: Path, sign: str) -> None:
+    out = tmp_path / "out"
+    command = [COMMAND, "rebuild", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment()) as process:
+        while process.poll() is None and not list(out.with_name("out.building").glob(sign)):
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -9
+    assert not out.exists()
+    rebuild(clean.root, out, *flags(clean))
+    assert_same_index(out, clean.root)
+    assert not out.with_name("out.building").exists()
+
+
+def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(clean: Golden, tmp_path: Path) -> None:
+    rows = clean.messages()
+    broken = next(row for row in rows[1000:] if row["phyOffset"] // clean.segment_size == 1)
+    segment = clean.segments()[1]
+    with segment.open("r+b") as file:
+        file.seek(broken["phyOffset"] - clean.segment_size + 4)
+        file.write(b"\1\2\3\4")
+    out = tmp_path / "out"
+    words = ("rebuild", "--json", "--store", clean.root, "--data", tmp_path / "d", "--out", out, *flags(clean))
+    done = indexd(*words)
+    assert done.returncode == 4
+    assert f"the log is corrupt at offset {broken['phyOffset']} of {segment}: neither" in done.stderr
+    assert "--on-corrupt skip" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
+
+    done = indexd(*words, "--on-corrupt", "skip")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["skippedBytes"] == broken["size"]
+    assert figures["messages"] == len(rows) - 1
+    gap = [broken["phyOffset"], broken["phyOffset"] + broken["size"]]
+    frontier = json.loads((out / "frontier").read_bytes())
+    assert [row[:2] for row in frontier["uncovered"]] == [gap]
+    assert frontier["phyOffset"] == end_of(clean)
+
+
+def test_an_expired_front_and_an_empty_log(clean: Golden, tmp_path: Path) -> None:
+    clean.segments()[0].unlink()
+    figures = rebuild(clean.root, tmp_path / "out", *flags(clean))
+    left = list(naive_frames(clean.root / "commitlog", clean.segment_size))
+    assert (figures["beginOffset"], figures["phyOffset"]) == (clean.segment_size, end_of(clean))
+    assert figures["messages"] == len(left) < len(clean.messages())
+    for segment in clean.segments():
+        segment.unlink()
+    figures = rebuild(clean.root, tmp_path / "empty", *flags(clean))
+    assert (figures["messages"], figures["files"], figures["phyOffset"]) == (0, 0, 0)

@@ -1,0 +1,206 @@
+"""Whatever is wrong with what the command is given: one line that says so, the exit code of its kind, no traceback."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.writer import FrameSpec, encode_frame
+from support.daemon import compile_kernels, indexd, indexd_here
+from support.small_log import SEGMENT_SIZE, SIZES, write_log
+
+USAGE, UNSAFE, CORRUPT, INTERNAL = 2, 3, 4, 70
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a store and the data directory of that store."""
+    compile_kernels()
+    root = tmp_path_factory.mktemp("errors")
+    write_log(root / "store", 50)
+    done = indexd_here("--recover", "--store", root / "store", "--data", root / "data", *SIZES)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.fixture
+def root(written: Path, tmp_path: Path) -> Path:
+    """A copy, with the store at the same place, so that the data directory is its own."""
+    shutil.copytree(written / "data", tmp_path / "data")
+    (tmp_path / "store").symlink_to(written / "store")
+    return tmp_path
+
+
+def error_of(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line on standard error, beside log lines; nothing on standard output."""
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.split("\n") if not line.startswith("{")]
+    assert len(lines) == 2, done.stderr
+    assert lines[1] == ""
+    assert lines[0].startswith("indexd: ")
+    # What happened, where, and what to do.
+    assert re.fullmatch(r"indexd: [^;]+; .+", lines[0]), lines[0]
+    return lines[0]
+
+
+COMMANDS = [("run",), ("--recover",), ("rebuild", "--out", "{out}")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["run", "recover", "rebuild"])
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (("--data", "{root}/new"), USAGE, ["no store is given", "--store DIR"]),
+        (("--store", "{root}/none", "--data", "{root}/new"), UNSAFE, ["{root}/none", "no directory", "--store"]),
+        (("--store", "{root}/data", "--data", "{root}/new"), UNSAFE, ["no commitlog at {root}/data/commitlog"]),
+        (
+            ("--store", "{root}/store", "--data", "{root}/new", "--segment-size", "1MiB"),
+            UNSAFE,
+            ["has 262144 bytes", "is 1048576", "--segment-size 262144"],
+        ),
+        (("--store", "{root}/store", "--data", "{root}/store/data"), UNSAFE, ["lies inside the store", "--data"]),
+        (("--store", "{root}/store", "--data", "{root}/store"), UNSAFE, ["lies inside the store", "--data"]),
+    ],
+    ids=["no store", "store missing", "no commitlog", "segment size", "data inside", "data is the store"],
+)
+def test_a_store_that_cannot_be_read_as_asked(
+    root: Path, command: tuple[str, ...], flags: tuple[str, ...], code: int, says: list[str]
+) -> None:
+    words = [word.format(root=root, out=root / "out") for word in (*command, *SIZES, *flags)]
+    line = error_of(indexd_here(*words), code)
+    for text in says:
+        assert text.format(root=root) in line
+    assert not (root / "out").exists()
+    assert not (root / "store" / "data").exists()
+
+
+@pytest.mark.parametrize("command", [("run",), ("--recover",)])
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--store", "{root}/other"), ["built with store", "/other is asked for", "another --data"]),
+        (("--hash-slot-num", "501"), ["built with hash_slot_num 500, and now 501"]),
+        (("--index-num", "4001"), ["built with index_num 4000, and now 4001"]),
+        (("--flavour", "4.7"), ["built with flavour 5.4, and now 4.7"]),
+    ],
+)
+def test_a_data_directory_that_belongs_to_something_else(
+    root: Path, command: tuple[str, ...], flags: tuple[str, ...], says: list[str]
+) -> None:
+    write_log(root / "other", 5)
+    data = root / "data"
+    before = {path: path.read_bytes() for path in (data / "index").iterdir()}
+    words = [*command, "--store", root / "store", "--data", data, *SIZES, *(word.format(root=root) for word in flags)]
+    line = error_of(indexd_here(*words), UNSAFE)
+    assert str(data) in line
+    for text in says:
+        assert text in line
+    assert {path: path.read_bytes() for path in (data / "index").iterdir()} == before
+    # It stays what it was: opened as what it is, it is as good as before.
+    done = indexd_here("--recover", "--store", root / "store", "--data", data, *SIZES)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--bogus"], ["unrecognized arguments: --bogus", "--help"]),
+        (["--segment-size", "many"], ['segment_size = "many" (from --segment-size) is not a size']),
+        (["--index-num", "1"], ['index_num = "1"', "2 to 2147483647"]),
+        (["--drain-interval", "-1"], ["drain_interval"]),
+        (["--flavour", "6.0"], ["flavour", "3.x, 4.0, 4.7, 5.4"]),
+        (["--segment-size"], ["--segment-size", "expected one argument"]),
+        (["bogus"], ["bogus", "run"]),
+        (["rebuild"], ["--out"]),
+        (["rebuild", "--out", "x", "--recover"], ["--recover"]),
+        (["query-key", "-t", "T"], ["a topic and a key"]),
+        (["query-key", "-t", "T", "-k", "k", "-m", "many"], ["many", "64 bits"]),
+        (["message"], ["-i", "-o"]),
+        (["message", "-i", "zz"], ["'zz' is no offset message id"]),
+        (["-c", "/dev/null/none"], ["/dev/null/none"]),
+        (["--broker-conf", "/none/broker.conf"], ["/none/broker.conf"]),
+    ],
+)
+def test_a_wrong_command_line(root: Path, words: list[str], says: list[str]) -> None:
+    line = error_of(indexd_here(*words), USAGE)
+    for text in says:
+        assert text in line
+
+
+@pytest.mark.parametrize("command", [("query-key", "-t", "T", "-k", "k"), ("query-unique-key", "-t", "T", "-i", "u")])
+def test_a_query_where_nothing_is_indexed_yet(root: Path, command: tuple[str, ...]) -> None:
+    line = error_of(indexd_here(*command, "--data", root / "new"), USAGE)
+    assert f"{root / 'new'} holds no index yet" in line
+    (root / "data" / "frontier").write_bytes(b"{")
+    line = error_of(indexd_here(*command, "--data", root / "data"), CORRUPT)
+    assert f"{root / 'data' / 'frontier'} is not JSON" in line
+    assert "--recover" in line
+
+
+def test_inspect_of_what_is_no_file_of_ours(root: Path) -> None:
+    assert str(root / "none") in error_of(indexd_here("inspect", root / "none"), USAGE)
+    (root / "notes.txt").write_text("mine")
+    assert str(root / "notes.txt") in error_of(indexd_here("inspect", root / "notes.txt"), USAGE)
+
+
+def test_a_data_directory_that_cannot_be_made(root: Path) -> None:
+    (root / "file").write_text("mine")
+    for data in (root / "file", root / "file" / "data"):
+        for command in (("run",), ("--recover",)):
+            words = (*command, "--store", root / "store", "--data", data, *SIZES)
+            assert str(data) in error_of(indexd_here(*words), INTERNAL)
+    assert (root / "file").read_text() == "mine"
+
+
+def dledger_entry() -> bytes:
+    """A frame behind the 48 bytes that DLedger puts before each (spec rocketmq-store 2.9)."""
+    frame = encode_frame(FrameSpec("T"), 48)
+    return struct.pack(">iiqqqiiii", 1, 48 + len(frame), 0, 1, 0, 0, 0, 0, len(frame)) + frame
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["run", "recover", "rebuild"])
+def test_a_dledger_log(tmp_path: Path, written: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    segment = tmp_path / "store" / "commitlog" / "00000000000000000000"
+    segment.write_bytes(dledger_entry().ljust(SEGMENT_SIZE, b"\0"))
+    words = [word.format(out=tmp_path / "out") for word in command]
+    done = indexd(*words, "--store", tmp_path / "store", "--data", tmp_path / "data", *SIZES, timeout=30)
+    line = error_of(done, UNSAFE)
+    assert f"{segment} is a DLedger log" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broker_conf_that_names_a_dledger_log(root: Path) -> None:
+    conf = root / "broker.conf"
+    conf.write_text(f"storePathRootDir={root / 'store'}\nenableDLegerCommitLog=true\n")
+    done = indexd_here("--broker-conf", conf, "--data", root / "new", *SIZES)
+    assert "enableDLegerCommitLog" in error_of(done, UNSAFE)
+
+
+def shorter(store: Path) -> None:
+    """A log that ends long before what is indexed: another one, or one that was cut."""
+    shutil.rmtree(store / "commitlog")
+    write_log(store, 1)
+
+
+@pytest.mark.parametrize("command", [("run",), ("--recover",)])
+def test_a_log_that_ends_before_what_is_indexed(tmp_path: Path, written: Path, command: tuple[str, ...]) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    assert write_log(store, 2000) > 2 * SEGMENT_SIZE
+    assert indexd_here("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    shorter(store)
+    done = indexd(*command, "--store", store, "--data", data, *SIZES, timeout=30)
+    if command == ("--recover",):
+        # It goes by the log, whatever that says.
+        assert done.returncode == 0, done.stderr
+        return
+    line = error_of(done, UNSAFE)
+    assert f"the log ends at {SEGMENT_SIZE}" in line
+    assert "--data" in line
