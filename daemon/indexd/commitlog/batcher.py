@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
 from indexd.commitlog.format import Outcome, Reason
+from indexd.commitlog.heads_kernel import find_frame, last_head
 from indexd.commitlog.kernel import Rules, decode_frames
 
 
@@ -50,3 +51,11 @@ class Batcher:
             columns = trimmed(self._columns, int(rows), int(keys))
             batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics)
         return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)
+
+
+def load_kernels(rules: Rules) -> None:
+    """Have the decoder compiled, or loaded from where it is kept: a quarter of a second that is nobody's work."""
+    nothing = np.zeros(8, dtype=np.uint8)
+    Batcher(1).decode(nothing, 0, 0, 8, rules)
+    last_head(nothing, np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(8), rules.frame_size_max)
+    find_frame(nothing, np.uint64(0), np.uint64(0), np.uint64(0))

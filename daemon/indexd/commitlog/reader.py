@@ -32,6 +32,7 @@ from indexd.storage.disk import Disk
 _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
+_TAIL_SIZE_MIN = 4096
 
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
@@ -64,6 +65,8 @@ class LogReader:
         self._settling = Settling(clock)
         # Frames before this were complete when a head behind them was seen.
         self._complete_until = 0
+        # How much is read at the end of the log: little while it is quiet.
+        self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
         self._is_streaming = False
         self._ahead = ReadAhead(self._cursor, options.read_size, overlap=options.overlap)
@@ -165,6 +168,8 @@ class LogReader:
         size = batch.end_offset - batch.begin_offset
         self.counters.bytes += size
         self._is_streaming = 2 * size >= self._options.read_size
+        if 2 * size >= self._tail_size < self._options.read_size:
+            self._tail_size *= 4
         self.position = batch.end_offset
         return batch
 
@@ -196,7 +201,7 @@ class LogReader:
             batch = self._read_ahead(rules)
             if batch is not None:
                 return self._take(batch)
-            limit = self._fill(self._options.read_size)
+            limit = self._fill(min(self._tail_size, self._options.read_size))
             end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
@@ -237,6 +242,7 @@ class LogReader:
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         self._settling.clear()
+        self._tail_size = _TAIL_SIZE_MIN
         return NotYetWritten(self.position)
 
     def _end_of_segment(self) -> Poll:

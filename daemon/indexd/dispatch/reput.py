@@ -6,6 +6,8 @@ inotify says nothing of stores through a mapping, so the log is polled; the paus
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from indexd.commitlog.reading import Skipped
 from indexd.dispatch.queue import DispatchQueue
 
 _CORRUPT_RETRY_SECONDS = 1.0
+_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -29,11 +32,30 @@ class Pace:
 
 @dataclass(slots=True)
 class ReputState:
-    """What the loop last met: ``caught_up`` at the log's end, or standing at ``corrupt``."""
+    """What the loop last met: ``caught_up`` at the log's end, or ``corrupt``; ``pause`` before the next look."""
 
     caught_up: bool = False
     corrupt: Corrupt | None = None
     polls: int = 0
+    pause: float = 0.001
+
+
+def poll_patiently(poll: Callable[[], Poll], pace: Pace, state: ReputState, stop: threading.Event) -> Poll:
+    """In the read thread: poll until there is something, or for a second; the pause doubles while the log is quiet.
+
+    Here and not on the event loop, which would wake four times for each look at a quiet log.
+    """
+    give_up = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        found = poll()
+        state.polls += 1
+        state.caught_up = isinstance(found, NotYetWritten)
+        if not state.caught_up:
+            state.pause = pace.poll_min
+            return found
+        if time.monotonic() >= give_up or stop.wait(max(state.pause, pace.poll_min)):
+            return found
+        state.pause = min(2 * state.pause, pace.poll_max)
 
 
 async def reput(
@@ -45,30 +67,23 @@ async def reput(
     on_event: Callable[[Corrupt | Skipped | None], None],
 ) -> None:
     """Run until ``stop``, then close the queue. ``on_event`` hears of corruption met, left (None) and passed over."""
-    pause = pace.poll_min
     retry = _CORRUPT_RETRY_SECONDS
     try:
         while not stop.is_set():
             found = await poll()
-            state.polls += 1
             if state.corrupt is not None and not isinstance(found, Corrupt):
                 state.corrupt, retry = None, _CORRUPT_RETRY_SECONDS
                 on_event(None)
-            state.caught_up = isinstance(found, NotYetWritten)
             if isinstance(found, (DispatchBatch, Skipped)):
                 if isinstance(found, Skipped):
                     on_event(found)
                 await _put(queue, found, stop)
-                pause = pace.poll_min
             elif isinstance(found, Corrupt):
                 if state.corrupt != found:
                     state.corrupt = found
                     on_event(found)
                 await _pause(stop, retry)
                 retry = min(2 * retry, pace.corrupt_retry_max)
-            else:
-                await _pause(stop, pause)
-                pause = min(2 * pause, pace.poll_max)
     finally:
         queue.close()
 

@@ -185,3 +185,12 @@ class IndexFile:
             first = int(self._state[INDEX_COUNT]) - self._buffered
             self.file.pwrite(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))
             self._buffered = 0
+
+
+def load_kernels() -> None:
+    """Have putKey compiled, or loaded from where it is kept."""
+    columns = make_columns(1, 1)
+    columns.key_start[:] = 0
+    state = np.array(IndexHeader().values(), dtype=np.int64)
+    slots, pages, entries = np.zeros(1, np.uint32), np.zeros(1, np.uint8), np.zeros((1, 5), np.uint32)
+    put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)

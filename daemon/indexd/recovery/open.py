@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from indexd.commitlog import batcher
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.dispatch import make_rules
 from indexd.commitlog.kernel import Rules
@@ -17,6 +19,7 @@ from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.flush.outputs import Outputs
+from indexd.index import file as index_file
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
@@ -70,6 +73,14 @@ def decode_rules(config: Config) -> Rules:
 def frame_size_max(config: Config) -> int:
     """The largest total size that is believed: the broker's maxMessageSize may have been larger before."""
     return max(config.reader.max_message_size, _BODY_SIZE_BELIEVED) + _FRAME_OVERHEAD
+
+
+def load_kernels(config: Config) -> None:
+    """Compile, or load what is compiled, before there is work that would wait for it; the two halves side by side."""
+    index = threading.Thread(target=index_file.load_kernels)
+    index.start()
+    batcher.load_kernels(decode_rules(config))
+    index.join()
 
 
 def check_store(config: Config) -> Path:

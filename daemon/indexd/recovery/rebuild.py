@@ -28,7 +28,7 @@ from indexd.index.file import IndexFile
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
-from indexd.recovery.open import check_store, decode_rules, reader_options
+from indexd.recovery.open import check_store, decode_rules, load_kernels, reader_options
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles
@@ -70,6 +70,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         files = _emptied(disk, beside)
         options = replace(reader_options(config), check_tail=False, overlap=True)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
+        load_kernels(config)
         reader.refresh()
         reader.position = reader.log.min_offset or 0
         frontier = Frontier(

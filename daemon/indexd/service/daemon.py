@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.dispatch.drain import drain
 from indexd.dispatch.queue import DispatchQueue, Item
-from indexd.dispatch.reput import Pace, ReputState, reput
+from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError
 from indexd.flush.abort import remove_abort
 from indexd.flush.flusher import Progress
@@ -59,6 +60,7 @@ class Daemon:
         self._pace = Pace(0, 0, 0)
         self._progress: Progress = opened.outputs.progress()
         self._stop = asyncio.Event()
+        self._stop_reading = threading.Event()
         self._drained = asyncio.Event()
         self._flush_due = asyncio.Event()
         # One thread each, so that the order of calls on the log and on the files is theirs.
@@ -81,6 +83,7 @@ class Daemon:
                 for stage in (self._reput, self._drain, self._flush):
                     tasks.create_task(stage(), name=stage.__name__)
         finally:
+            self._stop_reading.set()
             for thread in (self._read_thread, self._build_thread, self._flush_thread):
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
@@ -92,7 +95,9 @@ class Daemon:
     # The stages.
 
     async def _reput(self) -> None:
-        poll = partial(asyncio.get_running_loop().run_in_executor, self._read_thread, self.reader.poll)
+        loop = asyncio.get_running_loop()
+        look = partial(poll_patiently, self.reader.poll, self._pace, self.reput, self._stop_reading)
+        poll = partial(loop.run_in_executor, self._read_thread, look)
         await reput(poll, self.queue, self._pace, self.reput, self._stop, self._on_log_event)
 
     async def _drain(self) -> None:
@@ -187,6 +192,7 @@ class Daemon:
 
     def _on_stop(self, number: int) -> None:
         self._log.info("stopping", signal=signal.Signals(number).name)
+        self._stop_reading.set()
         self._stop.set()
 
     def _on_reload(self) -> None:

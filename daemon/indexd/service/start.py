@@ -12,7 +12,7 @@ from indexd import __version__
 from indexd.config import Config
 from indexd.errors import IndexdError
 from indexd.flush.abort import write_abort
-from indexd.recovery.open import Opened, check_store, open_data
+from indexd.recovery.open import Opened, check_store, load_kernels, open_data
 from indexd.service.daemon import Daemon
 from indexd.service.log import Logger, configure_log
 from indexd.service.progress import RecoveryProgress
@@ -54,6 +54,7 @@ def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, f
     unclean = disk.exists(files.abort)
     created = not disk.exists(files.frontier)
     log.info("starting", version=__version__, pid=os.getpid(), store=str(config.store.store), data=str(files.data))
+    load_kernels(config)
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
     with RecoveryProgress(log) as progress:
