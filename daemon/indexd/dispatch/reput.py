@@ -82,7 +82,7 @@ async def reput(
                 if state.corrupt != found:
                     state.corrupt = found
                     on_event(found)
-                await _pause(stop, retry)
+                await pause(stop, retry)
                 retry = min(2 * retry, pace.corrupt_retry_max)
     finally:
         queue.close()
@@ -101,7 +101,8 @@ async def _put(queue: DispatchQueue, item: DispatchBatch | Skipped, stop: asynci
         stopping.cancel()
 
 
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait, but no longer than until ``stop``."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

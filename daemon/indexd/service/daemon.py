@@ -21,7 +21,7 @@ from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.dispatch.drain import drain
 from indexd.dispatch.queue import DispatchQueue, Item
-from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
+from indexd.dispatch.reput import Pace, ReputState, pause, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError
 from indexd.flush.abort import remove_abort
 from indexd.flush.flusher import Progress
@@ -108,7 +108,7 @@ class Daemon:
     async def _build(self, items: list[Item]) -> None:
         loop = asyncio.get_running_loop()
         started = time.monotonic()
-        pause = _RETRY_SECONDS_MIN
+        seconds = _RETRY_SECONDS_MIN
         while True:
             try:
                 await loop.run_in_executor(self._build_thread, self._build_now, items)
@@ -117,16 +117,16 @@ class Daemon:
                 if not is_disk_full(error) or self._stop.is_set():
                     raise
                 # Nothing is lost: the rest of the drain stays here, the queue fills, the reader waits.
-                self._log.error("disk_full", problem=error.line(), retry_seconds=pause)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, self.config.reader.retry_max_seconds)
+                self._log.error("disk_full", problem=error.line(), retry_seconds=seconds)
+                await pause(self._stop, seconds)
+                seconds = min(2 * seconds, self.config.reader.retry_max_seconds)
         rolls, self._rolls = self.outputs.index.counters.rolls - self._rolls, self.outputs.index.counters.rolls
         if rolls:
             self._log.info("rolled", files=rolls, phy_offset=self.outputs.phy_offset)
             self._flush_due.set()
         if items:
-            seconds = round(time.monotonic() - started, 4)
-            self._log.debug("drained", items=len(items), phy_offset=self.outputs.phy_offset, seconds=seconds)
+            took = round(time.monotonic() - started, 4)
+            self._log.debug("drained", phy_offset=self.outputs.phy_offset, seconds=took)
 
     def _build_now(self, items: list[Item]) -> None:
         # In the build thread. Items that are done are removed, so that a retry goes on where it failed.
