@@ -95,12 +95,14 @@ class DaemonError(AssertionError):
 class Daemon:
     """``indexd --store STORE --data DATA FLAGS`` with ``QUICK`` and then ``env`` in its environment.
 
+    ``--store`` is left out where FLAGS name a ``--broker-conf``, which says it as well.
     Runs in a ``with`` block, at whose end it is killed if it still runs. Its log lines are in ``log``, beside ``data``.
     """
 
     def __init__(self, store: Path, data: Path, *flags: object, env: Mapping[str, str] | None = None) -> None:
         self.store, self.data = store, data
-        self._command = [str(COMMAND), "--store", str(store), "--data", str(data), *map(str, flags)]
+        words = [] if "--broker-conf" in flags else ["--store", str(store)]
+        self._command = [str(COMMAND), *words, "--data", str(data), *map(str, flags)]
         self._env = environment(QUICK | dict(env or {}))
         self._process: subprocess.Popen[bytes] | None = None
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -163,14 +165,18 @@ class Daemon:
 
         return self._wait_for(caught_up, f"to be caught up with {offset or 'the log'}", timeout)
 
-    def wait_durable(self, offset: int, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
-        """The state once everything before ``offset`` is on the disk: a kill loses nothing of that any more."""
+    def wait_state(self, holds: Callable[[dict[str, Any]], bool], timeout: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The state as soon as that holds of it."""
 
-        def durable() -> dict[str, Any] | None:
+        def look() -> dict[str, Any] | None:
             row = self.state()
-            return row if row and row["durableOffset"] >= offset else None
+            return row if row and holds(row) else None
 
-        return self._wait_for(durable, f"{offset} to be durable", timeout)
+        return self._wait_for(look, "its state", timeout)
+
+    def wait_durable(self, offset: int) -> dict[str, Any]:
+        """The state once everything before ``offset`` is on the disk: a kill loses nothing of that any more."""
+        return self.wait_state(lambda row: bool(row["durableOffset"] >= offset))
 
     def kill(self) -> None:
         """SIGKILL, if it still runs, and wait for its end."""

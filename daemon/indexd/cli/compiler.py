@@ -26,7 +26,8 @@ def prepare_compiler() -> None:
         return
     package = Path(indexd.__file__).parent
     digest = hashlib.sha256(version("numba").encode())
-    for path in sorted((*package.rglob("*kernel.py"), package / "commitlog" / "crc.py")):
+    constants = (package / "commitlog" / "crc.py", package / "commitlog" / "format.py")
+    for path in sorted((*package.rglob("*kernel.py"), *constants)):
         digest.update(path.read_bytes())
     parent = state_directory(os.environ) / "compiled"
     folder = parent / digest.hexdigest()[:16]

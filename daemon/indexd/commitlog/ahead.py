@@ -14,18 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.cursor import SegmentCursor
-from indexd.commitlog.heads_kernel import find_frame
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.heads_kernel import find_frame, store_timestamp_at
 
 # How much is searched for a head: longer than most frames. A longer frame there costs a second read, nothing else.
 _PROBE_SIZE = 32 << 10
+_TIMESTAMP_END = 76
 
 
 class Ahead(NamedTuple):
-    """The bytes of ``[begin, end)`` at the front of ``buffer``."""
+    """The bytes of ``[begin, end)`` at the front of ``buffer``, and the store timestamp of the head at ``end``."""
 
     begin: int
     end: int
     buffer: NDArray[np.uint8]
+    timestamp: int
+
+    def vouches_for(self, batch: DispatchBatch) -> bool:
+        """Whether ``batch`` leads exactly to the head, its times never falling: no frame in it is of an older log."""
+        times = batch.columns.store_timestamp[: batch.rows]
+        rising = bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= self.timestamp
+        return rising and batch.end_offset == self.end
 
 
 class ReadAhead:
@@ -61,9 +70,10 @@ class ReadAhead:
             return None
         count = self._cursor.read_into(self._probe, at)
         head = at + int(find_frame(self._probe, np.uint64(0), np.uint64(count), np.uint64(at)))
-        if head >= at + count:
+        if head + _TIMESTAMP_END > at + count:
             return None
+        timestamp = int(store_timestamp_at(self._probe, np.uint64(head - at)))
         self._turn = (self._turn + 1) % len(self._buffers)
         buffer = self._buffers[self._turn]
         size = self._cursor.read_into(buffer[: head - position], position)
-        return Ahead(position, head, buffer) if size == head - position else None
+        return Ahead(position, head, buffer, timestamp) if size == head - position else None

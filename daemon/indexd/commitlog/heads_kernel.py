@@ -15,6 +15,8 @@ _8 = np.uint64(8)
 _MAGIC_V1 = np.uint64(frame.MAGIC_V1)
 _MAGIC_V2 = np.uint64(frame.MAGIC_V2)
 _MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
+_BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
+_TIMESTAMP_END = np.uint64(76)
 _HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
 _FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
 _MESSAGE = int(frame.Outcome.MESSAGE)
@@ -57,24 +59,37 @@ def head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore
     return _MESSAGE, _NONE, total
 
 
+@numba.njit(nogil=True, forceinline=True)
+def store_timestamp_at(buffer, pos):  # type: ignore[no-untyped-def]
+    """The store timestamp of the frame at ``pos``, of which at least 76 bytes are there."""
+    born = np.uint64(20) if load_u32(buffer, pos + np.uint64(36)) & _BORN_V6 else np.uint64(8)
+    return np.int64(load_u64(buffer, pos + np.uint64(48) + born))
+
+
 @numba.njit(nogil=True, cache=True)
 def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
-    """The position of the last frame head or blank record that is reached from ``start`` by total sizes.
+    """The position of the last frame head that is reached from ``start`` by total sizes, times never falling.
 
     Only heads are looked at. A head there proves that the writer is done with every frame before it: bytes of those
-    frames that are read AFTER this walk are final (architecture, decision 3).
+    frames that are read AFTER this walk are final (architecture, decision 3). What an earlier, longer log left behind
+    is older than the frame before it, and proves nothing.
     """
     pos = start
     last = start
+    newest = np.int64(-(1 << 63))
     while True:
         outcome, _, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
-        if outcome == _MESSAGE:
-            last = pos
-            pos += total
-        elif outcome == _END_OF_FILE or (outcome == _NOT_YET and total > _0 and limit - pos >= _HEAD_SIZE):
-            return pos
-        else:
+        begun = outcome == _NOT_YET and total > _0 and limit - pos >= _TIMESTAMP_END
+        if outcome != _MESSAGE and not begun:
             return last
+        timestamp = store_timestamp_at(buffer, pos)
+        if timestamp < newest:
+            return last
+        newest = timestamp
+        last = pos
+        if begun:
+            return last
+        pos += total
 
 
 @numba.njit(nogil=True, cache=True)

@@ -38,7 +38,7 @@ from indexd.commitlog.fields_kernel import (
     equals,
     find_topic_id,
 )
-from indexd.commitlog.heads_kernel import head
+from indexd.commitlog.heads_kernel import head, store_timestamp_at
 
 
 class Columns(NamedTuple):
@@ -208,12 +208,6 @@ def _open_frame(buffer, pos, end, flags, check, crc_tables):  # type: ignore[no-
     return reason, topic, topic_end, properties
 
 
-@numba.njit(nogil=True, forceinline=True)
-def _store_timestamp(buffer, pos, flags):  # type: ignore[no-untyped-def]
-    born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
-    return np.int64(load_u64(buffer, pos + np.uint64(48) + born))
-
-
 @numba.njit(nogil=True, cache=True)
 def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topics):  # type: ignore[no-untyped-def]
     """Frames of ``buffer[start:limit]`` into ``columns`` until something other than a message stands there.
@@ -247,7 +241,7 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
         if rows >= rows_max or keys + (end - properties) // np.uint64(2) + np.uint64(3) > keys_max:
             return _FULL, _NONE, pos, total, rows, keys
         decode_properties(buffer, properties, end, spans)
-        store_timestamp = _store_timestamp(buffer, pos, flags)
+        store_timestamp = store_timestamp_at(buffer, pos)
         valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms)
         if not valid:
             return _CORRUPT, _DELAY, pos, total, rows, keys

@@ -226,8 +226,8 @@ class LogReader:
         if ahead is None:
             return None
         size = ahead.end - ahead.begin
-        found = self._batcher.decode(ahead.buffer, size, self.position, self._segment.end, rules)
-        return found.batch if found.taken == size else None
+        batch = self._batcher.decode(ahead.buffer, size, self.position, self._segment.end, rules).batch
+        return batch if batch is not None and ahead.vouches_for(batch) else None
 
     def _read_newest(self, limit: int) -> Poll:
         # Nothing is known to stand behind the frame at the position.

@@ -1,0 +1,245 @@
+"""The daemon beside a real broker with a real client: what was sent is found, and the store is never written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import COMMAND, Daemon, assert_same_index, compile_kernels, environment, index_files, indexd_here
+from support.rocketmq import REAL, Broker, arguments, run
+
+pytestmark = REAL
+
+MESSAGES = 300
+KINDS = ("normal", "batch", "transaction", "delay")
+FOUND_WITHIN = 30  # seconds: a delayed message comes after one, a transaction ends when the broker gets to it
+ALL = 10_000
+ALL_TIME = f"0\t{2**63 - 1}"
+
+
+@dataclass
+class Side:
+    """A broker's store, the daemon's data directory and what the client has sent so far."""
+
+    home: Path
+    store: Path
+    conf: Path
+    data: Path
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    def send(self, broker: Broker, seed: int) -> list[dict[str, Any]]:
+        """Let the client send; the rows that it wrote."""
+        out = self.home / f"sent-{seed}.jsonl"
+        words = arguments(namesrv=broker.namesrv, count=MESSAGES, seed=seed, out=out)
+        run("Client", "send", *words, home=self.home / "client")
+        rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+        self.sent += rows
+        return rows
+
+    def ask(self, questions: list[tuple[str, str, str]]) -> list[list[int]]:
+        """Physical offsets for each (topic, key, index type), asked in one batch."""
+        batch = self.home / "questions"
+        batch.write_text("".join(f"{topic}\t{key}\t{ALL}\t{ALL_TIME}\t{kind}\n" for topic, key, kind in questions))
+        answers = self.command("query-key", "--batch", batch).splitlines()
+        rows = [json.loads(line) for line in answers]
+        assert [(row["topic"], row["key"]) for row in rows] == [(topic, key) for topic, key, _ in questions]
+        assert not any(row["truncated"] for row in rows)
+        return [row["phyOffsets"] for row in rows]
+
+    def command(self, *words: object) -> str:
+        done = indexd_here(*words, "--data", self.data)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def wait_until_found(self, rows: list[dict[str, Any]]) -> None:
+        """Return once the unique key of each committed message is found under its topic."""
+        wanted = [(row["topic"], row["msgId"], "U") for row in rows if row["committed"]]
+        deadline = time.monotonic() + FOUND_WITHIN
+        while missing := [asked for asked, found in zip(wanted, self.ask(wanted), strict=True) if not found]:
+            assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted)} are not found: {missing[:5]}"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def side(tmp_path_factory: pytest.TempPathFactory) -> Side:
+    """Tests go on from each other's end, as they stand in the file: a broker takes its time to start and to stop."""
+    compile_kernels()
+    home = tmp_path_factory.mktemp("broker")
+    return Side(home, home / "first" / "store", home / "first" / "broker.conf", home / "data")
+
+
+def test_what_a_client_sent_is_found(side: Side) -> None:
+    with Broker(side.home / "first") as broker:
+        with Daemon(side.store, side.data, "--broker-conf", side.conf) as daemon:
+            rows = side.send(broker, 1)
+            side.wait_until_found(rows)
+            check_every_key(side, rows)
+            check_every_unique_key(side, rows)
+            check_every_offset_id(side, rows)
+            check_that_no_key_of_a_rolled_back_message_is_found(side, rows)
+            check_that_nothing_is_open_for_writing(daemon.pid, side.store)
+            broker.stop()
+            daemon.wait_caught_up()
+            assert daemon.terminate() == 0
+        assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]
+    # The broker's own index was on as well, and both have stopped.
+    assert_same_index(side.data, side.store)
+    assert len(index_files(side.data)) > 0
+
+
+def check_every_key(side: Side, rows: list[dict[str, Any]], once: tuple[str, ...] = KINDS) -> None:
+    """Each committed message of the kinds ``once`` is there once; one of another kind may be there again."""
+    committed = [row for row in rows if row["committed"]]
+    unique = side.ask([(row["topic"], row["msgId"], "U") for row in committed])
+    offsets = {row["msgId"]: found for row, found in zip(committed, unique, strict=True)}
+    assert all(len(offsets[row["msgId"]]) == 1 for row in committed if row["kind"] in once)
+    pairs = [(row, key) for row in committed for key in row["keys"].split(" ")]
+    assert len(pairs) > MESSAGES
+    for (row, key), found in zip(pairs, side.ask([(row["topic"], key, "K") for row, key in pairs]), strict=True):
+        assert set(offsets[row["msgId"]]) <= set(found), (row, key)
+        if not key.startswith("user-"):  # the one key that messages share
+            assert found == offsets[row["msgId"]], (row, key)
+    for row, found in zip(committed, side.ask([(row["topic"], row["tags"], "T") for row in committed]), strict=True):
+        assert set(offsets[row["msgId"]]) <= set(found), row
+
+
+def check_every_unique_key(side: Side, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["committed"]:
+            words = ("query-unique-key", "--json", "-t", row["topic"], "-i", row["msgId"])
+            assert len(json.loads(side.command(*words))["phyOffsets"]) == 1
+
+
+def check_every_offset_id(side: Side, rows: list[dict[str, Any]]) -> None:
+    # The id says where the send put the message: a delayed one waits under another topic.
+    first_topic = {"delay": "SCHEDULE_TOPIC_XXXX"}
+    assert {row["kind"] for row in rows} == set(KINDS)
+    for row in rows:
+        if row["kind"] == "transaction":  # its send does not say
+            assert "offsetMsgId" not in row
+            continue
+        found = json.loads(side.command("message", "--json", "-i", row["offsetMsgId"]))
+        assert found["offsetMsgId"] == row["offsetMsgId"]
+        assert found["uniqKey"] == row["msgId"]
+        assert found["topic"] == first_topic.get(row["kind"], row["topic"])
+        assert " ".join(found["keys"]) == row["keys"]
+
+
+def check_that_no_key_of_a_rolled_back_message_is_found(side: Side, rows: list[dict[str, Any]]) -> None:
+    rolled_back = [row for row in rows if not row["committed"]]
+    assert rolled_back
+    own_keys = [(row["topic"], row["keys"].split(" ")[0], "K") for row in rolled_back]
+    assert not any(side.ask(own_keys))
+    assert not any(side.ask([(row["topic"], row["msgId"], "U") for row in rolled_back]))
+    # Its half is a message like any other.
+    halves = side.ask([("RMQ_SYS_TRANS_HALF_TOPIC", row["msgId"], "U") for row in rolled_back])
+    assert all(len(found) == 1 for found in halves)
+
+
+def test_a_broker_that_is_killed_and_started_again(side: Side) -> None:
+    with Daemon(side.store, side.data, "--broker-conf", side.conf) as daemon:
+        with Broker(side.home / "second", store=side.store) as broker:
+            before = side.send(broker, 2)
+            side.wait_until_found(before)
+            broker.kill()
+        assert (side.store / "abort").exists()
+        with Broker(side.home / "third", store=side.store) as broker:
+            after = side.send(broker, 3)
+            side.wait_until_found(after)
+        daemon.wait_caught_up()
+        # What was delayed or committed shortly before a kill is delivered again: the broker has not yet noted it.
+        check_every_key(side, side.sent, once=("normal", "batch"))
+        check_every_offset_id(side, before + after)
+        assert daemon.terminate() == 0
+    assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]
+
+
+# --- nothing is ever written into the store ---
+
+
+def content(root: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Mode, times of change and digest of everything there; without the time of reading."""
+    found = {}
+    for path in [root, *sorted(root.rglob("*"))]:
+        status = path.stat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
+        found[str(path.relative_to(root))] = (status.st_mode, status.st_mtime_ns, status.st_ctime_ns, digest)
+    return found
+
+
+def check_that_nothing_is_open_for_writing(pid: int, store: Path) -> None:
+    links = {entry: entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    ours = [entry.name for entry, target in links.items() if target.is_relative_to(store)]
+    assert ours
+    for number in ours:
+        flags = re.search(r"flags:\s*([0-7]+)", Path(f"/proc/{pid}/fdinfo/{number}").read_text())
+        assert flags is not None
+        assert int(flags[1], 8) & os.O_ACCMODE == os.O_RDONLY
+    # Nor is anything of it mapped in a way that could reach the file.
+    maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if str(store) in line]
+    assert not [line for line in maps if "w" in line[1] and "s" in line[1]]
+
+
+@pytest.fixture
+def read_only(side: Side) -> Iterator[Path]:
+    """The stopped broker's store, with every permission to write taken away."""
+    paths = [side.store, *side.store.rglob("*")]
+    modes = {path: path.stat().st_mode for path in paths}
+    for path in paths:
+        path.chmod(modes[path] & ~0o222)
+    yield side.store
+    for path in paths:
+        path.chmod(modes[path])
+
+
+def test_a_store_that_cannot_be_written_to_is_as_good(side: Side, read_only: Path, tmp_path: Path) -> None:
+    before = content(read_only)
+    with Daemon(read_only, tmp_path / "data", "--broker-conf", side.conf) as daemon:
+        daemon.wait_caught_up()
+        check_that_nothing_is_open_for_writing(daemon.pid, read_only)
+        assert daemon.terminate() == 0
+    assert content(read_only) == before
+    commands: list[tuple[object, ...]] = [
+        ("--recover", "--data", tmp_path / "data", "--broker-conf", side.conf),
+        ("rebuild", "--out", tmp_path / "out", "--data", tmp_path / "unused", "--broker-conf", side.conf),
+        ("query-key", "-t", "TopicTest", "-k", "user-1", "--data", tmp_path / "data"),
+        ("message", "-o", "0", "--data", tmp_path / "data"),
+        ("inspect", read_only),
+    ]
+    for number, words in enumerate(commands):
+        calls = traced([COMMAND, *words], tmp_path / f"calls-{number}", read_only)
+        assert calls or shutil.which("strace") is None
+        assert not [call for call in calls if not READS.search(call)]
+    assert content(read_only) == before
+    assert_same_index(tmp_path / "data", tmp_path / "out")
+
+
+#: System calls that take a path and change nothing there.
+READS = re.compile(
+    r"\b(?:stat|lstat|statx|newfstatat|access|faccessat2?|readlink|readlinkat|statfs|getxattr|lgetxattr)\("
+    r"|\bopen(?:at)?\([^)]*\bO_RDONLY(?!\S*O_CREAT)(?!\S*O_TRUNC)"
+)
+
+
+def traced(command: list[Any], log: Path, store: Path) -> list[str]:
+    """Run a command; the system calls that name a file of the store, none where there is no strace."""
+    tracer = (
+        ["strace", "-f", "-qq", "-s", "4096", "-e", "trace=%file", "-o", str(log)] if shutil.which("strace") else []
+    )
+    done = subprocess.run(
+        [*tracer, *map(str, command)], env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line for line in lines if str(store) in line and "execve(" not in line]
