@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -200,3 +202,21 @@ def test_a_second_instance_is_refused_and_told_who_runs(tmp_path: Path) -> None:
         assert f"pid {daemon.pid}" in out.stderr
         assert (data / "abort").read_bytes() == str(daemon.pid).encode("ascii")
         assert daemon.terminate() == 0
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace")
+def test_a_clean_stop_leaves_no_byte_of_an_index_file_unsynced(tmp_path: Path) -> None:
+    store, data, calls = tmp_path / "store", tmp_path / "data", tmp_path / "calls"
+    end = write_log(store, 20_000)
+    # -D: the daemon is our child, and strace its grandchild.
+    tracer = ("strace", "-D", "-f", "-y", "-s", "0", "-e", "trace=pwrite64,fsync", "-o", str(calls))
+    with Daemon(store, data, *SLOWLY, env={"INDEXD_FLUSH_INTERVAL": "0.01"}, tracer=tracer) as daemon:
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0
+    last: dict[str, dict[str, int]] = {"pwrite64": {}, "fsync": {}}
+    for number, line in enumerate(calls.read_text(errors="replace").splitlines()):
+        call = re.search(r"(pwrite64|fsync)\(\d+<[^>]*/index/(\d{17})>", line)
+        if call is not None:
+            last[call[1]][call[2]] = number
+    assert sorted(last["pwrite64"]) == [path.name for path in index_files(data)]
+    assert not [name for name, number in last["pwrite64"].items() if last["fsync"].get(name, -1) < number]

@@ -39,7 +39,7 @@ from indexd.storage.names import is_index_name, segment_base, segment_name
 from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "indexd"
 #: Short intervals, so that a test of a few seconds sees many drains and flushes.
@@ -95,14 +95,16 @@ class DaemonError(AssertionError):
 class Daemon:
     """``indexd --store STORE --data DATA FLAGS`` with ``QUICK`` and then ``env`` in its environment.
 
-    ``--store`` is left out where FLAGS name a ``--broker-conf``, which says it as well.
+    ``--store`` is left out where FLAGS name a ``--broker-conf``, which says it too. ``tracer``: words before it all.
     Runs in a ``with`` block, at whose end it is killed if it still runs. Its log lines are in ``log``, beside ``data``.
     """
 
-    def __init__(self, store: Path, data: Path, *flags: object, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, store: Path, data: Path, *flags: object, env: Mapping[str, str] | None = None, tracer: Sequence[str] = ()
+    ) -> None:
         self.store, self.data = store, data
         words = [] if "--broker-conf" in flags else ["--store", str(store)]
-        self._command = [str(COMMAND), *words, "--data", str(data), *map(str, flags)]
+        self._command = [*tracer, str(COMMAND), *words, "--data", str(data), *map(str, flags)]
         self._env = environment(QUICK | dict(env or {}))
         self._process: subprocess.Popen[bytes] | None = None
         data.parent.mkdir(parents=True, exist_ok=True)

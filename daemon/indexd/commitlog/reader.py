@@ -69,7 +69,7 @@ class LogReader:
         self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
         self._is_streaming = False
-        self._ahead = ReadAhead(self._cursor, options.read_size, overlap=options.overlap)
+        self._ahead = ReadAhead(self._cursor, options.read_size, options.workers)
 
     def __repr__(self) -> str:
         segment = self._cursor.segment
@@ -86,7 +86,7 @@ class LogReader:
         if self._clock() >= self.refresh_due:
             self.refresh()
         if not self._cursor.holds(self.position):
-            self._ahead.wait()
+            self._ahead.stop()
             if not self._cursor.open(self.position):
                 return self._no_segment()
             self._is_closed = False
@@ -114,7 +114,7 @@ class LogReader:
 
     def close(self) -> None:
         """Close the open segment."""
-        self._ahead.wait()
+        self._ahead.stop()
         self._cursor.close()
 
     @property
@@ -222,12 +222,7 @@ class LogReader:
         return NotYetWritten(self.position)
 
     def _read_ahead(self, rules: Rules) -> DispatchBatch | None:
-        ahead = self._ahead.take(self.position) if self._is_streaming else None
-        if ahead is None:
-            return None
-        size = ahead.end - ahead.begin
-        batch = self._batcher.decode(ahead.buffer, size, self.position, self._segment.end, rules).batch
-        return batch if batch is not None and ahead.vouches_for(batch) else None
+        return self._ahead.take(self.position, rules) if self._is_streaming else None
 
     def _read_newest(self, limit: int) -> Poll:
         # Nothing is known to stand behind the frame at the position.

@@ -27,8 +27,8 @@ class ReaderOptions:
     verify_crc: bool = False
     #: CRC of every frame of the segment being written; a rebuild leaves it to the newest frame.
     check_tail: bool = True
-    #: Read the next stretch in a thread while one is decoded: for a rebuild, which has the machine to itself.
-    overlap: bool = False
+    #: Threads that read and decode ahead while catching up: for a rebuild, which has the machine to itself.
+    workers: int = 0
     list_interval: float = 10.0
 
 

@@ -35,6 +35,8 @@ from indexd.storage.names import DataFiles
 
 # Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
 _QUEUE_BATCHES = 8
+# Threads that decode; one more builds. More than two find nothing to do: building is in order.
+_WORKERS = 2
 _SETTLE_PAUSE = 0.002
 _QUIET_SECONDS = 0.01
 # 40 MiB of entries.
@@ -68,7 +70,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     lock.acquire()
     try:
         files = _emptied(disk, beside)
-        options = replace(reader_options(config), check_tail=False, overlap=True)
+        options = replace(reader_options(config), check_tail=False, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
         reader.refresh()
