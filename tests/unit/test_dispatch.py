@@ -1,0 +1,151 @@
+"""The queue is bounded and drops nothing; drains are on time, or at once when it is full; the tail loop waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reading import Skipped
+from indexd.dispatch.drain import drain
+from indexd.dispatch.queue import DispatchQueue, Item
+from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
+
+PACE = Pace(0.001, 0.02, 60.0)
+
+
+def batch(begin: int, rows: int = 10) -> DispatchBatch:
+    columns = make_columns(rows, 1)
+    columns.key_start[:] = 0
+    return DispatchBatch(trimmed(columns, rows, 0), rows, begin, begin + rows, TopicTable(4, 64))
+
+
+async def test_a_full_queue_lets_the_producer_wait_and_loses_nothing() -> None:
+    queue = DispatchQueue(rows_max=25, bytes_max=1 << 20)
+    items = [batch(at) for at in range(0, 1000, 10)]
+
+    async def produce() -> None:
+        for item in items:
+            await queue.put(item)
+            assert queue.rows <= 25
+        queue.close()
+
+    producer = asyncio.create_task(produce())
+    seen: list[Item] = []
+    while not (queue.closed and len(queue) == 0):
+        await queue.wait_until_due(5.0)
+        seen += await queue.drain()
+    await producer
+    assert seen == items
+
+
+async def test_bytes_are_bounded_too_and_a_huge_batch_passes_alone() -> None:
+    queue = DispatchQueue(rows_max=1 << 30, bytes_max=batch(0).size + 1)
+    await queue.put(batch(0))
+    waiting = asyncio.create_task(queue.put(batch(10, rows=1000)))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    assert len(await queue.drain()) == 1
+    await asyncio.wait_for(waiting, 1.0)
+    assert queue.bytes > queue.bytes_max
+    assert queue.oldest_seconds >= 0.0
+
+
+async def test_a_drain_comes_after_the_interval_and_at_once_when_full_or_closed() -> None:
+    queue = DispatchQueue(rows_max=10, bytes_max=1 << 20)
+    built: list[tuple[float, int]] = []
+    started = time.monotonic()
+
+    async def build(items: list[Item]) -> None:
+        built.append((time.monotonic() - started, len(items)))
+
+    task = asyncio.create_task(drain(queue, lambda: 0.4, build))
+    await queue.put(batch(0))
+    blocked = asyncio.create_task(queue.put(batch(10)))
+    await asyncio.wait_for(blocked, 1.0)
+    assert built[0][0] < 0.25
+    await asyncio.sleep(0.5)
+    assert sum(count for _, count in built) == 2
+    assert built[1][0] - built[0][0] == pytest.approx(0.3, abs=0.15)
+    queue.close()
+    await asyncio.wait_for(task, 1.0)
+    assert built[-1][1] == 0
+
+
+async def test_a_slow_build_brings_the_next_drain_forward() -> None:
+    queue = DispatchQueue(rows_max=1000, bytes_max=1 << 20)
+    begun: list[float] = []
+
+    async def build(items: list[Item]) -> None:
+        begun.append(time.monotonic())
+        await asyncio.sleep(0.3)
+
+    task = asyncio.create_task(drain(queue, lambda: 1.0, build))
+    await asyncio.sleep(2.3)
+    queue.close()
+    await task
+    # 1.0 less the reading time less the 0.3 of the build: what comes in is found within the interval.
+    assert begun[2] - begun[1] == pytest.approx(0.6, abs=0.15)
+
+
+async def test_the_tail_loop_passes_on_reports_and_ends() -> None:
+    script = [
+        batch(0),
+        Skipped(10, 20, "expired"),
+        Corrupt(20, "bad", None),
+        batch(20),
+        NotYetWritten(30),
+    ]
+    queue, state, stop = DispatchQueue(1000, 1 << 20), ReputState(), asyncio.Event()
+    events: list[object] = []
+
+    async def poll() -> object:
+        if not script:
+            stop.set()
+            return NotYetWritten(30)
+        return script.pop(0)
+
+    started = time.monotonic()
+    await asyncio.wait_for(reput(poll, queue, PACE, state, stop, events.append), 10.0)  # type: ignore[arg-type]
+    assert queue.closed
+    assert [type(item) for item in await queue.drain()] == [DispatchBatch, Skipped, DispatchBatch]
+    assert events == [Skipped(10, 20, "expired"), Corrupt(20, "bad", None), None]
+    assert time.monotonic() - started >= 1.0, "a corrupt log is read again after a pause, not at once"
+    assert state.corrupt is None
+
+
+async def test_a_stop_does_not_wait_for_a_full_queue() -> None:
+    queue, state, stop = DispatchQueue(10, 1 << 20), ReputState(), asyncio.Event()
+
+    async def poll() -> DispatchBatch:
+        return batch(0)
+
+    task = asyncio.create_task(reput(poll, queue, PACE, state, stop, lambda event: None))
+    await asyncio.sleep(0.05)
+    stop.set()
+    await asyncio.wait_for(task, 1.0)
+    assert queue.rows == 10
+
+
+def test_looks_become_rarer_while_the_log_is_quiet() -> None:
+    state, stop, looks = ReputState(), threading.Event(), 0
+
+    def poll() -> NotYetWritten:
+        nonlocal looks
+        looks += 1
+        return NotYetWritten(0)
+
+    started = time.monotonic()
+    assert poll_patiently(poll, PACE, state, stop) == NotYetWritten(0)
+    assert 0.9 < time.monotonic() - started < 2.0
+    assert 20 < looks < 80
+    assert state.caught_up
+    assert state.pause == PACE.poll_max
+    stop.set()
+    started = time.monotonic()
+    poll_patiently(poll, PACE, state, stop)
+    assert time.monotonic() - started < 0.5

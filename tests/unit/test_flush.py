@@ -1,0 +1,163 @@
+"""Checkpoint and frontier: their bytes, what they refuse, and the order in which they are written."""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.errors import CorruptDataError, IndexdError, UnsafeStoreError
+from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.flush.flusher import Flusher, Progress
+from indexd.flush.frontier import (
+    UNCOVERED_MAX,
+    Frontier,
+    Uncovered,
+    add_uncovered,
+    read_frontier,
+    write_frontier,
+)
+from indexd.index.file import IndexFile
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.index.service import IndexMark, IndexService
+from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.names import DataFiles
+from support.goldens import unpack
+
+LAYOUT = IndexLayout(10, 20)
+FRESH = Frontier("/store", ("/store/commitlog",), 1 << 20, "5.4", LAYOUT)
+
+
+def test_a_broker_s_checkpoint_is_read_and_written_back_alike(tmp_path: Path) -> None:
+    golden = unpack("rocketmq-5.4-clean", tmp_path)
+    data = (golden.root / "checkpoint").read_bytes()
+    checkpoint = StoreCheckpoint.unpack(data, golden.root)
+    full = golden.index_files()[-2].read_bytes()
+    assert checkpoint.index_msg_timestamp == struct.unpack(">q", full[8:16])[0]
+    assert checkpoint.pack() == data
+    assert len(data) == CHECKPOINT_SIZE
+
+
+def test_a_short_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptDataError, match="39 bytes"):
+        StoreCheckpoint.unpack(bytes(39), tmp_path / "checkpoint")
+
+
+headers = st.builds(IndexHeader, *([st.integers(0, 2**62)] * 4), st.integers(0, 100), st.integers(1, 100))
+frontiers = st.builds(
+    Frontier,
+    st.text(),
+    st.lists(st.text()).map(tuple),
+    st.integers(1, 2**40),
+    st.sampled_from(sorted(FLAVOURS)),
+    st.builds(IndexLayout, st.integers(1, 2**31), st.integers(2, 2**31)),
+    *([st.integers(0, 2**62)] * 4),
+    st.lists(st.builds(Uncovered, st.integers(0, 9), st.integers(10, 20), st.text())).map(tuple),
+    st.lists(st.builds(FileMark, st.text("0123456789", min_size=17, max_size=17), headers, st.booleans())).map(tuple),
+)
+
+
+@given(frontiers)
+def test_a_frontier_survives_its_json(frontier: Frontier) -> None:
+    row = json.loads(json.dumps(frontier.to_json("1")))
+    assert Frontier.from_json(row, Path("frontier")) == frontier
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values, st.sampled_from(sorted(FRESH.to_json("1"))), json_values)
+def test_whatever_stands_in_a_frontier_nothing_but_our_errors_comes_out(junk: object, key: str, value: object) -> None:
+    for row in (junk, FRESH.to_json("1") | {key: value}):
+        with suppress(IndexdError):
+            Frontier.from_json(row, Path("frontier"))
+
+
+def test_a_newer_format_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "frontier"
+    path.write_text(json.dumps(FRESH.to_json("9.9") | {"format": 2}))
+    with pytest.raises(UnsafeStoreError, match=r"written by indexd 9\.9") as caught:
+        read_frontier(Disk(), path)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b"null", b"9" * 5000, b'{"format": "1"}'])
+def test_a_damaged_frontier_is_corrupt_data(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "frontier"
+    path.write_bytes(data)
+    with pytest.raises(CorruptDataError):
+        read_frontier(Disk(), path)
+
+
+def test_no_frontier_is_none(tmp_path: Path) -> None:
+    assert read_frontier(Disk(), tmp_path / "frontier") is None
+
+
+def test_uncovered_ranges_merge_and_stay_bounded() -> None:
+    gaps: tuple[Uncovered, ...] = ()
+    for begin in range(0, 20 * UNCOVERED_MAX, 10):
+        gaps = add_uncovered(gaps, Uncovered(begin, begin + 5, "corrupt"))
+    assert len(gaps) == UNCOVERED_MAX
+    assert gaps[0].begin == 0
+    assert gaps[-1].end == 20 * UNCOVERED_MAX - 5
+    assert add_uncovered((Uncovered(0, 5, "a"),), Uncovered(5, 9, "a")) == (Uncovered(0, 9, "a"),)
+    assert add_uncovered((), Uncovered(5, 5, "a")) == ()
+
+
+class Recording(Disk):
+    """A real disk that notes the order of what is made durable."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+        super().write_atomically(path, data, durable=durable)
+        self.calls.append(path.name if durable else f"{path.name}, not synced")
+
+
+def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, files = Recording(), DataFiles(tmp_path)
+    disk.make_dir(files.index)
+    sync = DiskFile.fsync
+    monkeypatch.setattr(DiskFile, "fsync", lambda file: (disk.calls.append(f"sync {file.path.name}"), sync(file))[0])
+    service = IndexService(disk, files.index, LAYOUT, FLAVOURS["5.4"])
+    file = IndexFile.create(disk, files.index / "20260101000000000", LAYOUT, None)
+    file.put_key("T", "k", 100, 5000, FLAVOURS["5.4"])
+    file.publish()
+    mark = FileMark(file.path.name, file.header, full=True)
+    disk.calls.clear()
+    flusher = Flusher(disk, files, FRESH)
+    flusher.persist(Progress(IndexMark((mark,), (file,)), 0, 200, 5000, 1))
+    order = [call for call in disk.calls if not call.endswith(".tmp")]
+    assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
+    stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)
+    assert (stored.physic_msg_timestamp, stored.index_msg_timestamp, stored.confirm_phy_offset) == (5000, 5000, 200)
+    assert read_frontier(Disk(), files.frontier) == flusher.frontier
+    assert service.mark().files == ()
+    file.close()
+
+
+def test_an_open_file_does_not_move_the_index_time(tmp_path: Path) -> None:
+    """As in RocketMQ: only a full file that is durable does (spec rocketmq-store 4.4)."""
+    files = DataFiles(tmp_path)
+    mark = FileMark("20260101000000000", IndexHeader(1, 2, 3, 4, 5, 6), full=False)
+    Flusher(Disk(), files, FRESH).persist(Progress(IndexMark((mark,), ()), 0, 200, 5000, 1))
+    assert StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint).index_msg_timestamp == 0
+
+
+def test_writing_a_frontier_twice_leaves_no_temporary_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_frontier(Disk(), tmp_path / "frontier", FRESH, "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["frontier"]
