@@ -34,12 +34,13 @@ BASE_TIME = 1_700_000_000_000
 _TOPICS = ["TopicTest", "OrderPaid", "订单主题", "L" + "x" * 199]
 _TAGS = ["TagA", "TagB", "标签", "a || b"]
 _FLAGS = [0, 0, 0, 0, 0, 0x4, 0x8, 0xC]
+_CLOCK_SET_BACK = 500
 _BURST = 20
 _BURST_PAUSE = 0.01
 
 
 def messages(seed: int) -> Iterator[FrameSpec]:
-    """Without an end; the same for one seed. Store times grow by 40 ms each and now and then step back."""
+    """Without an end; the same for one seed. Store times grow by 40 ms each, and step back by a minute once."""
     rand = random.Random(seed)
     number = 0
     while True:
@@ -58,7 +59,7 @@ def messages(seed: int) -> Iterator[FrameSpec]:
             queue_id=rand.randrange(4),
             sys_flag=rand.choice(_FLAGS),
             born_timestamp=BASE_TIME,
-            store_timestamp=BASE_TIME + 40 * number - rand.choice([0, 0, 0, 1500]),
+            store_timestamp=BASE_TIME + 40 * number - (60_000 if number >= _CLOCK_SET_BACK else 0),
         )
         number += 1
 
