@@ -50,6 +50,8 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     print_line(f"  rewritten {len(report['rewrittenFiles'])} files whose slots or header did not hold")
     print_line(f"  rebuilt   {report['rebuiltEntries']} entries of {report['rebuiltMessages']} messages from the log")
     print_line(f"  covered   log bytes {report['beginOffset']} to {report['phyOffset']}")
+    if report["unreadableAt"] is not None:
+        print_line(f"  the log ends at offset {report['unreadableAt']} in bytes that are no frame")
     print_line(f"  took      {report['seconds']:.2f} s")
     return 0
 
@@ -76,6 +78,7 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
                 "beginOffset": result.begin_offset,
                 "phyOffset": result.phy_offset,
                 "skippedBytes": result.skipped_bytes,
+                "unreadableAt": result.unreadable and result.unreadable.offset,
             }
         )
         return 0
@@ -87,5 +90,9 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if result.skipped_bytes:
         print_line(
             f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {args.out}/frontier"
+        )
+    if result.unreadable is not None:
+        print_line(
+            f"the log ends at offset {result.unreadable.offset} in bytes that are no frame: {result.unreadable.reason}"
         )
     return 0

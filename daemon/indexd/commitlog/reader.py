@@ -33,7 +33,7 @@ _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
 _TAIL_SIZE_MIN = 4096
-
+_NEVER = -(1 << 63)
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
 
@@ -58,13 +58,15 @@ class LogReader:
         self.position = position
         self.counters = ReaderCounters()
         self.refresh_due = 0.0
-        #: Segments that end at or below this are CRC-checked too: recovery reads the log as RocketMQ's does.
+        #: Segments that end at or below this are CRC-checked too, as RocketMQ's own recovery does it.
         self.check_until = 0
         self._is_closed = False
         self._batcher = Batcher(options.rows_max)
         self._settling = Settling(clock)
         # Frames before this were complete when a head behind them was seen.
         self._complete_until = 0
+        #: The largest store timestamp met: in the segment being written nothing older is skipped to.
+        self.newest_timestamp = _NEVER
         # How much is read at the end of the log: little while it is quiet.
         self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
@@ -104,7 +106,12 @@ class LogReader:
     @property
     def is_settling(self) -> bool:
         """A whole frame stands at ``position`` and only has to stay as it is for the settle time."""
-        return self._settling.is_frame and self._settling.offset == self.position
+        return self._settling.is_frame and self.is_undecided
+
+    @property
+    def is_undecided(self) -> bool:
+        """Bytes stand at ``position`` that only time will tell from a frame, or a frame that has to settle."""
+        return self._settling.offset == self.position
 
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
@@ -113,7 +120,7 @@ class LogReader:
         self.refresh_due = self._clock() + self._options.list_interval
 
     def close(self) -> None:
-        """Close the open segment."""
+        """Close the segment."""
         self._ahead.stop()
         self._cursor.close()
 
@@ -145,26 +152,21 @@ class LogReader:
 
     # Reading.
 
-    def _fill(self, size: int) -> int:
-        # Bytes of the log at hand from the position on, at most ``size`` of them.
-        return self._cursor.fill(self.position, size)
-
     def _decode(self, limit: int, rules: Rules) -> Stretch:
         return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules)
 
-    def _is_frame(self, offset: int, limit: int) -> int:
-        # Whether a whole frame that proves itself begins the buffer: 0 no, 1 yes, more: as many bytes are needed.
-        begin, self.position = self.position, offset
-        try:
-            outcome, _, _, total, batch = self._decode(limit, self._checked_rules)
-        finally:
-            self.position = begin
-        if batch is None and outcome is Outcome.NOT_YET_WRITTEN and total > limit:
-            return total
-        return int(batch is not None)
+    def frames_follow(self) -> bool:
+        """Whether the log goes on behind unreadable bytes at ``position``, or they are all that is left of it."""
+        return self._cursor.holds(self.position) and (self._is_closed or self._next_proven() is not None)
+
+    def _next_proven(self) -> int | None:
+        not_before = _NEVER if self._is_closed else self.newest_timestamp
+        window = self._options.read_size
+        return next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
 
     def _take(self, batch: DispatchBatch) -> DispatchBatch:
         self.counters.messages += batch.rows
+        self.newest_timestamp = max(self.newest_timestamp, batch.last_store_timestamp)
         size = batch.end_offset - batch.begin_offset
         self.counters.bytes += size
         self._is_streaming = 2 * size >= self._options.read_size
@@ -181,7 +183,7 @@ class LogReader:
             return self._take(batch)
         size = self._options.read_size
         while True:
-            limit = self._fill(size)
+            limit = self._cursor.fill(self.position, size)
             outcome, reason, _, total, batch = self._decode(limit, rules)
             if batch is not None:
                 return self._take(batch)
@@ -201,7 +203,7 @@ class LogReader:
             batch = self._read_ahead(rules)
             if batch is not None:
                 return self._take(batch)
-            limit = self._fill(min(self._tail_size, self._options.read_size))
+            limit = self._cursor.fill(self.position, min(self._tail_size, self._options.read_size))
             end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
@@ -209,10 +211,10 @@ class LogReader:
             # Heads behind them: these frames are complete by now, so read what they are NOW.
             self._complete_until = self.position + head
         whole = self._complete_until - self.position
-        limit = self._fill(min(whole, self._options.read_size))
+        limit = self._cursor.fill(self.position, min(whole, self._options.read_size))
         outcome, reason, _, total, batch = self._decode(limit, rules)
         if batch is None and limit < total <= whole:
-            outcome, reason, _, _, batch = self._decode(self._fill(total), rules)
+            outcome, reason, _, _, batch = self._decode(self._cursor.fill(self.position, total), rules)
         if batch is not None:
             return self._take(batch)
         if outcome is Outcome.CORRUPT:
@@ -228,8 +230,11 @@ class LogReader:
         # Nothing is known to stand behind the frame at the position.
         outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
         if outcome is Outcome.NOT_YET_WRITTEN and batch is None and total > limit:
-            limit = self._fill(total)
+            limit = self._cursor.fill(self.position, total)
             outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
+        if batch is not None and batch.rows > 1:
+            # The clock stepped back behind the first frame, so that no head proved it: let it alone settle.
+            outcome, reason, taken, total, batch = self._decode(int(batch.columns.size[0]), self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)
         if outcome is Outcome.END_OF_FILE:
@@ -275,7 +280,7 @@ class LogReader:
                 "point --store at a broker that runs without enableDLegerCommitLog",
             )
         if self._options.skip_corrupt:
-            target = next_proven(self._cursor, self.position, self._options.read_size, self._is_frame)
+            target = self._next_proven()
             if target is None and self._is_closed:
                 target = self._segment.end
             if target is not None:

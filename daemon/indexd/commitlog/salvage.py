@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from indexd.commitlog.batcher import Batcher
 from indexd.commitlog.cursor import SegmentCursor
-from indexd.commitlog.format import HEAD_SIZE
+from indexd.commitlog.format import HEAD_SIZE, Outcome
 from indexd.commitlog.heads_kernel import find_frame
+from indexd.commitlog.kernel import Rules
 
 
-def next_proven(cursor: SegmentCursor, begin: int, window: int, is_frame: Callable[[int, int], int]) -> int | None:
+def next_proven(
+    cursor: SegmentCursor, batcher: Batcher, rules: Rules, begin: int, window: int, not_before: int
+) -> int | None:
     """The offset of the next proven frame behind ``begin`` in the open segment, or None.
 
-    ``is_frame(offset, limit)`` judges the cursor's buffer, whose first ``limit`` bytes stand at ``offset``: 0 no frame,
-    1 a frame, more: it has to see as many bytes.
+    Frames with a store timestamp below ``not_before`` do not count: in a segment that is being written they are what an
+    older and longer log has left behind.
     """
     assert cursor.segment is not None
     offset = begin + 1
@@ -27,10 +29,17 @@ def next_proven(cursor: SegmentCursor, begin: int, window: int, is_frame: Callab
             offset += max(limit - HEAD_SIZE + 1, 1)
             continue
         offset += at
-        found = is_frame(offset, cursor.fill(offset, window))
-        if found > 1:
-            found = is_frame(offset, cursor.fill(offset, found))
-        if found == 1:
+        if _is_frame(cursor, batcher, rules, offset, window, not_before):
             return offset
         offset += 1
     return None
+
+
+def _is_frame(cursor: SegmentCursor, batcher: Batcher, rules: Rules, offset: int, window: int, not_before: int) -> bool:
+    assert cursor.segment is not None
+    limit = cursor.fill(offset, window)
+    found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules)
+    if found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit:
+        limit = cursor.fill(offset, found.total)
+        found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules)
+    return found.batch is not None and int(found.batch.columns.store_timestamp[0]) >= not_before

@@ -5,5 +5,6 @@
 ``against``  the kept entries compared with the log itself
 ``open``     data directory -> builders and a reader at one offset
 ``recover``  carries a plan out
+``whole``    the log to where it ends now, for commands that run once
 ``rebuild``  a whole data directory from the log, at full speed
 """

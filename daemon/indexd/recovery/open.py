@@ -148,6 +148,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         outputs.uncovered = tuple(gap for gap in outputs.uncovered if gap.end <= recovered.phy_offset)
     reader.close()
     reader.position = outputs.phy_offset
+    reader.newest_timestamp = outputs.store_timestamp or reader.newest_timestamp
     return Opened(outputs, Flusher(disk, files, base), reader, plan, recovered, time.monotonic() - started, damage)
 
 

@@ -32,6 +32,7 @@ class RecoveryPlan:
     """``keep`` as they are, ``replay`` to their marks, ``delete``; go on at ``phy_offset`` (None: the log's begin).
 
     ``cut`` is True when files that the frontier names are lost: ``phy_offset`` then comes from the last kept entry.
+    ``lost_entries`` are those of files that are missing or cut.
     """
 
     keep: tuple[FileMark, ...]
@@ -40,6 +41,7 @@ class RecoveryPlan:
     phy_offset: int | None
     cut: bool
     reason: str
+    lost_entries: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -64,6 +66,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
         name = marks[whole].name
         found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
         reason = f"index file {name} {found}"
+    lost = sum(mark.header.entries for mark in marks[whole:])
     marks = marks[:whole]
     keep: list[FileMark] = []
     replay: list[FileMark] = []
@@ -75,4 +78,4 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     kept = {mark.name for mark in marks}
     delete = tuple(sorted(name for name in disk.sizes if name not in kept))
     offset = None if cut else disk.frontier.phy_offset
-    return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason)
+    return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason, lost)

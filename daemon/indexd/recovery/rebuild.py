@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
 from indexd.config import Config
-from indexd.errors import BusyError, CorruptDataError, UsageError
+from indexd.errors import BusyError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier
 from indexd.flush.outputs import Outputs
@@ -29,6 +29,7 @@ from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
 from indexd.recovery.open import check_store, decode_rules, load_kernels, reader_options
+from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles
@@ -37,7 +38,6 @@ from indexd.storage.names import DataFiles
 _QUEUE_BATCHES = 8
 # Threads that decode; one more builds. More than two find nothing to do: building is in order.
 _WORKERS = 2
-_SETTLE_PAUSE = 0.002
 _QUIET_SECONDS = 0.01
 # 40 MiB of entries.
 _ENTRIES_PER_SYNC = 2 << 20
@@ -58,6 +58,7 @@ class Rebuilt:
     begin_offset: int
     phy_offset: int
     skipped_bytes: int
+    unreadable: Corrupt | None
 
 
 def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None]) -> Rebuilt:
@@ -70,7 +71,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     lock.acquire()
     try:
         files = _emptied(disk, beside)
-        options = replace(reader_options(config), check_tail=False, workers=_WORKERS)
+        options = replace(once(reader_options(config)), check_tail=False, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
         reader.refresh()
@@ -87,7 +88,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
         outputs = Outputs(index, frontier)
         started = time.monotonic()
-        _build(reader, outputs, on_progress)
+        unreadable = _build(reader, outputs, on_progress)
         outputs.flush()
         progress = outputs.progress()
         Flusher(disk, files, frontier).persist(progress)
@@ -109,6 +110,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         begin_offset=outputs.begin_offset,
         phy_offset=outputs.phy_offset,
         skipped_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered),
+        unreadable=unreadable,
     )
 
 
@@ -134,13 +136,14 @@ def _emptied(disk: Disk, beside: Path) -> DataFiles:
     return files
 
 
-def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> None:
+def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> Corrupt | None:
     items: _Items = queue.Queue(_QUEUE_BATCHES)
     stop = threading.Event()
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
+    log = WholeLog(reader)
     syncer = _Syncer()
-    thread = threading.Thread(target=_read, args=(reader, items, stop), name="reader", daemon=True)
+    thread = threading.Thread(target=_read, args=(log, items, stop), name="reader", daemon=True)
     thread.start()
     try:
         while (item := _next_item(items, outputs, syncer)) is not None:
@@ -156,6 +159,7 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
             thread.join(0.01)
         reader.close()
         syncer.close()
+    return log.unreadable
 
 
 class _Syncer:
@@ -214,25 +218,12 @@ def _discard(items: _Items) -> None:
         items.get_nowait()
 
 
-def _read(
-    reader: LogReader,
-    items: _Items,
-    stop: threading.Event,
-) -> None:
+def _read(log: WholeLog, items: _Items, stop: threading.Event) -> None:
     try:
-        while not stop.is_set():
-            poll = reader.poll()
-            if isinstance(poll, Corrupt):
-                raise CorruptDataError(
-                    f"the log is corrupt at offset {poll.offset} of {poll.path}: {poll.reason}",
-                    "rebuild with --on-corrupt skip to go on at the next frame that proves itself",
-                )
-            if not isinstance(poll, NotYetWritten):
-                items.put(poll)
-            elif reader.is_settling:
-                time.sleep(_SETTLE_PAUSE)
-            else:
+        for item in log:
+            if stop.is_set():
                 break
+            items.put(item)
         items.put(None)
     except BaseException as error:  # noqa: BLE001 - handed to the building thread, which raises it
         items.put(error)

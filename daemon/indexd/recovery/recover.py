@@ -69,7 +69,7 @@ def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Reco
     recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
     _delete(ground, plan.delete, recovered)
     marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
-    before = sum(mark.header.entries for mark in marks)
+    before = plan.lost_entries + sum(mark.header.entries for mark in marks)
     sound = _replay_all(marks, plan, ground, recovered)
     agreed = _compare(ground, sound, log, recovered) if log is not None and sound else None
     if agreed is not None and agreed.phy_offset is not None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.flush.abort import remove_abort
-from indexd.recovery.open import Opened, check_store
+from indexd.recovery.open import Opened, check_store, reader_options
+from indexd.recovery.whole import WholeLog, once
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress
 from indexd.service.start import open_for_run
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
-
-_SETTLE_PAUSE = 0.01
 
 
 def recover_now(config: Config) -> dict[str, Any]:
@@ -32,10 +30,12 @@ def recover_now(config: Config) -> dict[str, Any]:
     try:
         started = time.monotonic()
         opened = open_for_run(config, disk, files, log, forced=True)
+        opened.reader.set_options(once(reader_options(config)))
+        log_left = WholeLog(opened.reader)
         entries = opened.outputs.index.counters.entries
         messages = opened.outputs.messages
         with RecoveryProgress(log) as progress:
-            problem = _catch_up(opened, progress)
+            problem = _catch_up(opened, log_left, progress)
         opened.outputs.flush()
         opened.flusher.persist(opened.outputs.progress())
         opened.outputs.index.close()
@@ -54,31 +54,23 @@ def recover_now(config: Config) -> dict[str, Any]:
             "rebuiltMessages": opened.outputs.messages - messages,
             "beginOffset": opened.outputs.begin_offset,
             "phyOffset": opened.outputs.phy_offset,
+            "unreadableAt": log_left.unreadable and log_left.unreadable.offset,
             "seconds": round(time.monotonic() - started, 3),
         }
     finally:
         lock.release()
 
 
-def _catch_up(opened: Opened, progress: RecoveryProgress) -> CorruptDataError | None:
+def _catch_up(opened: Opened, log: WholeLog, progress: RecoveryProgress) -> CorruptDataError | None:
     reader, outputs = opened.reader, opened.outputs
     begin = reader.position
     try:
-        while True:
-            found = reader.poll()
-            if isinstance(found, Corrupt):
-                return CorruptDataError(
-                    f"the log is corrupt at offset {found.offset} of {found.path}: {found.reason}; "
-                    "everything before it is indexed",
-                    "give --on-corrupt skip to go on at the next frame that proves itself",
-                )
-            if not isinstance(found, NotYetWritten):
-                outputs.apply(found)
-                total = reader.log.segments[-1].end - begin if reader.log.segments else 0
-                progress("index", outputs.phy_offset - begin, total)
-            elif reader.is_settling:
-                time.sleep(_SETTLE_PAUSE)
-            else:
-                return None
+        for item in log:
+            outputs.apply(item)
+            total = reader.log.segments[-1].end - begin if reader.log.segments else 0
+            progress("index", outputs.phy_offset - begin, total)
+    except CorruptDataError as error:
+        return CorruptDataError(f"{error}; everything before it is indexed", error.hint)
     finally:
         reader.close()
+    return None

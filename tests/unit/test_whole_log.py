@@ -1,0 +1,75 @@
+"""Commands that run once: where the log ends for them, and what unreadable bytes at its end mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.errors import CorruptDataError
+from indexd.recovery.whole import WholeLog, once
+from support.reading import SEGMENT_SIZE, open_reader, patch
+
+
+def write(directory: Path, count: int, *, times: list[int] | None = None) -> list[int]:
+    with CommitLogWriter(directory, SEGMENT_SIZE) as writer:
+        stamps = times or [1000 + number for number in range(count)]
+        return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": f"k{at}"}, store_timestamp=at)) for at in stamps]
+
+
+def read(directory: Path, *, skip_corrupt: bool = False) -> tuple[WholeLog, list[int]]:
+    import time
+
+    reader = open_reader(directory, time.monotonic, settle=0.01, corrupt_after=5.0, skip_corrupt=skip_corrupt)
+    reader.set_options(once(reader._options))
+    log = WholeLog(reader)
+    offsets: list[int] = []
+    for item in log:
+        if isinstance(item, DispatchBatch):
+            offsets += item.columns.phy_offset[: item.rows].tolist()
+    reader.close()
+    return log, offsets
+
+
+def test_a_sound_log_is_read_to_its_end(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    log, offsets = read(tmp_path)
+    assert offsets == wanted
+    assert log.unreadable is None
+
+
+def test_garbage_at_the_end_is_said(tmp_path: Path) -> None:
+    """As a broker's crash leaves it: nothing behind it proves itself."""
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[-1] + 4, b"\xff" * 40)
+    log, offsets = read(tmp_path)
+    assert offsets == wanted[:-1]
+    assert log.unreadable is not None
+    assert log.unreadable.offset == wanted[-1]
+
+
+def test_damage_behind_which_the_log_goes_on_is_an_error(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[20] + 4, b"\xff")
+    with pytest.raises(CorruptDataError, match=f"offset {wanted[20]}"):
+        read(tmp_path)
+    log, offsets = read(tmp_path, skip_corrupt=True)
+    assert offsets == wanted[:20] + wanted[21:]
+    assert log.unreadable is None
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+def test_what_an_older_log_left_behind_the_end_is_not_the_log(tmp_path: Path, skip_corrupt: bool) -> None:
+    write(tmp_path, 30, times=list(range(100, 130)))
+    with CommitLogWriter(tmp_path, SEGMENT_SIZE) as writer:
+        wanted = [writer.append(FrameSpec("T", b"y" * 77, {"KEYS": "n"}, store_timestamp=at)) for at in range(500, 510)]
+    log, offsets = read(tmp_path, skip_corrupt=skip_corrupt)
+    assert offsets == wanted
+    assert log.unreadable is not None
+
+
+def test_a_clock_that_steps_back_costs_a_settle_time_and_no_message(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30, times=[*range(500, 515), *range(400, 415)])
+    assert read(tmp_path)[1] == wanted
