@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
 from indexd.commitlog.format import Outcome, Reason
-from indexd.commitlog.heads_kernel import find_frame, last_head
+from indexd.commitlog.heads_kernel import find_frame, last_head, store_timestamp_at
 from indexd.commitlog.kernel import Rules, decode_frames
 
 
@@ -48,7 +48,7 @@ class Batcher:
             self.topics = self.topics.grown()
         batch = None
         if rows:
-            columns = trimmed(self._columns, int(rows), int(keys))
+            columns = trimmed(self._columns, int(rows), int(keys), want_queue=rules.want_queue)
             batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics)
         return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)
 
@@ -59,3 +59,4 @@ def load_kernels(rules: Rules) -> None:
     Batcher(1).decode(nothing, 0, 0, 8, rules)
     last_head(nothing, np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(8), rules.frame_size_max)
     find_frame(nothing, np.uint64(0), np.uint64(0), np.uint64(0))
+    store_timestamp_at(np.zeros(76, dtype=np.uint8), np.uint64(0))

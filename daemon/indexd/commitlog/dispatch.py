@@ -16,6 +16,8 @@ from indexd.commitlog.properties import decode_utf8, java_hash
 
 # The kernel asks for room for half of the longest properties text, 32767 bytes, before it takes a message.
 KEYS_MIN = 32767 // 2 + 8
+# What the key index does without.
+QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "topic_id", "tags_code"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,12 @@ def make_columns(rows_max: int, keys_max: int) -> Columns:
     )
 
 
-def trimmed(columns: Columns, rows: int, keys: int) -> Columns:
-    """Copies of the used part, so that the columns can be filled again."""
-    kept = {name: column[:rows].copy() for name, column in columns._asdict().items()}
+def trimmed(columns: Columns, rows: int, keys: int, *, want_queue: bool = True) -> Columns:
+    """Copies of the used part, so that the columns can be filled again; of a queue's columns only if they were."""
+    kept = {
+        name: column[: rows if want_queue or name not in QUEUE_COLUMNS else 0].copy()
+        for name, column in columns._asdict().items()
+    }
     kept["key_start"] = columns.key_start[: rows + 1].copy()
     kept["key_hash"] = columns.key_hash[:keys].copy()
     return Columns(**kept)
@@ -150,6 +155,7 @@ def make_rules(
     check_crc: bool,
     want_uniq_key: bool = True,
     want_tags: bool = True,
+    want_queue: bool = True,
     frame_size_max: int,
 ) -> Rules:
     """What the kernel takes besides the bytes; ``frame_size_max`` is the largest total size that is believed."""
@@ -157,6 +163,7 @@ def make_rules(
         check_crc=check_crc,
         want_uniq_key=want_uniq_key,
         want_tags=want_tags,
+        want_queue=want_queue,
         frame_size_max=np.uint64(frame_size_max),
         delay_ms=np.array(delay_levels_ms, dtype=np.int64),
         crc_tables=CRC_TABLES,

@@ -59,7 +59,7 @@ def head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore
     return _MESSAGE, _NONE, total
 
 
-@numba.njit(nogil=True, forceinline=True)
+@numba.njit(nogil=True, cache=True, forceinline=True)
 def store_timestamp_at(buffer, pos):  # type: ignore[no-untyped-def]
     """The store timestamp of the frame at ``pos``, of which at least 76 bytes are there."""
     born = np.uint64(20) if load_u32(buffer, pos + np.uint64(36)) & _BORN_V6 else np.uint64(8)

@@ -72,6 +72,8 @@ class Rules(NamedTuple):
     check_crc: bool
     want_uniq_key: bool
     want_tags: bool
+    #: Fill the columns that a consume queue needs; the key index does without them.
+    want_queue: bool
     frame_size_max: np.uint64
     delay_ms: NDArray[np.int64]
     crc_tables: NDArray[np.uint32]
@@ -165,10 +167,10 @@ def _walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, forceinline=True)
-def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms):  # type: ignore[no-untyped-def]
+def _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms, want_hash):  # type: ignore[no-untyped-def]
     # (is valid, tags code): the tag's hash, or the deliver time of a delayed message (spec 2.7, step 7).
     code = np.int64(0)
-    if spans[TAGS + _1] > _0:
+    if want_hash and spans[TAGS + _1] > _0:
         code = signed_32(hash_utf8(buffer, spans[TAGS], spans[TAGS + _1], _0))
     if spans[DELAY + _1] > _0 and equals(buffer, topic, topic_end, _TOPIC_DELAY):
         valid, level = parse_long(buffer, spans[DELAY], spans[DELAY + _1])
@@ -223,6 +225,7 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
     key_starts, key_hashes = columns.key_start, columns.key_hash
     topic_table, topic_starts, topic_data, topics_known = topics.table, topics.start, topics.data, topics.known
     check, want_uniq_key, want_tags = rules.check_crc, rules.want_uniq_key, rules.want_tags
+    want_queue = rules.want_queue
     delay_ms, crc_tables, frame_size_max = rules.delay_ms, rules.crc_tables, rules.frame_size_max
     rows, keys, pos = _0, _0, start
     rows_max, keys_max = np.uint64(len(phy_offsets)), np.uint64(len(key_hashes))
@@ -242,26 +245,27 @@ def decode_frames(buffer, start, limit, base, segment_end, rules, columns, topic
             return _FULL, _NONE, pos, total, rows, keys
         decode_properties(buffer, properties, end, spans)
         store_timestamp = store_timestamp_at(buffer, pos)
-        valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms)
+        valid, code = _tags_code(buffer, spans, topic, topic_end, store_timestamp, delay_ms, want_queue)
         if not valid:
             return _CORRUPT, _DELAY, pos, total, rows, keys
         valid, queue_offset, batch_size = _queue_place(buffer, pos, spans)
         if not valid:
             return _CORRUPT, _INNER, pos, total, rows, keys
         topic_hash = hash_utf8(buffer, topic, topic_end, _0)
-        topic_id = find_topic_id(
-            buffer, topic, topic_end, topic_hash & _LOW_32, topic_table, topic_starts, topic_data, topics_known
-        )
-        if topic_id < np.int64(0):
-            return _FULL, _NONE, pos, total, rows, keys
+        if want_queue:
+            topic_id = find_topic_id(
+                buffer, topic, topic_end, topic_hash & _LOW_32, topic_table, topic_starts, topic_data, topics_known
+            )
+            if topic_id < np.int64(0):
+                return _FULL, _NONE, pos, total, rows, keys
+            sizes[rows] = np.int32(total)
+            queue_offsets[rows] = queue_offset
+            batch_sizes[rows] = np.int32(batch_size)
+            queue_ids[rows] = np.int32(signed_32(load_u32(buffer, pos + np.uint64(12))))
+            topic_ids[rows] = np.int32(topic_id)
+            tags_codes[rows] = code
         phy_offsets[rows] = np.int64(base + pos)
-        sizes[rows] = np.int32(total)
         store_timestamps[rows] = store_timestamp
-        queue_offsets[rows] = queue_offset
-        batch_sizes[rows] = np.int32(batch_size)
-        queue_ids[rows] = np.int32(signed_32(load_u32(buffer, pos + np.uint64(12))))
-        topic_ids[rows] = np.int32(topic_id)
-        tags_codes[rows] = code
         sys_flags[rows] = np.int32(signed_32(flags))
         keys = _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, keys)
         rows += _1

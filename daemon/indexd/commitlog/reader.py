@@ -234,7 +234,8 @@ class LogReader:
             outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
         if batch is not None and batch.rows > 1:
             # The clock stepped back behind the first frame, so that no head proved it: let it alone settle.
-            outcome, reason, taken, total, batch = self._decode(int(batch.columns.size[0]), self._checked_rules)
+            total = int.from_bytes(self._cursor.buffer[:4].tobytes(), "big")
+            outcome, reason, taken, total, batch = self._decode(total, self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)
         if outcome is Outcome.END_OF_FILE:

@@ -66,6 +66,7 @@ def decode_rules(config: Config) -> Rules:
         check_crc=False,
         want_uniq_key=flavour.uniq_key,
         want_tags=flavour.tags,
+        want_queue=False,
         frame_size_max=frame_size_max(config),
     )
 
