@@ -24,6 +24,7 @@ from typing import Any
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import load
+from indexd.config.places import check_outside
 from indexd.errors import IndexdError
 from indexd.query import open_index
 from indexd.storage.disk import Disk
@@ -124,7 +125,9 @@ class DemoDaemon:
 
 def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
     """Tell the story on standard output; everything that is written lies in ``work``."""
-    work.mkdir(parents=True, exist_ok=True)
+    if store is not None:
+        check_outside(load({"store": str(store)}, None, {}), work, "--work")
+    Disk().make_dir(work)
     with _log_to_follow(store, work) as (root, writer):
         data = work / "data"
         daemon = DemoDaemon(root, data, (*flags, *(() if store else _DEMO_FLAGS)), work / "daemon.log")

@@ -59,7 +59,10 @@ frontiers = st.builds(
     st.builds(IndexLayout, st.integers(1, 2**31), st.integers(2, 2**31)),
     *([st.integers(0, 2**62)] * 4),
     st.lists(st.builds(Uncovered, st.integers(0, 9), st.integers(10, 20), st.text())).map(tuple),
-    st.lists(st.builds(FileMark, st.text("0123456789", min_size=17, max_size=17), headers, st.booleans())).map(tuple),
+    st.lists(
+        st.builds(FileMark, st.text("0123456789", min_size=17, max_size=17), headers, st.booleans()),
+        unique_by=lambda m: m.name,
+    ).map(lambda marks: tuple(sorted(marks, key=lambda mark: mark.name))),
 )
 
 

@@ -106,7 +106,7 @@ def test_batch(
 @pytest.mark.parametrize(
     "line",
     [b"", b"T\tk", b"T\tk\t1\t2\t3\tK\tx", b"T\tk\tone\t0\t5", b"T\tk\t1\t0\t9223372036854775808", b"T\tk\t1\t0\t5\tX",
-     b"T\t\xff\t1\t0\t5", b"T\tk\t10001\t0\t5", b"T\tk\t1_0\t0\t5", b"T\tk\t1\t0\t5\r"],
+     b"T\t\xff\t1\t0\t5", b"T\tk\t10001\t0\t5", b"T\tk\t1_0\t0\t5", b"T\tk\t1\r\t0\t5"],
 )  # fmt: skip
 def test_a_malformed_line(asked: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: bytes) -> None:
     (tmp_path / "batch").write_bytes(b"T\tk\t1\t0\t5\n" + line + b"\n")

@@ -47,6 +47,8 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
     """Show PATH; 1 if something in it is damaged."""
     path = Path(args.path)
     disk = Disk()
+    if str(args.path) == "" or (Disk().exists(path) and not (path.is_file() or path.is_dir())):
+        raise UsageError(f"{args.path or 'an empty path'} is neither a file nor a directory")
     if not Disk().exists(path):
         raise UsageError(f"there is nothing at {path}", "check the path")
     if path.is_dir():

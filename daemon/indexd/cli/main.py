@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from indexd import __version__
 from indexd.cli import demo, inspect, query, run
@@ -13,23 +14,40 @@ from indexd.config import load
 from indexd.errors import IndexdError
 
 EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 ok, 1 findings, 2 usage, 3 unsafe store, 4 corrupt data, 5 busy, 70 internal."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     try:
         code = _call(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except IndexdError as error:
-        sys.stderr.write(f"indexd: {error.line()}\n")
-        code = error.exit_code
+        code = _complain(error.line(), error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has enough; do not let the interpreter complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        # Whoever read our output has enough.
+        code = _give_up_output(0)
+    except OSError as error:
+        code = _give_up_output(_complain(f"the system refused: {error}", EXIT_INTERNAL))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _complain(line: str, code: int) -> int:
+    with suppress(OSError):
+        sys.stderr.write(f"indexd: {line}\n")
+        sys.stderr.flush()
+    return code
+
+
+def _give_up_output(code: int) -> int:
+    # What is still buffered must not make the interpreter complain at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _call(argv: list[str]) -> int:

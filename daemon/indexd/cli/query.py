@@ -15,7 +15,7 @@ from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
 from indexd.config.units import printable
-from indexd.errors import DiskError, UsageError
+from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
 from indexd.index.key_hash import INDEX_TYPES
 from indexd.query import (
@@ -36,6 +36,7 @@ from indexd.storage.names import DataFiles
 
 _MODES = {"exact": query_exact, "rocketmq": query_rocketmq}
 _MAX_NUM = 64
+TIME_MIN = -(1 << 63)
 _INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _LINE_SIZE_MAX = 1 << 20
 _EXIT_FINDINGS = 1
@@ -111,7 +112,9 @@ def _query_command(commands: Any, common: Parser, name: str, text: str) -> argpa
         default="exact",
         help="exact: every message that matches, once; rocketmq: what the broker itself would answer",
     )
-    parser.add_argument("-b", "--begin", type=_int64, default=0, metavar="MS", help="first store time (default: 0)")
+    parser.add_argument(
+        "-b", "--begin", type=_int64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
+    )
     parser.add_argument(
         "-e", "--end", type=_int64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
     )
@@ -123,7 +126,11 @@ def _query(args: argparse.Namespace, key: str, max_num: int, index_type: str | N
     for name, text in (("topic", args.topic), ("key", key)):
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise UsageError(f"the {name} {printable(text)} is not UTF-8")
-    return KeyQuery(args.topic, key, max_num if args.max is None else args.max, args.begin, args.end, index_type)
+    begin = args.begin if args.begin is not None else (0 if args.mode == "rocketmq" else TIME_MIN)
+    most = max_num if args.max is None else args.max
+    if most < 1 and args.mode == "exact":
+        raise UsageError(f"-m {most} asks for nothing", "ask for at least 1")
+    return KeyQuery(args.topic, key, most, begin, args.end, index_type)
 
 
 def _one(args: argparse.Namespace, config: Config, query: KeyQuery) -> int:
@@ -145,7 +152,7 @@ def _batch(args: argparse.Namespace, config: Config) -> int:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise DiskError("open", path, error) from error
+            raise UsageError(f"cannot read {path} (from --batch): {error.strerror}", "check the path") from error
         with file:
             _answer_lines(file, index, args.mode)
     return 0
@@ -169,7 +176,7 @@ def _answer_lines(file: BinaryIO, index: QueryIndex, mode: str) -> None:
 def parse_batch_line(line: bytes, number: int) -> KeyQuery:
     """``topic TAB key TAB max TAB begin TAB end [TAB indexType]``; UsageError names the line."""
     try:
-        fields = line.removesuffix(b"\n").decode("utf-8").split("\t")
+        fields = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").split("\t")
     except UnicodeDecodeError:
         raise UsageError(f"line {number} is not UTF-8") from None
     if not 5 <= len(fields) <= 6:

@@ -6,6 +6,7 @@
     sources      flags, environment, TOML file -> key, value, source
     broker_conf  the broker's own properties file -> the keys it shares with us, and facts about it
     load         all of them -> one Config
+    places       where indexd may keep its own files
 
 Importing this costs every command its start-up: standard library and pydantic only.
 """

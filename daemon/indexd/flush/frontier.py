@@ -84,6 +84,12 @@ class Frontier:
                     f"{path} is of format {data['format']}, written by indexd {data['version']}, not {FORMAT}",
                     "run that version or a newer one, or use a fresh --data",
                 )
+            names = [str(row["name"]) for row in data["index"]]
+            if names != sorted(set(names)):
+                raise ValueError("index files out of order")
+            numbers = [value for row in data["index"] for value in row["header"]]
+            if not all(abs(int(value)) < 1 << 63 for value in (*numbers, data["phyOffset"], data["beginOffset"])):
+                raise ValueError("a number of more than 64 bits")
             return cls(
                 store=str(data["store"]),
                 commit_log_paths=tuple(str(path) for path in data["commitLogPaths"]),
@@ -110,7 +116,7 @@ def read_frontier(disk: Disk, path: Path) -> Frontier | None:
         return None
     try:
         data = json.loads(disk.read(path))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{path} is not JSON: {error}") from error
     return Frontier.from_json(data, path)
 

@@ -22,6 +22,8 @@ class Outputs:
         self.store_timestamp = frontier.store_timestamp
         self.messages = frontier.messages
         self.uncovered = frontier.uncovered
+        #: Messages before this are counted already: recovery goes back and reads them again.
+        self.counted_until = frontier.phy_offset
 
     def __repr__(self) -> str:
         return f"Outputs([{self.begin_offset}, {self.phy_offset}), messages={self.messages}, {self.index})"
@@ -35,7 +37,7 @@ class Outputs:
         self.index.build_index(item)
         self.phy_offset = item.end_offset
         self.store_timestamp = item.last_store_timestamp or self.store_timestamp
-        self.messages += item.rows
+        self.messages += int((item.columns.phy_offset[: item.rows] >= self.counted_until).sum())
 
     def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: drop what only points before it; the names of removed files."""

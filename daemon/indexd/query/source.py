@@ -83,7 +83,10 @@ class QueryIndex:
                 self._check_expired(name, mark)
                 continue
             with file:
-                yield IndexFileReader(file, look.layout), mark
+                reader = IndexFileReader(file, look.layout)
+                if mark is not None and mark.full and reader.header() != mark.header:
+                    raise CorruptDataError(f"the header of index file {file.path} is not what the frontier says")
+                yield reader, mark
 
     def close(self) -> None:
         """Close every file."""

@@ -15,6 +15,7 @@ from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import ReaderOptions
 from indexd.config import Config
+from indexd.config.places import check_outside
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier
@@ -92,11 +93,7 @@ def check_store(config: Config) -> Path:
     if store is not None and not store.is_dir():
         raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
     root = store or config.store.commit_log_directories[0].parent
-    if config.store.data.resolve().is_relative_to(root.resolve()):
-        raise UnsafeStoreError(
-            f"the data directory {config.store.data} lies inside the store {root}",
-            "nothing is written into a broker's store: give another --data",
-        )
+    check_outside(config, config.store.data, "--data")
     if config.broker.enable_dledger_commit_log:
         raise UnsafeStoreError(
             "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",
@@ -142,7 +139,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     outputs = Outputs(index, base)
     if recovered.phy_offset is None:
         outputs.begin_offset = outputs.phy_offset = begin
-        outputs.messages = outputs.store_timestamp = 0
+        outputs.messages = outputs.store_timestamp = outputs.counted_until = 0
         outputs.uncovered = ()
     else:
         outputs.phy_offset = recovered.phy_offset

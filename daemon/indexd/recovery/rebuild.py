@@ -19,7 +19,9 @@ from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
+from indexd.config.places import check_outside
 from indexd.errors import BusyError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier
@@ -64,7 +66,10 @@ class Rebuilt:
 def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None]) -> Rebuilt:
     """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread."""
     store = check_store(config)
+    check_outside(config, out, "--out")
     _check_target(disk, out)
+    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+    out = out.resolve()
     beside = out.with_name(out.name + ".building")
     disk.make_dir(beside)
     lock = DirectoryLock(DataFiles(beside).lock)
@@ -95,7 +100,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         index.close()
         disk.unlink(files.lock)
         if disk.exists(out):
-            out.rmdir()
+            disk.remove_dir(out)
         disk.rename(beside, out)
         disk.sync_dir(out.parent)
         seconds = time.monotonic() - started
@@ -115,6 +120,8 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
 
 
 def _check_target(disk: Disk, out: Path) -> None:
+    if str(out) == ".":
+        raise UsageError("--out names the working directory", "name a directory that is empty or not there")
     if disk.exists(out) and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "name a directory that is empty or not there")
     if out.is_dir():

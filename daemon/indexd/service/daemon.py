@@ -130,9 +130,15 @@ class Daemon:
 
     def _build_now(self, items: list[Item]) -> None:
         # In the build thread. Items that are done are removed, so that a retry goes on where it failed.
-        while items:
-            self.outputs.apply(items[0])
-            items.pop(0)
+        try:
+            while items:
+                self.outputs.apply(items[0])
+                items.pop(0)
+        except DiskError:
+            # What was built before the disk got full can be found, and made durable, while it waits.
+            self._progress = self.outputs.progress()
+            self._write_state()
+            raise
         removed = self.outputs.expire(self.reader.log.min_offset or 0)
         if removed:
             self._log.info("expired_files", names=removed)
@@ -191,9 +197,9 @@ class Daemon:
     # Signals and events.
 
     def _on_stop(self, number: int) -> None:
-        self._log.info("stopping", signal=signal.Signals(number).name)
         self._stop_reading.set()
         self._stop.set()
+        self._log.info("stopping", signal=signal.Signals(number).name)
 
     def _on_reload(self) -> None:
         try:

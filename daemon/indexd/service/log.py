@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -16,11 +17,30 @@ from indexd.config import LogConfig
 Logger = Any
 
 
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+class _LineLogger:
+    """Writes lines to standard error. A line that cannot be written is lost: no full log disk stops the index."""
+
+    def __init__(self, *_: Any) -> None:
+        self._stream = sys.stderr
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        with suppress(OSError, ValueError, AttributeError):
+            self._stream.write(message + "\n")
+            self._stream.flush()
+
+    log = debug = info = warning = warn = error = critical = exception = msg
+
+
 def configure_log(config: LogConfig) -> Logger:
     """Set up structlog for the process and return the logger."""
-    console = config.log_format == "console" or (config.log_format == "auto" and sys.stderr.isatty())
+    console = config.log_format == "console" or (config.log_format == "auto" and _is_terminal())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.dev.ConsoleRenderer(colors=_is_terminal())
         if console
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
@@ -32,7 +52,7 @@ def configure_log(config: LogConfig) -> Logger:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=_LineLogger,
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger("indexd")

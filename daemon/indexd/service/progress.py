@@ -23,7 +23,7 @@ class RecoveryProgress:
         self._logged = time.monotonic()
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             if self._bar is None or step != self._step:
                 self._close()
                 self._bar = tqdm(desc=step, total=total, unit_scale=True, leave=False, file=sys.stderr)

@@ -53,13 +53,20 @@ def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, f
     """Open the data directory with the abort flag up, and log what was found and done."""
     unclean = disk.exists(files.abort)
     created = not disk.exists(files.frontier)
-    log.info("starting", version=__version__, pid=os.getpid(), store=str(config.store.store), data=str(files.data))
+    root = str(config.store.store or config.store.commit_log_directories[0].parent)
+    log.info(
+        "starting",
+        version=__version__,
+        pid=os.getpid(),
+        store=root,
+        data=str(files.data),
+    )
     load_kernels(config)
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
     with RecoveryProgress(log) as progress:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
-    if not opened.plan.is_clean:
+    if created or not opened.plan.is_clean:
         opened.flusher.persist(opened.outputs.progress())
     event = "created" if created else "recovered" if unclean else "opened"
     if opened.damage is not None:

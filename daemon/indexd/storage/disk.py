@@ -167,6 +167,11 @@ class Disk:
         with _named("remove", path):
             path.unlink(missing_ok=True)
 
+    def remove_dir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        with _named("remove", path):
+            path.rmdir()
+
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
         """(name, size in bytes) of the plain files in ``path``, by name; files that vanish meanwhile are left out."""
         rows = []
