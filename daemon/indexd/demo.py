@@ -110,7 +110,7 @@ class DemoDaemon:
         """What this process wrote last into DATA/state, None before that."""
         with suppress(OSError, ValueError):
             state: dict[str, Any] = json.loads(DataFiles(self.data).state.read_bytes())
-            if self._process is not None and state["pid"] == self._process.pid:
+            if self._process is not None and state["pid"] == self._process.pid and "phyOffset" in state:
                 return state
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -120,6 +121,22 @@ def test_output_that_cannot_be_written_is_one_line(golden: Golden, tmp_path: Pat
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
+
+
+def test_hup_takes_over_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    config = tmp_path / "indexd.toml"
+    config.write_text("[reader]\nretry_max_seconds = 30\n")
+    with Daemon(tmp_path / "store", tmp_path / "data", "-c", str(config)) as daemon:
+        daemon.wait_event("running", 60)
+        config.write_text("[reader]\nretry_max_seconds = 20\n[index]\nindex_num = 99\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        event = daemon.wait_event("reloaded", 10)
+        assert (event["changed"], event["needs_restart"]) == (["retry_max_seconds"], ["index_num"])
+        config.write_text("[reader]\nretry_max_seconds = -1\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        assert "retry_max_seconds" in daemon.wait_event("reload_refused", 10)["problem"]
+        assert daemon.terminate() == 0
 
 
 def test_a_pipe_is_not_inspected(tmp_path: Path) -> None:

@@ -1,23 +1,32 @@
-"""How far a recovery is: a bar on a terminal, a log line every few seconds otherwise."""
+"""How far a recovery is: a bar on a terminal, else a log line every few seconds; and in DATA/state for programs."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from tqdm import tqdm
 
+from indexd.errors import DiskError
 from indexd.service.log import Logger
+from indexd.service.state import write_state
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
 
 _LOG_EVERY_SECONDS = 5.0
+_EXPORT_EVERY_SECONDS = 1.0
 
 
 class RecoveryProgress:
     """Callable as ``progress(step, done, total)``; a context manager that takes the bar away at the end."""
 
-    def __init__(self, log: Logger) -> None:
+    def __init__(self, log: Logger, disk: Disk, files: DataFiles) -> None:
         self._log = log
+        self._disk, self._files = disk, files
+        self._exported = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._step = ""
         self._logged = time.monotonic()
@@ -32,6 +41,11 @@ class RecoveryProgress:
             self._logged = time.monotonic()
             self._log.info("recovering", step=step, done=done, total=total)
         self._step = step
+        if time.monotonic() - self._exported >= _EXPORT_EVERY_SECONDS:
+            self._exported = time.monotonic()
+            row = {"pid": os.getpid(), "recovering": {"step": step, "done": done, "total": total}}
+            with suppress(DiskError):  # progress is a courtesy; the recovery itself meets and reports a failing disk
+                write_state(self._disk, self._files, row)
 
     def __enter__(self) -> RecoveryProgress:
         return self

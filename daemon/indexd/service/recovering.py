@@ -34,12 +34,13 @@ def recover_now(config: Config) -> dict[str, Any]:
         log_left = WholeLog(opened.reader)
         entries = opened.outputs.index.counters.entries
         messages = opened.outputs.messages
-        with RecoveryProgress(log) as progress:
+        with RecoveryProgress(log, disk, files) as progress:
             problem = _catch_up(opened, log_left, progress)
         opened.outputs.flush()
         opened.flusher.persist(opened.outputs.progress())
         opened.outputs.index.close()
         remove_abort(disk, files.abort)
+        disk.unlink(files.state)
         if problem is not None:
             raise problem
         return {

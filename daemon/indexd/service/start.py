@@ -64,7 +64,7 @@ def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, f
     load_kernels(config)
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
-    with RecoveryProgress(log) as progress:
+    with RecoveryProgress(log, disk, files) as progress:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
     if created or not opened.plan.is_clean:
         opened.flusher.persist(opened.outputs.progress())
