@@ -134,7 +134,7 @@ class ReaderConfig(_Stage):
     poll_min_ms: Millis = Field(default=1, ge=1, le=60_000, description="Shortest wait for new bytes at the tail; ms")
     poll_max_ms: Millis = Field(default=50, ge=1, le=60_000, description="Longest wait for new bytes at the tail; ms")
     settle_ms: Millis = Field(
-        default=20, ge=1, le=600_000, description="A newest frame unchanged for this long counts as written; ms"
+        default=50, ge=1, le=600_000, description="A newest frame unchanged for this long counts as written; ms"
     )
     corrupt_after_ms: Millis = Field(
         default=5000,
