@@ -4,5 +4,6 @@
 ``frontier``    ours: per output the files and entry counts that are durable, and the physical offset they cover
 ``abort``       the flag that says a stop was not clean
 ``outputs``     all builders behind one call, and what they have come to
+``building``    the steps of a daemon: apply, persist, persisted, finish
 ``flusher``     the one place that syncs and then writes both down
 """

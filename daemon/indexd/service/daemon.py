@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 from indexd.commitlog.format import Corrupt
@@ -24,6 +23,7 @@ from indexd.dispatch.queue import DispatchQueue, Item
 from indexd.dispatch.reput import Pace, ReputState, pause, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError
 from indexd.flush.abort import remove_abort
+from indexd.flush.building import Building
 from indexd.flush.flusher import Progress
 from indexd.recovery.open import Opened, reader_options
 from indexd.service.log import Logger, configure_log
@@ -52,13 +52,13 @@ class Daemon:
         self._disk = disk
         self._files = files
         self._log = log
+        self.building = Building(opened.outputs, opened.flusher)
         self.outputs = opened.outputs
         self.flusher = opened.flusher
         self.reader = opened.reader
         self.queue = DispatchQueue(config.queue.queue_rows, config.queue.queue_bytes)
         self.reput = ReputState()
         self._pace = Pace(0, 0, 0)
-        self._progress: Progress = opened.outputs.progress()
         self._stop = asyncio.Event()
         self._stop_reading = threading.Event()
         self._drained = asyncio.Event()
@@ -87,7 +87,6 @@ class Daemon:
             for thread in (self._read_thread, self._build_thread, self._flush_thread):
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
-        self.outputs.index.close()
         remove_abort(self._disk, self._files.abort)
         self._disk.unlink(self._files.state)
         self._log.info("stopped", phy_offset=self.flusher.frontier.phy_offset, messages=self.outputs.messages)
@@ -129,21 +128,13 @@ class Daemon:
             self._log.debug("drained", phy_offset=self.outputs.phy_offset, seconds=took)
 
     def _build_now(self, items: list[Item]) -> None:
-        # In the build thread. Items that are done are removed, so that a retry goes on where it failed.
+        # In the build thread.
         try:
-            while items:
-                self.outputs.apply(items[0])
-                items.pop(0)
-        except DiskError:
-            # What was built before the disk got full can be found, and made durable, while it waits.
-            self._progress = self.outputs.progress()
+            removed = self.building.apply(items, self.reader.log.min_offset or 0)
+        finally:
             self._write_state()
-            raise
-        removed = self.outputs.expire(self.reader.log.min_offset or 0)
         if removed:
             self._log.info("expired_files", names=removed)
-        self._progress = self.outputs.progress()
-        self._write_state()
 
     def _write_state(self) -> None:
         row = state_row(self.reader, self.outputs, self.flusher, self.queue, self.reput)
@@ -164,35 +155,22 @@ class Daemon:
             except TimeoutError:
                 pass
             self._flush_due.clear()
-            await self._persist(self._progress)
-        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.outputs.flush)
-        await self._persist(self.outputs.progress(), last=True)
+            await self._persist(self.building.progress)
+        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.building.finish)
 
-    async def _persist(self, progress: Progress, *, last: bool = False) -> None:
-        if not last and progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress):
+    async def _persist(self, progress: Progress) -> None:
+        if progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress):
             return
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._flush_thread, self.flusher.persist, progress)
+            await loop.run_in_executor(self._flush_thread, self.building.persist, progress)
         except DiskError as error:
-            if last or not is_disk_full(error) or error.operation == "fsync":
+            if not is_disk_full(error) or error.operation == "fsync":
                 raise
             self._log.error("disk_full", problem=error.line(), retry_seconds=self.config.flush.flush_interval)
             return
-        await loop.run_in_executor(self._build_thread, self._persisted, progress)
+        await loop.run_in_executor(self._build_thread, self.building.persisted, progress)
         self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
-
-    def _persisted(self, progress: Progress) -> None:
-        # In the build thread. Drains have gone on meanwhile: a file that was open in ``progress`` may be full by now,
-        # but not durable to its end; and what they left to be persisted next was made before these files are closed.
-        names = {mark.name for mark in progress.index.files if mark.full}
-        full = tuple(file for file in progress.index.unsynced if file.path.name in names)
-        self.outputs.index.synced(full)
-        self.outputs.index.remove_expired(progress.index.expired)
-        left = self._progress.index
-        unsynced = tuple(file for file in left.unsynced if file not in full)
-        expired = tuple(name for name in left.expired if name not in progress.index.expired)
-        self._progress = replace(self._progress, index=replace(left, unsynced=unsynced, expired=expired))
 
     # Signals and events.
 

@@ -8,6 +8,7 @@ from typing import Any
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.flush.abort import remove_abort
+from indexd.flush.building import Building
 from indexd.recovery.open import Opened, check_store, reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.service.log import configure_log
@@ -36,9 +37,7 @@ def recover_now(config: Config) -> dict[str, Any]:
         messages = opened.outputs.messages
         with RecoveryProgress(log, disk, files) as progress:
             problem = _catch_up(opened, log_left, progress)
-        opened.outputs.flush()
-        opened.flusher.persist(opened.outputs.progress())
-        opened.outputs.index.close()
+        Building(opened.outputs, opened.flusher).finish()
         remove_abort(disk, files.abort)
         disk.unlink(files.state)
         if problem is not None:
