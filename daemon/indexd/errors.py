@@ -40,11 +40,26 @@ class UnsafeStoreError(IndexdError):
     default_hint = "check --store"
 
 
+class MissingStoreError(UnsafeStoreError):
+    """There is no commitlog at all: not mounted, moved, or not made yet."""
+
+
+class CrashLoopError(UnsafeStoreError):
+    """The daemon died again and again before it had caught up: somebody has to look first."""
+
+
 class CorruptDataError(IndexdError):
     """Bytes that the store or the data directory vouches for do not hold."""
 
     exit_code = 4
     default_hint = "run indexd --recover"
+
+
+class DisturbedError(CorruptDataError):
+    """What the index stands on is not what it was: the log was rewritten, or somebody touched our files.
+
+    A running daemon recovers and goes on; whoever runs once ends with it.
+    """
 
 
 class BusyError(IndexdError):
@@ -70,10 +85,26 @@ class DiskError(IndexdError):
         self.errno = error.errno
 
     @property
+    def is_transient(self) -> bool:
+        """It may go by itself or by an operator's hand, and trying again harms nothing.
+
+        Whatever only looks may be tried again. What changes a file may be when nothing was changed for want of space,
+        right or descriptors. A failed fsync never: the kernel may have dropped what it could not write.
+        """
+        return self.operation in _LOOKS or (not self.operation.startswith("fsync") and self.errno in _TRANSIENT)
+
+    @property
     def is_missing(self) -> bool:
         """The file or its directory is not there (any more)."""
         return self.errno in (errno.ENOENT, errno.ENOTDIR)
 
+
+_LOOKS = frozenset({"open", "read", "stat", "list"})
+_TRANSIENT = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+    }
+)  # fmt: skip
 
 _DISK_HINTS = {
     errno.ENOSPC: "free space on that file system; indexing goes on from the last durable point",

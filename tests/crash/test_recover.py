@@ -7,13 +7,16 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
 from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd, indexd_here, rebuild
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
 
@@ -229,8 +232,10 @@ def expired(base: Base, tmp_path: Path) -> Path:
 
 def named_for(store: Path, data: Path) -> None:
     """Let a data directory belong to a store at another place."""
-    row = json.loads((data / "frontier").read_bytes())
-    (data / "frontier").write_text(json.dumps(row | {"store": str(store)}))
+    files = DataFiles(data)
+    frontier = read_frontier(Disk(), files.frontier)
+    assert frontier is not None
+    write_frontier(Disk(), files.frontier, replace(frontier, store=str(store)), "0")
 
 
 def test_entries_of_expired_messages_are_kept(base: Base, data: Path, expired: Path) -> None:

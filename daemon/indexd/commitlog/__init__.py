@@ -15,6 +15,7 @@
 ``reading``     what a reader is told, counts and returns
 ``settle``      the end of the log, where the writer is
 ``salvage``     behind damage: the next frame that proves itself
+``evidence``    single frames as they were, to tell later that the log is still the same
 ``lookup``      the message at an offset, for queries
 ``writer``      the built-in writer of real frames, for the demo and the tests
 """

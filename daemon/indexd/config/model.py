@@ -213,6 +213,23 @@ class FlushConfig(_Stage):
     )
 
 
+class RecoveryConfig(_Stage):
+    """What a start makes sure of, and when it gives up."""
+
+    recheck_bytes: Size = Field(
+        default=64 * 2**20,
+        ge=0,
+        le=2**40,
+        description="So much of the log is compared with the index at a start; bytes",
+    )
+    unclean_starts_max: Count = Field(
+        default=5, ge=0, le=1000, description="Unclean starts that never caught up before it gives up, 0: never; starts"
+    )
+    unclean_starts_seconds: Seconds = Field(
+        default=600.0, ge=1, le=86_400, description="The time within which those starts count; seconds"
+    )
+
+
 class QueryConfig(_Stage):
     """The bounds of one query."""
 
@@ -247,21 +264,13 @@ class LogConfig(_Stage):
 class BrokerFacts(_Stage):
     """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
 
-    message_index_enable: bool = Field(
-        default=True, description="messageIndexEnable: the broker dispatches to its index"
-    )
-    message_index_safe: bool = Field(
-        default=False, description="messageIndexSafe: its recovery waits for the index, too"
-    )
+    message_index_enable: bool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
+    message_index_safe: bool = Field(default=False, description="messageIndexSafe: its recovery builds the index, too")
     index_file_write_enable: bool = Field(default=True, description="indexFileWriteEnable (5.4): it writes index files")
     index_rocksdb_enable: bool = Field(default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB")
     store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
-    enable_dledger_commit_log: bool = Field(
-        default=False, description="enableDLegerCommitLog: frames are inside DLedger's"
-    )
-    enable_controller_mode: bool = Field(
-        default=False, description="enableControllerMode: the tail may be cut at failover"
-    )
+    enable_dledger_commit_log: bool = Field(default=False, description="enableDLegerCommitLog: DLedger's own format")
+    enable_controller_mode: bool = Field(default=False, description="enableControllerMode: a failover may cut the tail")
     duplication_enable: bool = Field(
         default=False, description="duplicationEnable: only confirmed messages are dispatched"
     )
@@ -282,6 +291,7 @@ class Config(_Stage):
     queue: QueueConfig = Field(default_factory=QueueConfig)
     index: IndexConfig = Field(default_factory=IndexConfig)
     flush: FlushConfig = Field(default_factory=FlushConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     query: QueryConfig = Field(default_factory=QueryConfig)
     log: LogConfig = Field(default_factory=LogConfig)
     broker: BrokerFacts = Field(default_factory=BrokerFacts)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from indexd import __version__
+from indexd.commitlog.evidence import Evidence
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import Frontier, Uncovered, write_frontier
 from indexd.index.service import IndexMark
@@ -23,6 +24,7 @@ class Progress:
     store_timestamp: int
     messages: int
     uncovered: tuple[Uncovered, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Flusher:
             messages=progress.messages,
             uncovered=progress.uncovered,
             index=progress.index.files,
+            evidence=progress.evidence,
         )
         write_frontier(self._disk, self._files.frontier, frontier, __version__)
         self.frontier = frontier

@@ -7,19 +7,23 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
-     "index": [{"name": "20260101000000000", "full": true, "header": [six numbers as in the file]}]}
+     "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
+     "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
+     "crc32": of the object without this key}
 
-Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. Written by the
-flusher, read by recovery and by queries.
+Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. ``evidence`` says
+what stood in the log then. Written by the flusher, read by recovery and by queries.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import zlib
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from indexd.commitlog.evidence import Evidence
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk
@@ -53,6 +57,7 @@ class Frontier:
     messages: int = 0
     uncovered: tuple[Uncovered, ...] = ()
     index: tuple[FileMark, ...] = field(default=())
+    evidence: tuple[Evidence, ...] = ()
 
     def to_json(self, version: str) -> dict[str, Any]:
         """The object of the module's drawing."""
@@ -71,8 +76,15 @@ class Frontier:
             "messages": self.messages,
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
             "index": [
-                {"name": mark.name, "full": mark.full, "header": list(mark.header.values())} for mark in self.index
+                {
+                    "name": mark.name,
+                    "full": mark.full,
+                    "mtimeNs": mark.mtime_ns,
+                    "header": list(mark.header.values()),
+                }
+                for mark in self.index
             ],
+            "evidence": [list(astuple(point)) for point in self.evidence],
         }
 
     @classmethod
@@ -102,9 +114,15 @@ class Frontier:
                 messages=int(data["messages"]),
                 uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
                 index=tuple(
-                    FileMark(str(row["name"]), IndexHeader(*(int(v) for v in row["header"])), bool(row["full"]))
+                    FileMark(
+                        str(row["name"]),
+                        IndexHeader(*(int(v) for v in row["header"])),
+                        bool(row["full"]),
+                        int(row.get("mtimeNs", 0)),
+                    )
                     for row in data["index"]
                 ),
+                evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(f"{path} is no frontier: {error!r}") from error
@@ -118,12 +136,19 @@ def read_frontier(disk: Disk, path: Path) -> Frontier | None:
         data = json.loads(disk.read(path))
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{path} is not JSON: {error}") from error
+    if isinstance(data, dict) and data.pop("crc32", None) not in (None, _checksum(data)):
+        raise CorruptDataError(f"{path} is damaged: its checksum does not hold")
     return Frontier.from_json(data, path)
 
 
 def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> None:
     """Replace the file durably; what it names must have been synced before."""
-    disk.write_atomically(path, json.dumps(frontier.to_json(version)).encode() + b"\n")
+    row = frontier.to_json(version)
+    disk.write_atomically(path, json.dumps(row | {"crc32": _checksum(row)}).encode() + b"\n")
+
+
+def _checksum(row: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(row).encode())
 
 
 def add_uncovered(gaps: tuple[Uncovered, ...], gap: Uncovered) -> tuple[Uncovered, ...]:

@@ -9,14 +9,16 @@ from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.reading import Skipped
 from indexd.flush.flusher import Progress
 from indexd.flush.frontier import Frontier, Uncovered, add_uncovered
+from indexd.flush.witness import Witness
 from indexd.index.service import IndexService
 
 
 class Outputs:
     """Applies the log, stretch by stretch, to the builders. One owner, no locks; raises DiskError."""
 
-    def __init__(self, index: IndexService, frontier: Frontier) -> None:
+    def __init__(self, index: IndexService, frontier: Frontier, witness: Witness) -> None:
         self.index = index
+        self.witness = witness
         self.begin_offset = frontier.begin_offset
         self.phy_offset = frontier.phy_offset
         self.store_timestamp = frontier.store_timestamp
@@ -38,6 +40,7 @@ class Outputs:
         self.phy_offset = item.end_offset
         self.store_timestamp = item.last_store_timestamp or self.store_timestamp
         self.messages += int((item.columns.phy_offset[: item.rows] >= self.counted_until).sum())
+        self.witness.saw(item, self.messages)
 
     def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: drop what only points before it; the names of removed files."""
@@ -53,6 +56,7 @@ class Outputs:
             store_timestamp=self.store_timestamp,
             messages=self.messages,
             uncovered=self.uncovered,
+            evidence=self.witness.points(),
         )
 
     def flush(self) -> None:

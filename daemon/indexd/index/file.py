@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.dispatch import DispatchBatch, make_columns
 from indexd.errors import DiskError
 from indexd.index.flavour import Flavour
-from indexd.index.format import IndexHeader, IndexLayout
+from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, put_batch
 from indexd.index.key_hash import index_key_hash
 from indexd.index.reader import IndexFileReader
@@ -159,6 +159,10 @@ class IndexFile:
             begin, end = int(first) * _SLOTS_PER_PAGE, (int(last) + 1) * _SLOTS_PER_PAGE
             self.file.pwrite(self._slots[begin:end].view(np.uint8).data, self.layout.slot_position(begin))
         self._pages[:] = 0
+
+    def mark(self, *, full: bool) -> FileMark:
+        """What is published, and when it was last written."""
+        return FileMark(self.path.name, self.header, full, self.file.stamp().mtime_ns)
 
     def flush(self) -> None:
         """Publish and make durable; an empty file's index count becomes 1 on disk, as RocketMQ's flush has it (3.8)."""

@@ -18,7 +18,7 @@ entries, and what lies behind the last durable entry is cut off.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from indexd.errors import CorruptDataError
 
@@ -98,11 +98,15 @@ class IndexHeader:
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final."""
+    """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final.
+
+    ``mtime_ns`` is when it was last written, by us: another time means by somebody else. 0: not known.
+    """
 
     name: str
     header: IndexHeader
     full: bool
+    mtime_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class IndexService:
         self.publish()
         files = list(self._full)
         if self._open is not None:
-            files.append(FileMark(self._open.path.name, self._open.header, full=False))
+            files.append(self._open.mark(full=False))
         return IndexMark(tuple(files), self.writing(), tuple(self._expired))
 
     def rolled(self) -> tuple[IndexFile, ...]:
@@ -184,7 +184,7 @@ class IndexService:
 
     def _roll(self, file: IndexFile) -> None:
         file.publish()
-        self._full.append(FileMark(file.path.name, file.header, full=True))
+        self._full.append(file.mark(full=True))
         self._unsynced.append(file)
         file.release_memory()
         self._open = None

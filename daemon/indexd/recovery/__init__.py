@@ -2,6 +2,7 @@
 
 ``plan``     what is on disk -> RecoveryPlan; pure
 ``replay``   one index file brought back to its durable prefix: chains checked, slots rebuilt
+``standing`` whether the log is still the one that was indexed, and from where to compare
 ``against``  the kept entries compared with the log itself
 ``open``     data directory -> builders and a reader at one offset
 ``recover``  carries a plan out

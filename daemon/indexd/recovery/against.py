@@ -1,8 +1,9 @@
-"""The kept entries against the log itself: what ``indexd --recover`` adds to the chain check.
+"""The kept entries against the log itself: where the two part, everything behind is the log's to give again.
 
-The log is decoded again and each key of each message is held against the next entry, in order, without writing. The
-first entry that differs, or that lies behind the end of the log, ends what is kept. Entries of messages that have
-expired cannot be compared; they stand on the chain check alone.
+The log is decoded once more and each key of each message is held against the next entry, in order, without writing. The
+first entry that differs, that belongs to no message, or that lies behind the end of the log ends what is kept. Every
+start compares the last stretch; ``indexd --recover`` all of it. Entries of messages that have expired cannot be
+compared; they stand on the chain check alone.
 """
 
 from __future__ import annotations
@@ -23,18 +24,38 @@ from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
 from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 
 _SETTLE_PAUSE = 0.01
+_EVERYTHING = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What to compare: the log that ``reader`` stands in, up to physical offset ``end``.
+
+    ``is_sound_behind`` tells of an offset at which no frame stands whether the log behind it is as it was: then it is
+    damaged there, and was not cut. ``is_whole``: from the begin of the log.
+    """
+
+    reader: LogReader
+    end: int
+    is_sound_behind: Callable[[int], bool]
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The entries that agree with the log: all of ``files``, or those of messages before ``phy_offset``."""
+    """The log agrees with the entries of messages before ``phy_offset``, or with all of them if that is None.
 
-    files: tuple[FileMark, ...]
+    ``messages`` of the log were compared, up to there, the last of them stored at ``store_timestamp``.
+    ``reason`` is empty when there is nothing to tell.
+    """
+
     phy_offset: int | None
-    reason: str
+    messages: int
+    store_timestamp: int
+    reason: str = ""
 
 
 class _Cursor:
@@ -42,52 +63,68 @@ class _Cursor:
 
     def __init__(self, disk: Disk, directory: Path, layout: IndexLayout, files: tuple[FileMark, ...]) -> None:
         self._disk, self._directory, self._layout = disk, directory, layout
-        self.files = files
-        self.at = 0
-        self.number = 1
+        self._files = files
+        self._at = 0
+        self._number = 1
         self.state = np.array(IndexHeader().values(), dtype=np.int64)
         self.window: NDArray[np.uint32] = np.empty((0, 5), dtype=np.uint32)
         self.position = 0
 
     @property
-    def done(self) -> bool:
-        return self.at >= len(self.files)
+    def is_done(self) -> bool:
+        """No entry is left; looks into the next file if need be."""
+        if self.position >= len(self.window):
+            self._load()
+        return self._at >= len(self._files)
 
-    def load(self) -> None:
-        """Bring the next entries into the window; steps over files whose entries are used up."""
-        while not self.done and self.number >= self.files[self.at].header.index_count:
-            header = self.files[self.at].header
-            self.at, self.number = self.at + 1, 1
-            times = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
-            self.state[:] = IndexHeader(times[0], times[0], times[1], times[1]).values()
-        self.position = 0
-        if self.done:
-            self.window = self.window[:0]
-            return
-        mark = self.files[self.at]
-        count = min(mark.header.index_count - self.number, ENTRIES_PER_READ)
-        with self._disk.open_read(self._directory / mark.name) as file:
-            self.window = read_entries(file, self._layout, self.number, count)
+    @property
+    def phy_offset(self) -> int:
+        """Of the next entry; far behind everything when none is left."""
+        return _EVERYTHING if self.is_done else phy_offset_of(self.window[self.position])
 
     def used(self, position: int) -> None:
         """The window is matched up to ``position``."""
-        self.number += position - self.position
+        self._number += position - self.position
         self.position = position
 
-    def skip_before(self, phy_offset: int) -> None:
-        """Step over the entries of messages before ``phy_offset``."""
-        while True:
-            if self.position >= len(self.window):
-                self.load()
-            if self.done or phy_offset_of(self.window[self.position]) >= phy_offset:
-                return
-            header = self.files[self.at].header
-            offsets = self.window[self.position :, 1:3].astype(">u4").byteswap().view(">u4").astype(np.int64)
-            before = int(np.count_nonzero((offsets[:, 0] << 32 | offsets[:, 1]) < phy_offset))
-            # Offsets never fall along a file, so these are the first ones.
-            last_phy = phy_offset_of(self.window[self.position + before - 1])
-            self.state[:] = replace(header, end_phy_offset=last_phy, index_count=self.number + before).values()
-            self.used(self.position + before)
+    def seek(self, phy_offset: int) -> None:
+        """Go on at the first entry of a message at ``phy_offset`` or behind it."""
+        while self._at < len(self._files) and self._files[self._at].header.end_phy_offset < phy_offset:
+            self._next_file()
+        self.window, self.position = self.window[:0], 0
+        if self._at >= len(self._files):
+            return
+        header = self._files[self._at].header
+        with self._open() as file:
+            low, high = self._number, header.index_count
+            while low < high:  # offsets never fall along a file
+                middle = (low + high) // 2
+                if phy_offset_of(read_entries(file, self._layout, middle, 1)[0]) < phy_offset:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low > self._number:
+                last = phy_offset_of(read_entries(file, self._layout, low - 1, 1)[0])
+                self._number = low
+                self.state[:] = replace(header, end_phy_offset=last, index_count=low).values()
+
+    def _next_file(self) -> None:
+        header = self._files[self._at].header
+        self._at, self._number = self._at + 1, 1
+        timestamp, phy_offset = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
+        self.state[:] = IndexHeader(timestamp, timestamp, phy_offset, phy_offset).values()
+
+    def _load(self) -> None:
+        while self._at < len(self._files) and self._number >= self._files[self._at].header.index_count:
+            self._next_file()
+        self.window, self.position = self.window[:0], 0
+        if self._at < len(self._files):
+            count = min(self._files[self._at].header.index_count - self._number, ENTRIES_PER_READ)
+            with self._open() as file:
+                self.window = read_entries(file, self._layout, self._number, count)
+
+    def _open(self) -> DiskFile:
+        return self._disk.open_read(self._directory / self._files[self._at].name)
 
 
 def compare_with_log(
@@ -96,67 +133,67 @@ def compare_with_log(
     layout: IndexLayout,
     flavour: Flavour,
     files: tuple[FileMark, ...],
-    reader: LogReader,
+    comparison: Comparison,
     on_progress: Callable[[int], None],
 ) -> Agreed:
-    """Hold ``files`` against the log that ``reader`` stands at the begin of; reads only."""
+    """Hold ``files`` against the log from where the reader of ``comparison`` stands; reads only."""
+    reader, end = comparison.reader, comparison.end
     cursor = _Cursor(disk, directory, layout, files)
-    cursor.skip_before(reader.position)
-    while True:
-        if cursor.position >= len(cursor.window):
-            cursor.load()
-        if cursor.done:
-            return Agreed(files, None, "every entry agrees with the log")
+    cursor.seek(reader.position)
+    messages = newest = 0
+    while reader.position < end or not cursor.is_done:
         poll = reader.poll()
-        if isinstance(poll, Skipped):
-            cursor.skip_before(poll.end)
-        elif isinstance(poll, NotYetWritten):
-            if reader.is_settling:
-                # The newest message of the log: there it is, it only has to prove itself.
-                time.sleep(_SETTLE_PAUSE)
-                continue
-            return _cut(cursor, poll.offset, "entries stand behind the end of the log")
-        elif isinstance(poll, Corrupt):
-            return Agreed(files, None, f"compared up to offset {poll.offset}, where the log is unreadable")
+        if isinstance(poll, NotYetWritten) and reader.is_settling:
+            # The newest message of the log: there it is, it only has to prove itself.
+            time.sleep(_SETTLE_PAUSE)
+        elif isinstance(poll, Skipped):
+            cursor.seek(poll.end)
+        elif isinstance(poll, (NotYetWritten, Corrupt)):
+            if comparison.is_sound_behind(poll.offset):
+                return Agreed(
+                    None, messages, newest, f"compared up to offset {poll.offset}, where the log is unreadable"
+                )
+            return Agreed(poll.offset, messages, newest, f"the log holds no message at offset {poll.offset}")
         else:
             differs = _match(cursor, flavour, poll)
+            if differs is None and poll.end_offset > end and _frame_before(poll, end) != end:
+                differs = _frame_before(poll, end)
+            stop = end if differs is None else differs
+            agreeing = int(np.searchsorted(poll.columns.phy_offset[: poll.rows], stop))
+            messages += agreeing
+            newest = int(poll.columns.store_timestamp[agreeing - 1]) if agreeing else newest
             if differs is not None:
-                return _cut(cursor, differs, "entries differ from the log")
+                return Agreed(differs, messages, newest, f"the log says something else from offset {differs} on")
             on_progress(poll.end_offset)
+    return Agreed(None, messages, newest, "every entry agrees with the log" if comparison.is_whole else "")
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> int | None:
-    # The phy offset of the first message that differs, or None.
+    # Where the frame begins from which on batch and entries differ, or None.
     row, key = 0, -1
-    while True:
-        if cursor.position >= len(cursor.window):
-            cursor.load()
-            if cursor.done:
-                return None
+    while not cursor.is_done:
         status, row, key, at = match_batch(
             batch.columns,
             batch.rows,
-            row,
-            key,
+            int(row),
+            int(key),
             flavour.skip_mask,
             cursor.window,
             cursor.position,
             cursor.state,
         )
-        row, key = int(row), int(key)
         cursor.used(int(at))
-        if status == DONE:
-            return None
         if status == MISMATCH:
-            return int(batch.columns.phy_offset[row])
+            return _frame_before(batch, min(int(batch.columns.phy_offset[int(row)]), cursor.phy_offset))
+        if status == DONE:
+            break
         assert status == BUFFER_FULL
+    # An entry inside the batch that no key came to is of a message that is not there.
+    return _frame_before(batch, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
 
 
-def _cut(cursor: _Cursor, phy_offset: int, reason: str) -> Agreed:
-    kept = list(cursor.files[: cursor.at])
-    if cursor.number > 1:
-        mark = cursor.files[cursor.at]
-        begin, end, begin_phy, end_phy, _, _ = (int(value) for value in cursor.state)
-        header = IndexHeader(begin, end, begin_phy, end_phy, mark.header.used_slot_count, cursor.number)
-        kept.append(FileMark(mark.name, header, full=False))
-    return Agreed(tuple(kept), phy_offset, f"{reason}, from offset {phy_offset} on")
+def _frame_before(batch: DispatchBatch, phy_offset: int) -> int:
+    # The begin of the last frame of the batch that begins at phy_offset or before.
+    offsets = batch.columns.phy_offset[: batch.rows]
+    row = int(np.searchsorted(offsets, phy_offset, side="right"))
+    return int(offsets[row - 1]) if row else batch.begin_offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from indexd.commitlog import batcher
@@ -14,18 +15,21 @@ from indexd.commitlog.kernel import Rules
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import ReaderOptions
+from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.flush.outputs import Outputs
+from indexd.flush.witness import Witness
 from indexd.index import file as index_file
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
 from indexd.recovery.plan import RecoveryPlan, plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
+from indexd.recovery.standing import Standing
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -36,13 +40,18 @@ _FRAME_OVERHEAD = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Everything a run needs, standing at ``reader.position``; ``damage`` is why the frontier could not be read."""
+    """Everything a run needs, standing at ``reader.position``.
+
+    ``is_changed``: recovery came to something else than the frontier says, so a new one should be written at once.
+    ``damage`` is why the frontier could not be read.
+    """
 
     outputs: Outputs
     flusher: Flusher
     reader: LogReader
     plan: RecoveryPlan
     recovered: Recovered
+    is_changed: bool
     seconds: float
     damage: str | None
 
@@ -120,34 +129,70 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     disk.make_dir(files.index)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
+    standing = None
+    if frontier is not None:
+        standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
+        standing.check_same_store(files.data, frontier)
+    begin = reader.log.min_offset or 0
+    plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments and not plan.is_clean else 0
     lookup = MessageLookup(
         disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
     )
-    begin = reader.position = reader.log.min_offset or 0
-    plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
     ground = Ground(
         disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
     )
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments and not plan.is_clean else 0
     try:
-        recovered = carry_out(plan, ground, reader if forced else None)
+        recovered = carry_out(plan, ground, standing.comparison if standing else None)
+        base = _base(frontier or fresh, paths, begin, recovered, standing)
     finally:
         lookup.close()
-    base = replace(frontier, commit_log_paths=paths) if frontier is not None else fresh
+        reader.close()
+    evidence = standing.evidence_before(base.phy_offset) if standing else ()
     index = IndexService(disk, files.index, layout, flavour)
     index.load(recovered.files)
-    outputs = Outputs(index, base)
-    if recovered.phy_offset is None:
-        outputs.begin_offset = outputs.phy_offset = begin
-        outputs.messages = outputs.store_timestamp = outputs.counted_until = 0
-        outputs.uncovered = ()
-    else:
-        outputs.phy_offset = recovered.phy_offset
-        outputs.uncovered = tuple(gap for gap in outputs.uncovered if gap.end <= recovered.phy_offset)
-    reader.close()
-    reader.position = outputs.phy_offset
-    reader.newest_timestamp = outputs.store_timestamp or reader.newest_timestamp
-    return Opened(outputs, Flusher(disk, files, base), reader, plan, recovered, time.monotonic() - started, damage)
+    outputs = Outputs(index, base, Witness(disk, partial(_list_log, disk, config), evidence))
+    reader.position = base.phy_offset
+    reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
+    return Opened(
+        outputs,
+        Flusher(disk, files, base),
+        reader,
+        plan,
+        recovered,
+        is_changed=not plan.is_clean or frontier is None or base.phy_offset != frontier.phy_offset,
+        seconds=time.monotonic() - started,
+        damage=damage,
+    )
+
+
+def _base(
+    known: Frontier,
+    paths: tuple[str, ...],
+    begin: int,
+    recovered: Recovered,
+    standing: Standing | None,
+) -> Frontier:
+    # What is true after the recovery, and building goes on from.
+    if recovered.phy_offset is None or standing is None:
+        return replace(known, commit_log_paths=paths, begin_offset=begin, phy_offset=begin, store_timestamp=0,
+                       messages=0, uncovered=(), evidence=(), index=())  # fmt: skip
+    offset = recovered.phy_offset
+    base = replace(known, commit_log_paths=paths, phy_offset=offset)
+    if offset == known.phy_offset:
+        return base
+    gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
+    newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
+    return replace(
+        base,
+        uncovered=gaps,
+        store_timestamp=recovered.store_timestamp or newest,
+        messages=standing.messages_before(recovered.compared_messages),
+    )
+
+
+def _list_log(disk: Disk, config: Config) -> SegmentList:
+    return list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
 
 
 def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str | None]:

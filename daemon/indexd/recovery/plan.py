@@ -7,7 +7,7 @@ file that it names but that is missing or has another size ends what can be kept
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from indexd.flush.frontier import Frontier
 from indexd.index.format import FileMark, IndexHeader
@@ -15,7 +15,7 @@ from indexd.index.format import FileMark, IndexHeader
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a data directory holds: the abort flag, the frontier, and size and header of each index file.
+    """What a data directory holds: the abort flag, the frontier; size, header and time of each index file.
 
     ``log_begin`` is the first physical offset that the log still has.
     """
@@ -25,6 +25,7 @@ class OnDisk:
     sizes: Mapping[str, int]
     headers: Mapping[str, IndexHeader | None]
     log_begin: int = 0
+    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     keep: list[FileMark] = []
     replay: list[FileMark] = []
     for mark in marks:
-        sound = disk.headers.get(mark.name) == mark.header
+        sound = disk.headers.get(mark.name) == mark.header and not _was_written_by_another(mark, disk)
         # An open file is written between flushes: after a crash only its durable prefix is known.
         touched = disk.abort and not mark.full
         (replay if forced or touched or not sound else keep).append(mark)
@@ -81,3 +82,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     delete = tuple(sorted(name for name in disk.sizes if name not in kept))
     offset = None if cut else disk.frontier.phy_offset
     return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason, lost)
+
+
+def _was_written_by_another(mark: FileMark, disk: OnDisk) -> bool:
+    return bool(mark.mtime_ns) and disk.mtimes_ns.get(mark.name, mark.mtime_ns) != mark.mtime_ns

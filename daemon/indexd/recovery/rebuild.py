@@ -26,6 +26,7 @@ from indexd.errors import BusyError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier
 from indexd.flush.outputs import Outputs
+from indexd.flush.witness import Witness
 from indexd.index.file import IndexFile
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
@@ -91,7 +92,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
             phy_offset=reader.position,
         )
         index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
-        outputs = Outputs(index, frontier)
+        outputs = Outputs(index, frontier, Witness(disk, lambda: reader.log))
         started = time.monotonic()
         unreadable = _build(reader, outputs, on_progress)
         outputs.flush()

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from indexd.commitlog.reader import LogReader
 from indexd.flush.frontier import Frontier
 from indexd.index.flavour import Flavour
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
-from indexd.recovery.against import Agreed, compare_with_log
+from indexd.recovery.against import Agreed, Comparison, compare_with_log
 from indexd.recovery.plan import OnDisk, RecoveryPlan
 from indexd.recovery.replay import phy_offset_of, read_entries, replay_file, time_diff_of, write_back
 from indexd.storage.disk import Disk
@@ -23,6 +22,8 @@ from indexd.storage.names import DataFiles, is_index_name
 OnProgress = Callable[[str, int, int], None]
 # The store timestamp of the message at a physical offset, or None when it has expired.
 StoreTimestampOf = Callable[[int], int | None]
+# What to compare of the log before a physical offset.
+CompareBefore = Callable[[int], Comparison]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Recovered:
 
     files: tuple[FileMark, ...]
     phy_offset: int | None
+    #: Messages of the log that were compared, up to ``phy_offset``, and the store timestamp of the last, or 0.
+    compared_messages: int = 0
+    store_timestamp: int = 0
     kept_entries: int = 0
     dropped_entries: int = 0
     deleted_files: tuple[str, ...] = ()
@@ -53,7 +57,8 @@ class Recovered:
 
 def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool, log_begin: int) -> OnDisk:
     """What the data directory holds; reads headers only."""
-    sizes = {name: size for name, size in disk.list_dir(files.index) if is_index_name(name)}
+    stamps = {name: stamp for name, stamp in disk.stamps(files.index).items() if is_index_name(name)}
+    sizes = {name: stamp.size for name, stamp in stamps.items()}
     headers: dict[str, IndexHeader | None] = {}
     for name, size in sizes.items():
         if size < HEADER_SIZE:
@@ -61,25 +66,29 @@ def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bo
             continue
         with disk.open_read(files.index / name) as file:
             headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
-    return OnDisk(unclean, frontier, sizes, headers, log_begin)
+    return OnDisk(
+        unclean, frontier, sizes, headers, log_begin, {name: stamp.mtime_ns for name, stamp in stamps.items()}
+    )
 
 
-def carry_out(plan: RecoveryPlan, ground: Ground, log: LogReader | None) -> Recovered:
-    """Do what ``plan`` says; with ``log`` (at the begin of the log) also compare every kept entry with it."""
+def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore | None) -> Recovered:
+    """Do what ``plan`` says; then cut off what the log, as far as the comparison looks, does not say any more."""
     recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
     _delete(ground, plan.delete, recovered)
     marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
     before = plan.lost_entries + sum(mark.header.entries for mark in marks)
     sound = _replay_all(marks, plan, ground, recovered)
-    agreed = _compare(ground, sound, log, recovered) if log is not None and sound else None
-    if agreed is not None and agreed.phy_offset is not None:
-        recovered.phy_offset = agreed.phy_offset
-        _delete(ground, tuple(mark.name for mark in sound[len(agreed.files) :]), recovered)
-        sound = _keep_before(ground, list(agreed.files), agreed.phy_offset, recovered)
-    elif plan.cut or sound != marks:
+    if plan.cut or sound != marks:
         # The message of the last entry may have more keys than are in: it is indexed again, whole.
         recovered.phy_offset = _last_message(ground, sound)
         sound = _keep_before(ground, sound, recovered.phy_offset or 0, recovered)
+    if compare_before is not None and recovered.phy_offset is not None:
+        agreed = _compare(ground, sound, compare_before(recovered.phy_offset), recovered)
+        if agreed.phy_offset is not None:
+            recovered.phy_offset = agreed.phy_offset
+            sound = _keep_before(ground, sound, agreed.phy_offset, recovered)
+    mtimes_ns = {name: stamp.mtime_ns for name, stamp in ground.disk.stamps(ground.directory).items()}
+    sound = [replace(mark, mtime_ns=mtimes_ns[mark.name]) for mark in sound]
     recovered.files = tuple(sound)
     recovered.kept_entries = sum(mark.header.entries for mark in sound)
     recovered.dropped_entries = before - recovered.kept_entries
@@ -159,16 +168,18 @@ def _cut_file(ground: Ground, mark: FileMark, count: int) -> FileMark:
     return replayed.mark
 
 
-def _compare(ground: Ground, sound: list[FileMark], log: LogReader, recovered: Recovered) -> Agreed:
-    end = sound[-1].header.end_phy_offset
+def _compare(ground: Ground, sound: list[FileMark], comparison: Comparison, recovered: Recovered) -> Agreed:
+    begin = comparison.reader.position
     agreed = compare_with_log(
         ground.disk,
         ground.directory,
         ground.layout,
         ground.flavour,
         tuple(sound),
-        log,
-        lambda offset: ground.on_progress("compare", offset, end),
+        comparison,
+        lambda offset: ground.on_progress("compare", offset - begin, comparison.end - begin),
     )
-    recovered.reasons.append(agreed.reason)
+    recovered.compared_messages, recovered.store_timestamp = agreed.messages, agreed.store_timestamp
+    if agreed.reason:
+        recovered.reasons.append(agreed.reason)
     return agreed

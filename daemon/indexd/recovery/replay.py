@@ -29,7 +29,10 @@ class Replayed:
 
 
 def replay_file(file: DiskFile, mark: FileMark, layout: IndexLayout, flavour: Flavour) -> Replayed:
-    """Check entries 1 .. index_count-1 and rebuild the slots from them; reads only."""
+    """Check entries 1 .. index_count-1 and rebuild the slots from them; reads only.
+
+    Nothing holds when the first entry, or the last of a whole file, is not where the header says: a file of another.
+    """
     slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
     used = phy = np.int64(0)
     number = 1
@@ -39,6 +42,11 @@ def replay_file(file: DiskFile, mark: FileMark, layout: IndexLayout, flavour: Fl
         number += int(good)
         if good < len(entries) or len(entries) == 0:
             break
+    if number > 1:
+        first = phy_offset_of(read_entries(file, layout, 1, 1)[0])
+        is_whole = number == mark.header.index_count
+        if first != mark.header.begin_phy_offset or (is_whole and int(phy) != mark.header.end_phy_offset):
+            slots[:], used, number = 0, np.int64(0), 1
     header = replace(mark.header, used_slot_count=int(used), index_count=number)
     dropped = mark.header.index_count - number
     return Replayed(FileMark(mark.name, header, mark.full and not dropped), slots, dropped)

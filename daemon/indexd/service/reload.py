@@ -17,7 +17,7 @@ def changed_keys(old: Config, new: Config) -> set[str]:
     """Keys whose values differ between two configurations."""
     return {
         key
-        for section in ("store", "reader", "queue", "index", "flush", "query", "log")
+        for section in ("store", "reader", "queue", "index", "flush", "recovery", "query", "log")
         for key, value in getattr(new, section).model_dump().items()
         if getattr(getattr(old, section), key) != value
     }

@@ -66,7 +66,7 @@ def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, f
     write_abort(disk, files.abort)
     with RecoveryProgress(log, disk, files) as progress:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
-    if created or not opened.plan.is_clean:
+    if opened.is_changed:
         opened.flusher.persist(opened.outputs.progress())
     event = "created" if created else "recovered" if unclean else "opened"
     if opened.damage is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +38,20 @@ def _named(operation: str, path: Path) -> Iterator[None]:
         raise DiskError(operation, path, error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells that somebody else wrote, cut or replaced a file: bytes, time of the last write in ns, inode."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """From what ``stat`` returns."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
 class DiskFile:
     """One open file. ``pread`` and ``pwrite`` take absolute positions and keep no cursor."""
 
@@ -48,6 +63,11 @@ class DiskFile:
         """Bytes, as ``fstat`` says now."""
         with _named("stat", self.path):
             return os.fstat(self._fd).st_size
+
+    def stamp(self) -> Stamp:
+        """Size, time of the last write and inode, as they are now."""
+        with _named("stat", self.path):
+            return Stamp.of(os.fstat(self._fd))
 
     def pread(self, size: int, position: int) -> bytes:
         """Up to ``size`` bytes; fewer only at the end of the file."""
@@ -174,15 +194,19 @@ class Disk:
 
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
         """(name, size in bytes) of the plain files in ``path``, by name; files that vanish meanwhile are left out."""
-        rows = []
+        return [(name, stamp.size) for name, stamp in self.stamps(path).items()]
+
+    def stamps(self, path: Path) -> dict[str, Stamp]:
+        """The stamp of each plain file in ``path``, by name; files that vanish meanwhile are left out."""
+        rows = {}
         with _named("list", path), os.scandir(path) as entries:
             for entry in entries:
                 try:
                     if entry.is_file():
-                        rows.append((entry.name, entry.stat().st_size))
+                        rows[entry.name] = Stamp.of(entry.stat())
                 except FileNotFoundError:
                     continue
-        return sorted(rows)
+        return dict(sorted(rows.items()))
 
     def make_dir(self, path: Path) -> None:
         """Make ``path`` and its parents; each new one is made durable in its parent."""

@@ -1,0 +1,144 @@
+"""Evidence: single frames as they were when they were indexed, to tell later that the log is still the same.
+
+A broker that lost power, or a replica that follows another master, cuts its log and writes on from there. The bytes
+behind the cut stay in their segment until they are overwritten, so nothing in the log itself says where it was cut.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE
+from indexd.commitlog.segments import Segment, SegmentList
+from indexd.errors import DiskError
+from indexd.storage.disk import Disk, DiskFile
+
+# Of a larger frame this many bytes are looked at: a look at every point must stay a matter of milliseconds.
+_BYTES_MAX = 64 << 10
+# Points that lie closer together than this allows are thinned: dense at the end of the log, sparse far behind it.
+_NEAR_GAP = 4 << 20
+_STEPS_BACK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One frame: physical offset, total size in bytes, store timestamp in ms, CRC-32 of its (first 64 KiB of) bytes.
+
+    ``messages`` is how many were counted before it.
+    """
+
+    phy_offset: int
+    size: int
+    store_timestamp: int
+    crc: int
+    messages: int
+
+
+class FrameReader:
+    """Reads single frames; holds one segment open, so close it soon: a segment may be replaced under its name."""
+
+    def __init__(self, disk: Disk, log: SegmentList) -> None:
+        self._disk = disk
+        self._log = log
+        self._segment: Segment | None = None
+        self._file: DiskFile | None = None
+
+    def __enter__(self) -> FrameReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def evidence(self, phy_offset: int, messages: int = 0) -> Evidence | None:
+        """What stands at ``phy_offset`` now; None if no frame of that offset does, or its segment is not there."""
+        file = self._open(phy_offset)
+        if file is None or self._segment is None:
+            return None
+        position = phy_offset - self._segment.base
+        data = file.pread(4096, position)
+        size = int.from_bytes(data[:4], "big", signed=True)
+        if len(data) < HEAD_SIZE or size < HEAD_SIZE or int.from_bytes(data[28:36], "big") != phy_offset:
+            return None
+        if len(data) < size:
+            data = file.pread(min(size, _BYTES_MAX), position)
+        data = data[: min(size, _BYTES_MAX)]
+        at = 68 if int.from_bytes(data[36:40], "big") & FLAG_BORN_HOST_V6 else 56
+        store_timestamp = int.from_bytes(data[at : at + 8], "big", signed=True)
+        return Evidence(phy_offset, size, store_timestamp, zlib.crc32(data), messages)
+
+    def holds(self, point: Evidence) -> bool:
+        """Whether the log still says what ``point`` says."""
+        return self.evidence(point.phy_offset, point.messages) == point
+
+    def _open(self, phy_offset: int) -> DiskFile | None:
+        segment = self._log.at(phy_offset)
+        if segment != self._segment or self._file is None:
+            if self._file is not None:
+                self._file.close()
+            self._segment, self._file = segment, None
+            if segment is not None:
+                try:
+                    self._file = self._disk.open_read(segment.path)
+                except DiskError as error:
+                    if not error.is_missing:
+                        raise
+        return self._file
+
+
+def thinned(points: Iterable[Evidence], end: int) -> tuple[Evidence, ...]:
+    """``points``, in log order, without those that lie too close: a few hundred for a log of terabytes.
+
+    At a distance d from ``end`` about one per d/16 bytes is kept, one per 4 MiB from 64 MiB on, one per d/64 from
+    256 MiB on; the first and the last always are, and so are the newest at which the clock went back.
+    """
+    ordered = sorted(points, key=lambda point: point.phy_offset)
+    back = [i for i in range(1, len(ordered)) if ordered[i].store_timestamp < ordered[i - 1].store_timestamp]
+    kept = {0, len(ordered) - 1, *back[-_STEPS_BACK:], *(i - 1 for i in back[-_STEPS_BACK:])}
+    last = None
+    for i in range(len(ordered) - 1, -1, -1):
+        distance = end - ordered[i].phy_offset
+        gap = max(min(distance >> 4, _NEAR_GAP), distance >> 6)
+        if last is None or last - ordered[i].phy_offset >= gap:
+            kept.add(i)
+            last = ordered[i].phy_offset
+    return tuple(ordered[i] for i in sorted(kept)) if ordered else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a log agrees with evidence: the last point that does, and the first behind it that does not.
+
+    Points before the log's begin say nothing. ``differs`` None: every point of the log agrees.
+    """
+
+    agrees: Evidence | None
+    differs: Evidence | None
+
+
+def compare(disk: Disk, log: SegmentList, points: tuple[Evidence, ...], near: int) -> Agreement:
+    """The first point that the log no longer holds, looked for among those within ``near`` bytes of the last one.
+
+    A log is cut by removing whole segments, and by writing over the rest of one: stale frames behind that may still
+    agree, but only in that segment. So if the oldest of the near points agrees (``near``: two segments), older ones do.
+    """
+    present = tuple(point for point in points if point.phy_offset >= (log.min_offset or 0))
+    if not present:
+        return Agreement(None, None)
+    with FrameReader(disk, log) as frames:
+        recent = newest(present, near)
+        if not frames.holds(recent[0]):
+            recent = present
+        agrees = None
+        for point in recent:
+            if not frames.holds(point):
+                return Agreement(agrees, point)
+            agrees = point
+    return Agreement(agrees, None)
+
+
+def newest(points: tuple[Evidence, ...], distance: int) -> tuple[Evidence, ...]:
+    """The points that lie within ``distance`` bytes of the last one."""
+    return tuple(point for point in points if point.phy_offset >= points[-1].phy_offset - distance)

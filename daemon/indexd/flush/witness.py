@@ -1,0 +1,100 @@
+"""Witness: notes single frames of what is built, and tells when the log no longer holds them (decision 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.evidence import Evidence, FrameReader, newest, thinned
+from indexd.commitlog.segments import SegmentList
+from indexd.errors import DisturbedError
+from indexd.storage.disk import Disk
+
+# Frames are noted at least so far apart, but for the last one of all: catching up must not wait for reads.
+_NOTE_EVERY = 64 << 10
+# A running daemon looks at the points of so many bytes behind the last one at each drain.
+_WATCHED = 64 << 20
+_POINTS_MAX = 8192
+
+
+class Witness:
+    """Keeps the evidence of one data directory; ``list_log`` lists the segments as they are now.
+
+    Raises DisturbedError when the log was cut or rewritten, DiskError when it cannot be read.
+    """
+
+    def __init__(self, disk: Disk, list_log: Callable[[], SegmentList], points: tuple[Evidence, ...] = ()) -> None:
+        self._disk = disk
+        self._list_log = list_log
+        self._log = SegmentList((), ())
+        self._points = list(points)
+        # The newest message that was built: physical offset, store timestamp, messages before it.
+        self._newest: tuple[int, int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"Witness({len(self._points)} points, last={self._points[-1] if self._points else None})"
+
+    def saw(self, batch: DispatchBatch, messages: int) -> None:
+        """``batch`` is built, and ``messages`` are counted with it."""
+        if not batch.rows:
+            return
+        offsets, times = batch.columns.phy_offset, batch.columns.store_timestamp
+        before = messages - batch.rows
+
+        def message(row: int) -> tuple[int, int, int]:
+            return int(offsets[row]), int(times[row]), before + row
+
+        # Where the clock goes back, frames of an older and longer log may begin: a writer would go on right there.
+        back = np.flatnonzero(np.diff(times[: batch.rows]) < 0)
+        if self._newest is not None and times[0] < self._newest[1]:
+            self._note(*self._newest)
+            self._note(*message(0))
+        elif not self._points:
+            self._note(*message(0))
+        if len(back):
+            self._note(*message(int(back[-1])))
+            self._note(*message(int(back[-1]) + 1))
+        self._newest = message(batch.rows - 1)
+        if not self._points or self._newest[0] - self._points[-1].phy_offset >= _NOTE_EVERY:
+            self._note(*self._newest)
+
+    def points(self) -> tuple[Evidence, ...]:
+        """All of it, the newest message included, thinned."""
+        if self._newest is not None:
+            self._note(*self._newest)
+        if self._points:
+            self._points = list(thinned(self._points, self._points[-1].phy_offset))
+        return tuple(self._points)
+
+    def check(self) -> None:
+        """Look at the newest points; DisturbedError if the log says something else there now."""
+        self._log = self._list_log()
+        with FrameReader(self._disk, self._log) as frames:
+            for point in newest(tuple(self._points), _WATCHED):
+                if not self._has_expired(point.phy_offset) and not frames.holds(point):
+                    self._doubt(point.phy_offset)
+
+    def _note(self, phy_offset: int, store_timestamp: int, messages: int) -> None:
+        if self._points and self._points[-1].phy_offset >= phy_offset:
+            return
+        if self._log.at(phy_offset) is None:
+            self._log = self._list_log()
+        with FrameReader(self._disk, self._log) as frames:
+            point = frames.evidence(phy_offset, messages)
+        if point is None or point.store_timestamp != store_timestamp:
+            self._doubt(phy_offset)
+            return
+        self._points.append(point)
+        if len(self._points) > _POINTS_MAX:
+            self._points = list(thinned(self._points, phy_offset))
+
+    def _has_expired(self, phy_offset: int) -> bool:
+        return self._log.min_offset is not None and phy_offset < self._log.min_offset
+
+    def _doubt(self, phy_offset: int) -> None:
+        # Segments expire between a look at the list and a look into them.
+        self._log = self._list_log()
+        if not self._has_expired(phy_offset):
+            raise DisturbedError(f"the log was cut or rewritten: at offset {phy_offset} it is not what was indexed")

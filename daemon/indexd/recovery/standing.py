@@ -1,0 +1,83 @@
+"""Standing: what the log says today about the evidence that was kept when it was indexed (decision 7).
+
+Decides whether this is the same log at all, and from where on the entries have to be compared with it. Reads only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indexd.commitlog.evidence import Evidence, FrameReader, compare
+from indexd.commitlog.reader import LogReader
+from indexd.errors import UnsafeStoreError
+from indexd.flush.frontier import Frontier
+from indexd.recovery.against import Comparison
+from indexd.storage.disk import Disk
+
+
+class Standing:
+    """The evidence of one frontier held against the log that ``reader`` has listed.
+
+    ``recheck_size``: so many bytes before the end are compared even if every point agrees, because a rewritten stretch
+    may lie between two points.
+    """
+
+    def __init__(
+        self, disk: Disk, reader: LogReader, frontier: Frontier, recheck_size: int, *, is_forced: bool
+    ) -> None:
+        self._disk = disk
+        self._reader = reader
+        self._recheck_size = recheck_size
+        self._is_forced = is_forced
+        begin = reader.log.min_offset or 0
+        self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
+        self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
+        self._base: Evidence | None = None
+
+    def check_same_store(self, data: Path, frontier: Frontier) -> None:
+        """Raise UnsafeStoreError if nothing of what was indexed is in this log, though it should be."""
+        if not self._reader.log.segments and frontier.phy_offset > frontier.begin_offset:
+            what = "its commitlog is empty"
+        elif self._agreement.differs is not None and self._agreement.agrees is None:
+            what = f"none of the {len(self._points)} messages that were noted is where it was"
+        else:
+            return
+        raise UnsafeStoreError(
+            f"{frontier.store} is not the store that {data} was built from: {what}",
+            "mount or give the right --store; if this one is right, give a fresh --data or remove the old one",
+        )
+
+    def comparison(self, end: int) -> Comparison:
+        """What to compare of the log before ``end``; the reader is put where it begins."""
+        self._base = None if self._is_forced else self._newest_before(end)
+        self._reader.position = self._base.phy_offset if self._base else self._reader.log.min_offset or 0
+        return Comparison(self._reader, end, self._is_sound_behind, is_whole=self._is_forced)
+
+    def messages_before(self, compared: int) -> int:
+        """How many messages are counted, when so many were compared."""
+        return compared + (self._base.messages if self._base else 0)
+
+    def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
+        """The points before ``phy_offset`` that are still true."""
+        before = tuple(point for point in self._points if point.phy_offset < phy_offset)
+        if self._agreement.differs is None:
+            return before
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return tuple(point for point in before if frames.holds(point))
+
+    def _newest_before(self, end: int) -> Evidence | None:
+        # The point at which to begin: a frame begins there, and what lies before it is not in doubt.
+        last, limit = self._agreement.agrees, end - self._recheck_size
+        if last is None:
+            return None
+        if self._agreement.differs is not None:
+            # It was cut somewhere in the segment of the last point that agrees: that one may be stale, and others too.
+            segment = self._reader.log.at(last.phy_offset)
+            limit = min(limit, segment.base if segment else 0)
+        sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
+        return next((point for point in reversed(sound) if point.phy_offset <= limit), next(iter(sound), None))
+
+    def _is_sound_behind(self, phy_offset: int) -> bool:
+        behind = [point for point in self._points if point.phy_offset > phy_offset]
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return bool(behind) and all(frames.holds(point) for point in behind)

@@ -1,0 +1,88 @@
+"""A data directory opened, caught up with its log and closed again, in this process; and logs that are cut."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.config import Config, load
+from indexd.flush.building import Building
+from indexd.recovery.open import open_data, reader_options
+from indexd.recovery.rebuild import rebuild
+from indexd.recovery.whole import WholeLog, once
+from indexd.storage.disk import Disk
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from indexd.recovery.recover import Recovered
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """What a start came to, and then a stop."""
+
+    recovered: Recovered
+    #: Where it went on, before it read anything new.
+    resumed_at: int
+    resumed_messages: int
+    messages: int
+    phy_offset: int
+
+
+def config_for(store: Path, data: Path, **keys: object) -> Config:
+    """The sizes of ``small_log``, no time to settle, and ``keys``."""
+    given = {
+        "store": store,
+        "data": data,
+        "segment_size": SEGMENT_SIZE,
+        "hash_slot_num": HASH_SLOT_NUM,
+        "index_num": INDEX_NUM,
+        "settle_ms": 1,
+        "corrupt_after_ms": 1,
+    } | keys
+    return load({key: str(value) for key, value in given.items()}, None, {})
+
+
+def reopen(config: Config, *, unclean: bool = False, forced: bool = False) -> Reopened:
+    """Start, catch up with the log as far as it can be read, stop."""
+    disk = Disk()
+    disk.make_dir(config.store.data)
+    opened = open_data(config, disk, lambda *_: None, unclean=unclean, forced=forced)
+    resumed_at, resumed_messages = opened.outputs.phy_offset, opened.outputs.messages
+    opened.reader.set_options(once(reader_options(config)))
+    building = Building(opened.outputs, opened.flusher)
+    for item in WholeLog(opened.reader):
+        building.apply([item], opened.reader.log.min_offset or 0)
+    opened.reader.close()
+    outputs = building.outputs
+    building.finish()
+    return Reopened(opened.recovered, resumed_at, resumed_messages, outputs.messages, outputs.phy_offset)
+
+
+def undisturbed(config: Config, out: Path) -> Path:
+    """What a build of the log as it is now makes of it."""
+    rebuild(config, Disk(), out, lambda *_: None)
+    return out
+
+
+@contextmanager
+def cut_at(store: Path, phy_offset: int) -> Iterator[CommitLogWriter]:
+    """A broker that lost what stood from ``phy_offset`` on: later segments are gone, stale frames stay in its own."""
+    for path in (store / "commitlog").iterdir():
+        if int(path.name) > phy_offset:
+            path.unlink()
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=phy_offset) as writer:
+        yield writer
+
+
+def write_on(writer: CommitLogWriter, count: int, seed: int, *, later_ms: int = 3_600_000) -> int:
+    """Append ``count`` messages of ``seed``, stored so much later than those of ``small_log``; the new end."""
+    for spec in islice(messages(seed), count):
+        writer.append(replace(spec, store_timestamp=spec.store_timestamp + later_ms))
+    return writer.max_offset
