@@ -8,10 +8,12 @@ The stages, in the order the data takes::
     flush       full files to the disk, then checkpoint and frontier; the abort flag
     recovery    what is on disk -> a plan -> the files as they durably were
     query       by key, by unique key, one message
+    verify      everything read again and held against everything else
     service     opens, recovers, starts the tasks, stops them in order
     cli         argv -> Config -> one call
 
-``errors``, ``config`` and ``storage`` (the one seam to the disk) lie below them all; ``demo`` shows the whole.
+``errors``, ``findings``, ``config`` and ``storage`` (the one seam to the disk) lie below them all; ``demo`` shows the
+whole.
 """
 
 __version__ = "0.1.0"

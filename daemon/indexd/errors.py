@@ -44,10 +44,6 @@ class MissingStoreError(UnsafeStoreError):
     """There is no commitlog at all: not mounted, moved, or not made yet."""
 
 
-class CrashLoopError(UnsafeStoreError):
-    """The daemon died again and again before it had caught up: somebody has to look first."""
-
-
 class CorruptDataError(IndexdError):
     """Bytes that the store or the data directory vouches for do not hold."""
 
@@ -60,6 +56,10 @@ class DisturbedError(CorruptDataError):
 
     A running daemon recovers and goes on; whoever runs once ends with it.
     """
+
+
+class CrashLoopError(IndexdError):
+    """The daemon ended again and again before it had caught up: somebody has to look first."""
 
 
 class BusyError(IndexdError):

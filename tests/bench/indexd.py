@@ -22,7 +22,8 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _WARM_MESSAGES, _WARM_BODY_SIZE = 4000, 4096
 _COMPILE_SECONDS = 600
 _STOP_SECONDS = 120
-_POLL_SECONDS = 0.02
+# Finer than what is measured with it.
+_POLL_SECONDS = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _compiled() -> set[tuple[str, int]]:
 
 
 def _compile_kernels(ground: Ground) -> None:
-    # A small store through a rebuild and through the daemon calls them all.
+    # A small store through a rebuild, the daemon and a forced recovery calls them all.
     store, out = ground.work / "small", ground.work / "small.out"
     if out.exists():
         return
@@ -108,16 +109,22 @@ def _compile_kernels(ground: Ground) -> None:
     with Daemon(ground, store, ground.work / "small.data") as daemon:
         daemon.wait_for_event("running", _COMPILE_SECONDS)
         daemon.wait_for_messages(_WARM_MESSAGES, _COMPILE_SECONDS)
+    call(ground, "--recover", *options(ground, store), "--data", str(daemon.data), timeout=_COMPILE_SECONDS)
 
 
 class Daemon:
-    """``indexd run`` in a ``with`` block: asked to stop at its end, killed if it does not."""
+    """``indexd run`` in a ``with`` block: asked to stop at its end, killed if it does not; ``flags`` are more options.
 
-    def __init__(self, ground: Ground, store: Path, data: Path) -> None:
+    ``began`` is when it was executed, on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(self, ground: Ground, store: Path, data: Path, *flags: str) -> None:
         self.data = data
         self._log = data.with_name(data.name + ".log")
-        words = ["run", *options(ground, store), "--data", str(data), "--log-format", "json"]
+        self._killed = False
+        words = ["run", *options(ground, store), "--data", str(data), "--log-format", "json", *flags]
         with self._log.open("wb") as log:
+            self.began = time.perf_counter()
             self._process = subprocess.Popen(
                 command(*words),
                 stdin=subprocess.DEVNULL,
@@ -142,8 +149,14 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait(_STOP_SECONDS)
-        if code != 0 and kind is None:
+        if code != 0 and kind is None and not self._killed:
             raise BenchError(f"indexd run ended with {code}: {self._said()}")
+
+    def kill(self) -> None:
+        """As kill -9 does; it is gone when this returns, and the ``with`` block is content with that."""
+        self._killed = True
+        self._process.kill()
+        self._process.wait(_STOP_SECONDS)
 
     def usage(self) -> Usage:
         """Its CPU time and memory now."""
@@ -157,16 +170,35 @@ class Daemon:
             return None
         return row
 
-    def wait_for_event(self, event: str, seconds: float) -> None:
-        """Until it has logged the event."""
+    def wait_for_event(self, event: str, seconds: float) -> float:
+        """Until it has logged the event; the seconds from its execution to then."""
         self._wait(f"logged no {event!r}", seconds, lambda: event in self._events())
+        return time.perf_counter() - self.began
+
+    def event(self, *names: str) -> dict[str, Any]:
+        """The line it has logged of the first of these events that there is; BenchError without one."""
+        events = self._events()
+        for name in names:
+            if name in events:
+                return events[name]
+        raise BenchError(f"indexd run logged none of {names}: {self._said()}")
+
+    def wait_for_offset(self, phy_offset: int, seconds: float) -> float:
+        """Until everything before ``phy_offset`` is built; the seconds from its execution to then."""
+
+        def built() -> bool:
+            row = self.state()
+            return row is not None and row["pid"] == self.pid and row.get("phyOffset", -1) >= phy_offset
+
+        self._wait(f"has not reached offset {phy_offset}", seconds, built)
+        return time.perf_counter() - self.began
 
     def wait_for_messages(self, messages: int, seconds: float) -> None:
         """Until that many are built and it has seen the log's end."""
 
         def built() -> bool:
             row = self.state()
-            return row is not None and row["messages"] >= messages and row["caughtUp"]
+            return row is not None and row.get("messages", -1) >= messages and row["caughtUp"]
 
         self._wait(f"has not indexed {messages} messages", seconds, built)
 
@@ -183,10 +215,11 @@ class Daemon:
                 raise BenchError(f"indexd run {problem} within {seconds:.0f} s: {self._said()}")
             time.sleep(_POLL_SECONDS)
 
-    def _events(self) -> set[str]:
+    def _events(self) -> dict[str, dict[str, Any]]:
         # The last line may be half written.
         lines = self._log.read_text(errors="replace").split("\n")[:-1]
-        return {json.loads(line).get("event", "") for line in lines if line.startswith("{")}
+        rows = [json.loads(line) for line in lines if line.startswith("{")]
+        return {row.get("event", ""): row for row in rows}
 
     def _said(self) -> str:
         return self._log.read_text(errors="replace").strip()[-800:]

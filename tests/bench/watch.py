@@ -97,6 +97,8 @@ class Watch(threading.Thread):
                 row: dict[str, Any] = json.loads(file.read())
         except FileNotFoundError:
             return identity
+        if "phyOffset" not in row:  # how far a recovery is
+            return found.st_ino, found.st_mtime_ns
         at = max(found.st_mtime_ns / 1e9, row["writtenAt"] / 1000)
         self.states.append(Published(at, row["phyOffset"], row["storeTimestamp"] / 1000, row["messages"]))
         return found.st_ino, found.st_mtime_ns

@@ -84,7 +84,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rand = random.Random(seed)
-    config = config_for(tmp_path / "store", tmp_path / "data", recheck_bytes=rand.choice([0, 4096, 1 << 20]))
+    config = config_for(tmp_path / "store", tmp_path / "data")
     write_log(tmp_path / "store", 1500, seed=seed & 0xFFFF)
     reopen(config)
     for turn in range(12):
@@ -92,6 +92,21 @@ def test_cut_anywhere(tmp_path: Path) -> None:
         with cut_at(tmp_path / "store", cut) as writer:
             write_on(writer, rand.choice([400, 2000]), seed=turn + 1, later_ms=(turn + 1) * 3_600_000)
         check(config, tmp_path, unclean=rand.random() < 0.5)
+
+
+def test_what_lies_before_the_recheck_is_found_by_its_evidence(tmp_path: Path) -> None:
+    """A short stretch between two points, far behind the end: not yet; but as soon as it reaches a point."""
+    config = config_for(tmp_path / "store", tmp_path / "data", recheck_bytes=0)
+    write_log(tmp_path / "store", 3000, seed=SEED)
+    reopen(config)
+    known = offsets(config)
+    cut = known[-350]
+    assert cut // SEGMENT_SIZE == known[-1] // SEGMENT_SIZE
+    with cut_at(tmp_path / "store", cut) as writer:
+        write_on(writer, 5, seed=8)
+        assert reopen(config).recovered.dropped_entries == 0
+        write_on(writer, 1500, seed=9)
+    assert check(config, tmp_path).resumed_at == cut
 
 
 def test_cut_in_the_middle_of_a_frame_and_not_continued(config: Config, tmp_path: Path) -> None:

@@ -28,22 +28,30 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from unittest import mock
 
 import pytest
 
 from indexd.cli.main import main
-from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
-from indexd.storage.names import is_index_name, segment_base, segment_name
+from indexd.storage.names import segment_base, segment_name
+from support.same_index import assert_same_index, index_files
 from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["Daemon", "DaemonError", "assert_same_index", "compile_kernels", "index_files", "indexd", "indexd_here"]
+
+T = TypeVar("T")
 COMMAND = Path(sysconfig.get_path("scripts")) / "indexd"
 #: Short intervals, so that a test of a few seconds sees many drains and flushes.
-QUICK = {"INDEXD_DRAIN_INTERVAL": "0.05", "INDEXD_FLUSH_INTERVAL": "0.1"}
+QUICK = {
+    "INDEXD_DRAIN_INTERVAL": "0.05",
+    "INDEXD_FLUSH_INTERVAL": "0.1",
+    # Tests kill it again and again; what gives up then has tests of its own.
+    "INDEXD_UNCLEAN_STARTS_MAX": "0",
+}
 WAIT_SECONDS = 60.0
 _PAUSE = 0.005
 
@@ -145,7 +153,7 @@ class Daemon:
 
     def wait_event(self, name: str, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
         """The first log line of that event, as soon as it is there."""
-        return self._wait_for(lambda: next(iter(self.events(name)), None), f"event {name}", timeout)
+        return self.wait_for(lambda: next(iter(self.events(name)), None), f"event {name}", timeout)
 
     def state(self) -> dict[str, Any]:
         """DATA/state as this process wrote it last; empty before its first drain."""
@@ -165,7 +173,7 @@ class Daemon:
             done = row["phyOffset"] >= offset if offset is not None else not self._is_written(row["phyOffset"])
             return row if done else None
 
-        return self._wait_for(caught_up, f"to be caught up with {offset or 'the log'}", timeout)
+        return self.wait_for(caught_up, f"to be caught up with {offset or 'the log'}", timeout)
 
     def wait_state(self, holds: Callable[[dict[str, Any]], bool], timeout: float = WAIT_SECONDS) -> dict[str, Any]:
         """The state as soon as that holds of it."""
@@ -174,7 +182,7 @@ class Daemon:
             row = self.state()
             return row if row and holds(row) else None
 
-        return self._wait_for(look, "its state", timeout)
+        return self.wait_for(look, "its state", timeout)
 
     def wait_durable(self, offset: int) -> dict[str, Any]:
         """The state once everything before ``offset`` is on the disk: a kill loses nothing of that any more."""
@@ -203,7 +211,8 @@ class Daemon:
         pages = Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def _wait_for(self, look: Callable[[], dict[str, Any] | None], what: str, timeout: float) -> dict[str, Any]:
+    def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_SECONDS) -> T:
+        """What ``look`` returns, as soon as that is not None."""
         deadline = time.monotonic() + timeout
         while True:
             ended = self._running.poll()
@@ -227,50 +236,6 @@ class Daemon:
 
     def _tail(self) -> str:
         return f"(all of it in {self.log})\n" + "\n".join(self.log.read_text("utf-8").splitlines()[-20:])
-
-
-def index_files(root: Path) -> list[Path]:
-    """The index files of a data directory or a store, oldest first."""
-    directory = root / "index"
-    return sorted(path for path in directory.iterdir() if is_index_name(path.name)) if directory.exists() else []
-
-
-def assert_same_index(a: Path, b: Path) -> None:
-    """The index files of two directories are the same, one by one, byte for byte; names may differ.
-
-    One of the two is indexd's own: its frontier says how the files are divided.
-    """
-    files_a, files_b = index_files(a), index_files(b)
-    layout = _layout(a, b)
-    for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
-        data_a, data_b = path_a.read_bytes(), path_b.read_bytes()
-        if data_a != data_b:
-            raise AssertionError(
-                f"index file {number} of {len(files_a)} differs in {_first_difference(data_a, data_b, layout)}\n"
-                f"  {path_a}: {IndexHeader.unpack(data_a)}\n  {path_b}: {IndexHeader.unpack(data_b)}"
-            )
-    assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
-
-
-def _layout(a: Path, b: Path) -> IndexLayout:
-    frontier = next(path for path in (a / "frontier", b / "frontier") if path.exists())
-    row = json.loads(frontier.read_bytes())
-    return IndexLayout(row["hashSlotNum"], row["indexNum"])
-
-
-def _first_difference(a: bytes, b: bytes, layout: IndexLayout) -> str:
-    if len(a) != len(b):
-        return f"its size: {len(a)} and {len(b)}"
-    at = next(position for position in range(len(a)) if a[position] != b[position])
-    if at < 40:
-        return f"its header, byte {at}"
-    if at < layout.entry_position(0):
-        slot = (at - 40) // 4
-        found = [unpack_slot(data[layout.slot_position(slot) :][:4]) for data in (a, b)]
-        return f"slot {slot}: {found[0]} and {found[1]}"
-    number = (at - layout.entry_position(0)) // 20
-    entries: list[IndexEntry] = [unpack_entry(data[layout.entry_position(number) :][:20]) for data in (a, b)]
-    return f"entry {number}: {entries[0]} and {entries[1]}"
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -5,8 +5,9 @@
 ``run``      run, --recover, rebuild: what needs the compiler is loaded when called
 ``query``    query-key, query-unique-key, message
 ``inspect``  inspect, with inspect_index and inspect_log for the two kinds of file
+``verify``   verify, which loads the compiler too
 ``demo``     demo
 ``compiler`` where compiled kernels are kept
-``progress`` the bar of a rebuild
+``progress`` the bar of a rebuild or a verification
 ``output``   words or JSON lines
 """

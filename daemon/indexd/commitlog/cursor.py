@@ -32,6 +32,20 @@ class SegmentCursor:
         """List the segments again: new ones, expired ones."""
         self.log = list_segments(self._disk, self._directories, self._segment_size)
 
+    def is_replaced(self) -> bool:
+        """Whether the open segment is no longer the file of its name: a broker that cuts its log removes segments.
+
+        One that has expired is none of these: it can still be read to its end.
+        """
+        if self._file is None or self.segment is None or self.segment.base < (self.log.min_offset or 0):
+            return False
+        try:
+            return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return True
+
     def holds(self, offset: int) -> bool:
         """Whether the open segment holds ``offset``."""
         return self.segment is not None and self.segment.base <= offset < self.segment.end

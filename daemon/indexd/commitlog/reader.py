@@ -26,7 +26,7 @@ from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.salvage import next_proven
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.settle import Settling, has_nul
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.storage.disk import Disk
 
 _U64 = np.uint64
@@ -116,6 +116,8 @@ class LogReader:
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
         self._cursor.refresh()
+        if self._cursor.is_replaced():
+            self.close()
         self.counters.segments_twice = len(self.log.twice)
         self.refresh_due = self._clock() + self._options.list_interval
 
@@ -140,10 +142,8 @@ class LogReader:
         later = self.log.after(self.position)
         if later is None:
             if self.position > self.log.segments[-1].end:
-                raise UnsafeStoreError(
-                    f"the log ends at {self.log.segments[-1].end}, before {self.position} which is already indexed",
-                    "if this is another store or its log was cut, give a fresh --data, or remove the old one",
-                )
+                end = self.log.segments[-1].end
+                raise DisturbedError(f"the log was cut: it ends at {end}, before {self.position}, which was read")
             return NotYetWritten(self.position)
         if not self._options.skip_corrupt:
             return self._corrupt(f"the segments between here and {later.path} are missing", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexd.errors import DiskError, UnsafeStoreError
+from indexd.errors import DiskError, MissingStoreError, UnsafeStoreError
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 
@@ -81,7 +81,7 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
                 found[base] = Segment(base, size, directory / name)
     if not present:
         named = ", ".join(str(directory) for directory in directories)
-        raise UnsafeStoreError(
+        raise MissingStoreError(
             f"there is no commitlog at {named}",
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
         )

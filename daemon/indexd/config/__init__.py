@@ -26,6 +26,7 @@ from .model import (
     QueryConfig,
     QueueConfig,
     ReaderConfig,
+    RecoveryConfig,
     StoreConfig,
     state_directory,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "QueryConfig",
     "QueueConfig",
     "ReaderConfig",
+    "RecoveryConfig",
     "StoreConfig",
     "env_name",
     "flag_name",

@@ -71,6 +71,10 @@ class DispatchQueue:
             self._changed.notify_all()
         return items
 
+    def hurry(self) -> None:
+        """Let the consumer drain what is there now: the next wait does not last."""
+        self._full.set()
+
     def close(self) -> None:
         """Nothing more will be put: the consumer drains at once and ends."""
         self.closed = True

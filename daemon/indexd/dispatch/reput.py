@@ -16,6 +16,7 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Poll
 from indexd.commitlog.reading import Skipped
 from indexd.dispatch.queue import DispatchQueue
+from indexd.errors import DiskError, IndexdError, MissingStoreError
 
 _CORRUPT_RETRY_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0
@@ -32,10 +33,14 @@ class Pace:
 
 @dataclass(slots=True)
 class ReputState:
-    """What the loop last met: ``caught_up`` at the log's end, or ``corrupt``; ``pause`` before the next look."""
+    """What the loop last met: ``caught_up`` at the log's end, ``corrupt``, or why the log cannot be read for now.
+
+    ``pause`` is how long to wait before the next look.
+    """
 
     caught_up: bool = False
     corrupt: Corrupt | None = None
+    problem: IndexdError | None = None
     polls: int = 0
     pause: float = 0.001
 
@@ -65,15 +70,34 @@ async def reput(
     state: ReputState,
     stop: asyncio.Event,
     on_event: Callable[[Corrupt | Skipped | None], None],
+    on_problem: Callable[[IndexdError | None, float], None],
 ) -> None:
-    """Run until ``stop``, then close the queue. ``on_event`` hears of corruption met, left (None) and passed over."""
+    """Run until ``stop``, then close the queue. ``on_event`` hears of corruption met, left (None) and passed over.
+
+    ``on_problem`` hears of a log that cannot be read for now, with the seconds until the next try, and of its end.
+    """
     retry = _CORRUPT_RETRY_SECONDS
+    has_caught_up = False
     try:
         while not stop.is_set():
-            found = await poll()
+            try:
+                found = await poll()
+            except (DiskError, MissingStoreError) as error:
+                state.problem, state.caught_up = error, False
+                on_problem(error, retry)
+                await pause(stop, retry)
+                retry = min(2 * retry, pace.corrupt_retry_max)
+                continue
+            if state.problem is not None:
+                state.problem, retry = None, _CORRUPT_RETRY_SECONDS
+                on_problem(None, 0.0)
             if state.corrupt is not None and not isinstance(found, Corrupt):
                 state.corrupt, retry = None, _CORRUPT_RETRY_SECONDS
                 on_event(None)
+            if state.caught_up and not has_caught_up:
+                # What came while nobody indexed has waited long enough.
+                has_caught_up = True
+                queue.hurry()
             if isinstance(found, (DispatchBatch, Skipped)):
                 if isinstance(found, Skipped):
                     on_event(found)

@@ -69,5 +69,7 @@ class Building:
     def finish(self) -> None:
         """Bring everything into the form a clean stop leaves, durably, and close it."""
         self.outputs.flush()
-        self.persist(self.outputs.progress())
+        progress = self.outputs.progress()
+        self.persist(progress)
+        self.outputs.index.remove_expired(progress.index.expired)
         self.outputs.index.close()

@@ -10,7 +10,7 @@ from indexd.commitlog.evidence import Evidence
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import Frontier, Uncovered, write_frontier
 from indexd.index.service import IndexMark
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
 
 
@@ -45,6 +45,8 @@ class Flusher:
         self._files = files
         self.frontier = frontier
         self.counters = FlushCounters()
+        #: Name -> stamp of what was written down last.
+        self.written: dict[str, Stamp] = {}
 
     def __repr__(self) -> str:
         return f"Flusher(durable={self.frontier.phy_offset}, files={len(self.frontier.index)}, {self.counters})"
@@ -72,6 +74,9 @@ class Flusher:
         )
         write_frontier(self._disk, self._files.frontier, frontier, __version__)
         self.frontier = frontier
+        stamps = self._disk.stamps(self._files.data)
+        names = (self._files.checkpoint.name, self._files.frontier.name)
+        self.written = {name: stamps[name] for name in names if name in stamps}
         self.counters.flushes += 1
         self.counters.files_synced += len(progress.index.unsynced)
         self.counters.last_seconds = time.monotonic() - started

@@ -42,6 +42,10 @@ class Outputs:
         self.messages += int((item.columns.phy_offset[: item.rows] >= self.counted_until).sum())
         self.witness.saw(item, self.messages)
 
+    def check_log(self) -> None:
+        """DisturbedError if the log no longer says what was built from it."""
+        self.witness.check()
+
     def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: drop what only points before it; the names of removed files."""
         self.uncovered = tuple(gap for gap in self.uncovered if gap.end > min_phy_offset)

@@ -9,7 +9,7 @@ import numpy as np
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.evidence import Evidence, FrameReader, newest, thinned
 from indexd.commitlog.segments import SegmentList
-from indexd.errors import DisturbedError
+from indexd.errors import DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk
 
 # Frames are noted at least so far apart, but for the last one of all: catching up must not wait for reads.
@@ -70,7 +70,9 @@ class Witness:
 
     def check(self) -> None:
         """Look at the newest points; DisturbedError if the log says something else there now."""
-        self._log = self._list_log()
+        if not self._points:
+            return
+        self._list()
         with FrameReader(self._disk, self._log) as frames:
             for point in newest(tuple(self._points), _WATCHED):
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
@@ -80,7 +82,7 @@ class Witness:
         if self._points and self._points[-1].phy_offset >= phy_offset:
             return
         if self._log.at(phy_offset) is None:
-            self._log = self._list_log()
+            self._list()
         with FrameReader(self._disk, self._log) as frames:
             point = frames.evidence(phy_offset, messages)
         if point is None or point.store_timestamp != store_timestamp:
@@ -90,11 +92,16 @@ class Witness:
         if len(self._points) > _POINTS_MAX:
             self._points = list(thinned(self._points, phy_offset))
 
+    def _list(self) -> None:
+        self._log = self._list_log()
+        if not self._log.segments:
+            raise MissingStoreError("the commitlog holds no segment any more", "mount or restore it")
+
     def _has_expired(self, phy_offset: int) -> bool:
         return self._log.min_offset is not None and phy_offset < self._log.min_offset
 
     def _doubt(self, phy_offset: int) -> None:
         # Segments expire between a look at the list and a look into them.
-        self._log = self._list_log()
+        self._list()
         if not self._has_expired(phy_offset):
             raise DisturbedError(f"the log was cut or rewritten: at offset {phy_offset} it is not what was indexed")

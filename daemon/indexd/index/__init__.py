@@ -7,4 +7,5 @@
 ``file``      IndexFile: the file that is being built
 ``reader``    IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler
 ``service``   IndexService: buildIndex, roll-over, expiry
+``check``     one file held against what the frontier says of it: check_ground, check_header, check_slots, check_kernel
 """

@@ -17,7 +17,15 @@ from indexd.commitlog.dispatch import DispatchBatch, make_columns
 from indexd.errors import DiskError
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
-from indexd.index.kernel import BUFFER_FULL, DONE, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, put_batch
+from indexd.index.kernel import (
+    BUFFER_FULL,
+    DONE,
+    INDEX_COUNT,
+    SLOTS_PER_PAGE_SHIFT,
+    match_batch,
+    put_batch,
+    replay_entries,
+)
 from indexd.index.key_hash import index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk, DiskFile
@@ -192,9 +200,11 @@ class IndexFile:
 
 
 def load_kernels() -> None:
-    """Have putKey compiled, or loaded from where it is kept."""
+    """Have putKey and what recovery asks compiled, or loaded from where it is kept."""
     columns = make_columns(1, 1)
     columns.key_start[:] = 0
     state = np.array(IndexHeader().values(), dtype=np.int64)
     slots, pages, entries = np.zeros(1, np.uint32), np.zeros(1, np.uint8), np.zeros((1, 5), np.uint32)
     put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)
+    replay_entries(entries[:0], 1, slots, False, np.int64(0), np.int64(0))
+    match_batch(columns, 0, 0, -1, 0, entries, 0, state)

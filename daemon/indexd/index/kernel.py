@@ -164,16 +164,25 @@ def replay_entries(entries, count, slots, counts_every_put, used_slot_count, las
     offset and time difference are not negative, its previous entry is what its slot says (spec 3.4), and its phy offset
     is not below the one before it: indexd never indexes backwards.
     """
-    hash_slot_num = np.uint64(len(slots))
+    hash_slot_num = np.uint32(len(slots))
     sign = np.uint32(0x80000000)
     number = np.uint64(count)
-    i = _0
-    while i < np.uint64(len(entries)):
+    size = np.uint64(len(entries))
+    block = np.empty(_BLOCK + 1, dtype=np.uint32)
+    hashes = np.empty(_BLOCK, dtype=np.uint32)
+    block_start = block_end = i = _0
+    while i < size:
+        if i >= block_end:
+            block_start = i
+            block_end = min(i + np.uint64(_BLOCK), size)
+            for at in range(np.uint64(block_end - block_start)):
+                hashes[at] = _swap(entries[block_start + np.uint64(at), _0])
+            _touch(hashes, _0, block_end - block_start, slots, hash_slot_num, block)
         key_hash = _swap(entries[i, _0])
         if (key_hash | _swap(entries[i, _1]) | _swap(entries[i, np.uint64(3)])) & sign:
             break
         phy = np.int64(np.uint64(_swap(entries[i, _1])) << np.uint64(32) | np.uint64(_swap(entries[i, np.uint64(2)])))
-        slot = np.uint64(key_hash) % hash_slot_num
+        slot = np.uint64(block[i - block_start])
         old = slots[slot]
         if entries[i, np.uint64(4)] != old or phy < last_phy:
             break

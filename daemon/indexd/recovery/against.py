@@ -23,7 +23,7 @@ from indexd.commitlog.reading import Skipped
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
-from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries
+from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries, time_diff_of
 from indexd.storage.disk import Disk, DiskFile
 
 _SETTLE_PAUSE = 0.01
@@ -35,13 +35,15 @@ class Comparison:
     """What to compare: the log that ``reader`` stands in, up to physical offset ``end``.
 
     ``is_sound_behind`` tells of an offset at which no frame stands whether the log behind it is as it was: then it is
-    damaged there, and was not cut. ``is_whole``: from the begin of the log.
+    damaged there, and was not cut. ``is_whole``: from the begin of the log. ``has_expired``: messages before that begin
+    have been indexed once, and the file that held them may be gone.
     """
 
     reader: LogReader
     end: int
     is_sound_behind: Callable[[int], bool]
     is_whole: bool
+    has_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,12 @@ class Agreed:
 class _Cursor:
     """Walks the entries of all kept files in order, keeping the header as it was when each was put."""
 
-    def __init__(self, disk: Disk, directory: Path, layout: IndexLayout, files: tuple[FileMark, ...]) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, layout: IndexLayout, files: tuple[FileMark, ...], *, has_expired: bool
+    ) -> None:
         self._disk, self._directory, self._layout = disk, directory, layout
         self._files = files
+        self._has_expired = has_expired
         self._at = 0
         self._number = 1
         self.state = np.array(IndexHeader().values(), dtype=np.int64)
@@ -122,6 +127,10 @@ class _Cursor:
             count = min(self._files[self._at].header.index_count - self._number, ENTRIES_PER_READ)
             with self._open() as file:
                 self.window = read_entries(file, self._layout, self._number, count)
+            if self._at == 0 and self._number == 1 and self._has_expired:
+                # It counts from the end of a file that nobody knows any more: that time difference is taken as it is.
+                begin = self._files[0].header.begin_timestamp
+                self.state[0] = begin - 1000 * time_diff_of(self.window[0])
 
     def _open(self) -> DiskFile:
         return self._disk.open_read(self._directory / self._files[self._at].name)
@@ -138,7 +147,7 @@ def compare_with_log(
 ) -> Agreed:
     """Hold ``files`` against the log from where the reader of ``comparison`` stands; reads only."""
     reader, end = comparison.reader, comparison.end
-    cursor = _Cursor(disk, directory, layout, files)
+    cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
     cursor.seek(reader.position)
     messages = newest = 0
     while reader.position < end or not cursor.is_done:

@@ -33,6 +33,7 @@ class Standing:
         self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
         self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
         self._base: Evidence | None = None
+        self._has_expired = begin > frontier.begin_offset
 
     def check_same_store(self, data: Path, frontier: Frontier) -> None:
         """Raise UnsafeStoreError if nothing of what was indexed is in this log, though it should be."""
@@ -51,7 +52,9 @@ class Standing:
         """What to compare of the log before ``end``; the reader is put where it begins."""
         self._base = None if self._is_forced else self._newest_before(end)
         self._reader.position = self._base.phy_offset if self._base else self._reader.log.min_offset or 0
-        return Comparison(self._reader, end, self._is_sound_behind, is_whole=self._is_forced)
+        return Comparison(
+            self._reader, end, self._is_sound_behind, is_whole=self._is_forced, has_expired=self._has_expired
+        )
 
     def messages_before(self, compared: int) -> int:
         """How many messages are counted, when so many were compared."""

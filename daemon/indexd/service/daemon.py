@@ -1,13 +1,13 @@
 """Daemon: the composition root. Opens, recovers, runs its tasks, and stops them in the order the data takes.
 
 A stop (TERM, INT) ends the tail loop; that closes the queue; the drain empties it; the flusher makes all of it durable;
-only then does the abort flag go. Any error of a task ends the process and leaves the flag: the next start recovers.
+only then does the abort flag go. Where trying again harms nothing, a stage waits and tries again; any other error ends
+the run and leaves the flag: whoever starts next recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import threading
 import time
@@ -21,14 +21,16 @@ from indexd.config import Config
 from indexd.dispatch.drain import drain
 from indexd.dispatch.queue import DispatchQueue, Item
 from indexd.dispatch.reput import Pace, ReputState, pause, poll_patiently, reput
-from indexd.errors import DiskError, IndexdError
+from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.flush.abort import remove_abort
 from indexd.flush.building import Building
 from indexd.flush.flusher import Progress
 from indexd.recovery.open import Opened, reader_options
 from indexd.service.log import Logger, configure_log
 from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
+from indexd.service.starts import Starts
 from indexd.service.state import state_row, write_state
+from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -46,12 +48,16 @@ class Daemon:
         files: DataFiles,
         opened: Opened,
         log: Logger,
+        watch: Watch,
+        starts: Starts,
     ) -> None:
         self.config = config
         self._reload_config = reload_config
         self._disk = disk
         self._files = files
         self._log = log
+        self._watch = watch
+        self._starts = starts
         self.building = Building(opened.outputs, opened.flusher)
         self.outputs = opened.outputs
         self.flusher = opened.flusher
@@ -69,6 +75,9 @@ class Daemon:
         self._flush_thread = ThreadPoolExecutor(1, "flush")
         self._state_failed = False
         self._rolls = 0
+        # Stage -> what keeps it waiting.
+        self.problems: dict[str, IndexdError] = {}
+        self._must_flush = False
         self._apply_config()
 
     async def run(self) -> None:
@@ -88,8 +97,14 @@ class Daemon:
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
         remove_abort(self._disk, self._files.abort)
+        self._starts.forget()
         self._disk.unlink(self._files.state)
         self._log.info("stopped", phy_offset=self.flusher.frontier.phy_offset, messages=self.outputs.messages)
+
+    @property
+    def is_stopping(self) -> bool:
+        """A signal has said stop."""
+        return self._stop.is_set()
 
     # The stages.
 
@@ -97,7 +112,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         look = partial(poll_patiently, self.reader.poll, self._pace, self.reput, self._stop_reading)
         poll = partial(loop.run_in_executor, self._read_thread, look)
-        await reput(poll, self.queue, self._pace, self.reput, self._stop, self._on_log_event)
+        problem = partial(self._on_problem, "read")
+        await reput(poll, self.queue, self._pace, self.reput, self._stop, self._on_log_event, problem)
 
     async def _drain(self) -> None:
         await drain(self.queue, lambda: self.config.queue.drain_interval, self._build)
@@ -112,13 +128,14 @@ class Daemon:
             try:
                 await loop.run_in_executor(self._build_thread, self._build_now, items)
                 break
-            except DiskError as error:
-                if not is_disk_full(error) or self._stop.is_set():
+            except (DiskError, MissingStoreError) as error:
+                if not can_wait(error) or self._stop.is_set():
                     raise
                 # Nothing is lost: the rest of the drain stays here, the queue fills, the reader waits.
-                self._log.error("disk_full", problem=error.line(), retry_seconds=seconds)
+                self._on_problem("build", error, seconds)
                 await pause(self._stop, seconds)
                 seconds = min(2 * seconds, self.config.reader.retry_max_seconds)
+        self._on_problem("build", None)
         rolls, self._rolls = self.outputs.index.counters.rolls - self._rolls, self.outputs.index.counters.rolls
         if rolls:
             self._log.info("rolled", files=rolls, phy_offset=self.outputs.phy_offset)
@@ -130,14 +147,28 @@ class Daemon:
     def _build_now(self, items: list[Item]) -> None:
         # In the build thread.
         try:
+            self._look_after_files()
             removed = self.building.apply(items, self.reader.log.min_offset or 0)
         finally:
             self._write_state()
         if removed:
             self._log.info("expired_files", names=removed)
+        if self.reput.caught_up or self.reput.corrupt is not None:
+            self._starts.forget()
+
+    def _look_after_files(self) -> None:
+        restored = self._watch.keep_lock()
+        if "build" not in self.problems:  # while a drain is tried again the files are not as they were left
+            self._watch.check_index(self.building)
+        self.outputs.check_log()
+        restored += self._watch.restore(self.building)
+        if restored:
+            self._log.warning("restored", names=restored)
+            self._must_flush = self._must_flush or bool(set(restored) & set(self.flusher.written))
 
     def _write_state(self) -> None:
         row = state_row(self.reader, self.outputs, self.flusher, self.queue, self.reput)
+        row["problems"] = {stage: error.line() for stage, error in self.problems.items()}
         try:
             write_state(self._disk, self._files, row)
             self._state_failed = False
@@ -159,16 +190,19 @@ class Daemon:
         await asyncio.get_running_loop().run_in_executor(self._build_thread, self.building.finish)
 
     async def _persist(self, progress: Progress) -> None:
-        if progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress):
+        if progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress) and not self._must_flush:
             return
+        self._must_flush = False
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._flush_thread, self.building.persist, progress)
         except DiskError as error:
-            if not is_disk_full(error) or error.operation == "fsync":
+            if not can_wait(error):
                 raise
-            self._log.error("disk_full", problem=error.line(), retry_seconds=self.config.flush.flush_interval)
+            self._on_problem("flush", error, self.config.flush.flush_interval)
+            self._must_flush = True
             return
+        self._on_problem("flush", None)
         await loop.run_in_executor(self._build_thread, self.building.persisted, progress)
         self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
 
@@ -199,6 +233,13 @@ class Daemon:
         self._pace.corrupt_retry_max = reader.retry_max_seconds
         self.reader.set_options(reader_options(self.config))
 
+    def _on_problem(self, stage: str, error: IndexdError | None, retry_seconds: float = 0.0) -> None:
+        if error is not None:
+            self.problems[stage] = error
+            self._log.error("degraded", stage=stage, problem=error.line(), retry_seconds=retry_seconds)
+        elif self.problems.pop(stage, None) is not None:
+            self._log.info("healed", stage=stage)
+
     def _on_log_event(self, event: Corrupt | Skipped | None) -> None:
         if event is None:
             self._log.info("corrupt_left", offset=self.reader.position)
@@ -221,6 +262,6 @@ def has_work(progress: Progress) -> bool:
     return bool(progress.index.expired) or any(file.is_write_full for file in progress.index.unsynced)
 
 
-def is_disk_full(error: DiskError) -> bool:
-    """No space or no quota: the one state of a disk that mends itself when somebody tidies up."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def can_wait(error: IndexdError) -> bool:
+    """Whether the cause may go away, and waiting for that harms nothing."""
+    return isinstance(error, MissingStoreError) or (isinstance(error, DiskError) and error.is_transient)

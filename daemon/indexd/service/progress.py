@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,8 +24,11 @@ _EXPORT_EVERY_SECONDS = 1.0
 class RecoveryProgress:
     """Callable as ``progress(step, done, total)``; a context manager that takes the bar away at the end."""
 
-    def __init__(self, log: Logger, disk: Disk, files: DataFiles) -> None:
+    def __init__(
+        self, log: Logger, disk: Disk, files: DataFiles, check_stop: Callable[[], None] = lambda: None
+    ) -> None:
         self._log = log
+        self._check_stop = check_stop
         self._disk, self._files = disk, files
         self._exported = time.monotonic()
         self._bar: tqdm[Any] | None = None
@@ -32,6 +36,7 @@ class RecoveryProgress:
         self._logged = time.monotonic()
 
     def __call__(self, step: str, done: int, total: int) -> None:
+        self._check_stop()
         if sys.stderr is not None and sys.stderr.isatty():
             if self._bar is None or step != self._step:
                 self._close()

@@ -40,6 +40,7 @@ def recover_now(config: Config) -> dict[str, Any]:
         Building(opened.outputs, opened.flusher).finish()
         remove_abort(disk, files.abort)
         disk.unlink(files.state)
+        disk.unlink(files.starts)
         if problem is not None:
             raise problem
         return {

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
+from types import FrameType
 
 import uvloop
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.errors import IndexdError
+from indexd.errors import DisturbedError, IndexdError
 from indexd.flush.abort import write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data
 from indexd.service.daemon import Daemon
 from indexd.service.log import Logger, configure_log
 from indexd.service.progress import RecoveryProgress
+from indexd.service.starts import Starts
+from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
 
 def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
-    """Run until a signal says stop; raises IndexdError. ``reload_config`` is called for each HUP."""
+    """Run until a signal says stop; raises IndexdError. ``reload_config`` is called for each HUP.
+
+    When the log was rewritten, or somebody touched our files, it recovers as after a crash and goes on.
+    """
     log = configure_log(config.log)
     disk = Disk()
     check_store(config)
@@ -30,14 +37,73 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     files = DataFiles(config.store.data)
     lock = DirectoryLock(files.lock)
     lock.acquire()
+    starts = Starts(disk, files.starts, config.recovery)
     try:
-        opened = open_for_run(config, disk, files, log)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Daemon(config, reload_config, disk, files, opened, log).run())
-    except* IndexdError as group:
-        raise first_error(group) from None
+        while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts)) is not None:
+            log.error("disturbed", problem=disturbed.line())
+            # Queries must not go by what is not true any more.
+            disk.unlink(files.state)
+    except _StoppedError:
+        # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
+        starts.forget()
+        log.info("stopped", phy_offset=None, messages=None)
     finally:
         lock.release()
+
+
+class _StoppedError(Exception):
+    """TERM or INT before the tasks run."""
+
+
+class _StopWish:
+    """Remembers a signal until the opening comes to a point where it can be broken off."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def check(self) -> None:
+        if self.number:
+            raise _StoppedError
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self.number = number
+
+
+def _run_once(
+    config: Config,
+    reload_config: Callable[[], Config],
+    disk: Disk,
+    files: DataFiles,
+    log: Logger,
+    lock: DirectoryLock,
+    starts: Starts,
+) -> DisturbedError | None:
+    # None after a stop, or what makes another opening necessary.
+    wish = _StopWish()
+    daemon = None
+    try:
+        if not lock.is_held():
+            lock.renew()
+        starts.begin()
+        opened = open_for_run(config, disk, files, log, check_stop=wish.check)
+        wish.check()
+        watch = Watch(disk, files, lock, opened.outputs.index.layout.file_size)
+        daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(daemon.run())
+    except* IndexdError as group:
+        error = first_error(group)
+        if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
+            raise error from None
+        if daemon is not None:
+            daemon.outputs.index.close()
+            daemon.reader.close()
+        disturbed = error
+    else:
+        return None
+    return disturbed
 
 
 def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
@@ -49,8 +115,19 @@ def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
     return error
 
 
-def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, forced: bool = False) -> Opened:
-    """Open the data directory with the abort flag up, and log what was found and done."""
+def open_for_run(
+    config: Config,
+    disk: Disk,
+    files: DataFiles,
+    log: Logger,
+    *,
+    forced: bool = False,
+    check_stop: Callable[[], None] = lambda: None,
+) -> Opened:
+    """Open the data directory with the abort flag up, and log what was found and done.
+
+    ``check_stop`` is called now and then and may raise: what was durable stays so.
+    """
     unclean = disk.exists(files.abort)
     created = not disk.exists(files.frontier)
     root = str(config.store.store or config.store.commit_log_directories[0].parent)
@@ -62,9 +139,10 @@ def open_for_run(config: Config, disk: Disk, files: DataFiles, log: Logger, *, f
         data=str(files.data),
     )
     load_kernels(config)
+    check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
-    with RecoveryProgress(log, disk, files) as progress:
+    with RecoveryProgress(log, disk, files, check_stop) as progress:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
     if opened.is_changed:
         opened.flusher.persist(opened.outputs.progress())

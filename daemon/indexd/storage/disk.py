@@ -196,6 +196,11 @@ class Disk:
         """(name, size in bytes) of the plain files in ``path``, by name; files that vanish meanwhile are left out."""
         return [(name, stamp.size) for name, stamp in self.stamps(path).items()]
 
+    def stamp(self, path: Path) -> Stamp:
+        """The stamp of what has that name."""
+        with _named("stat", path):
+            return Stamp.of(path.stat())
+
     def stamps(self, path: Path) -> dict[str, Stamp]:
         """The stamp of each plain file in ``path``, by name; files that vanish meanwhile are left out."""
         rows = {}

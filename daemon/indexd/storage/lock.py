@@ -35,6 +35,27 @@ class DirectoryLock:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
 
+    def is_held(self) -> bool:
+        """Whether the lock file is still the one that was locked: nobody else can lock it then."""
+        try:
+            named = os.stat(self._path)  # noqa: PTH116 - beside fstat
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise DiskError("stat", self._path, error) from error
+        return named.st_ino == os.fstat(self._fd).st_ino
+
+    def renew(self) -> None:
+        """Take the lock on the file that now has the name, made anew if there is none; BusyError if another was faster.
+
+        The old lock is kept until then, though no one can meet it any more.
+        """
+        old, self._fd = self._fd, -1
+        try:
+            self.acquire()
+        finally:
+            os.close(old)
+
     def release(self) -> None:
         """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""
         if self._fd >= 0:

@@ -53,4 +53,5 @@ class DataFiles:
         self.frontier = data / "frontier"
         self.state = data / "state"
         self.abort = data / "abort"
+        self.starts = data / "starts"
         self.lock = data / "lock"

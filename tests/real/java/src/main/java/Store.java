@@ -38,7 +38,7 @@ public final class Store {
                     "pauseEvery", "pauseMs", "hold", "exit"));
                 case "reindex" -> reindex(options(arguments, "rounds"));
                 case "query" -> query(options(arguments, "in", "out"));
-                case "recover" -> recover(options(arguments));
+                case "recover" -> recover(options(arguments, "in", "out"));
                 case "truncate" -> truncate(options(arguments, "to", "count", "profile", "seed", "body", "topics"));
                 default -> throw new IllegalArgumentException("Store write|reindex|query|recover|truncate ...");
             }
@@ -150,6 +150,11 @@ public final class Store {
     private static void query(Options options) throws Exception {
         DefaultMessageStore store = Stores.started(Stores.config(options));
         Stores.settle(store);
+        answerAll(store, options);
+        store.shutdown();
+    }
+
+    private static void answerAll(DefaultMessageStore store, Options options) throws IOException {
         long count = 0;
         try (PrintWriter out = new PrintWriter(Files.newBufferedWriter(Path.of(options.required("out"))))) {
             for (String line : Files.readAllLines(Path.of(options.required("in")))) {
@@ -161,7 +166,6 @@ public final class Store {
             }
         }
         say(Map.of("queries", count));
-        store.shutdown();
     }
 
     private static Map<String, Object> answer(IndexService index, String[] fields) {
@@ -187,7 +191,10 @@ public final class Store {
         return row;
     }
 
-    /** Starts on what is there, as a broker would, and says how long loading (with recovery) and catching up took. */
+    /**
+     * Starts on what is there, as a broker would, and says how long loading (with recovery) and catching up took; with
+     * in= and out= it then answers as query does.
+     */
     private static void recover(Options options) throws Exception {
         MessageStoreConfig config = Stores.config(options);
         DefaultMessageStore store = Stores.create(config);
@@ -203,6 +210,9 @@ public final class Store {
         figures.put("readySeconds", (System.nanoTime() - begin) / 1e9);
         figures.put("maxOffset", store.getMaxPhyOffset());
         say(figures);
+        if (!options.text("in", "").isEmpty()) {
+            answerAll(store, options);
+        }
         store.shutdown();
     }
 

@@ -1,0 +1,15 @@
+"""``indexd verify``: everything in a data directory read again and held against everything else; nothing is written.
+
+``ground``   what stands in a data directory at one moment, and whether somebody works in it
+``records``  frontier and checkpoint: sane in themselves, and what they say of one another
+``whole``    composes: the records, then each output's own check, then the log if asked
+``entries``  the entries of all index files one behind the other, with the header as it was at each
+``deep``     the log decoded again, every key against the entries and every entry against the keys
+``resync``   where both differ: what is wrong, and where they agree again
+``report``   what it all came to
+"""
+
+from indexd.verify.report import Report
+from indexd.verify.whole import verify
+
+__all__ = ["Report", "verify"]

@@ -1,0 +1,224 @@
+"""The log decoded again: every key of every message against the entries, and every entry against the messages.
+
+What agrees, and that should be all, goes through match_batch, as fast as the log can be read; ``resync`` takes over at
+the first difference and gives back at the next message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import Skipped
+from indexd.config import Config
+from indexd.findings import Findings
+from indexd.flush.frontier import Frontier
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FileMark, IndexHeader
+from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
+from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole import once
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
+from indexd.verify.entries import EntryCursor
+from indexd.verify.report import Compared
+from indexd.verify.resync import Resync
+
+_PAUSE = 0.002
+_NEVER = 1 << 63
+
+
+def compare(
+    config: Config, disk: Disk, frontier: Frontier, findings: Findings, on_bytes: Callable[[int], None]
+) -> Compared:
+    """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
+    options = replace(once(reader_options(config)), skip_corrupt=True)
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
+    reader.refresh()
+    try:
+        comparison = _Comparison(DataFiles(config.store.data), disk, frontier, reader)
+        comparison.run(on_bytes)
+    finally:
+        reader.close()
+    for found in comparison.found().values():
+        findings.merge(found)
+    return comparison.compared
+
+
+class _Comparison:
+    def __init__(self, files: DataFiles, disk: Disk, frontier: Frontier, reader: LogReader) -> None:
+        self.compared = Compared()
+        self._frontier, self._reader = frontier, reader
+        self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
+        self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
+        begin = reader.log.min_offset
+        self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
+        # Entries and messages in these ranges are not held against one another.
+        self._left_out = [(gap.begin, gap.end) for gap in frontier.uncovered]
+        for gap in frontier.uncovered:
+            self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
+        if not reader.log.segments:
+            self._say("the log has no segments")
+        self._resync = Resync(self._cursor, self._left_out, knows_first=self._start == frontier.begin_offset)
+        # A file was given up or is gone: messages up to here belong to it.
+        self._resume_behind = -1
+        self._lost = 0
+        self._is_over = False
+
+    def found(self) -> dict[str, Findings]:
+        """The findings by file."""
+        return self._resync.found
+
+    def run(self, on_bytes: Callable[[int], None]) -> None:
+        """To the frontier's physical offset, or to where the log ends."""
+        frontier, reader, compared = self._frontier, self._reader, self.compared
+        if self._start > frontier.begin_offset:
+            compared.expired_entries = self._leave_out(frontier.begin_offset, self._start)
+            if compared.expired_entries:
+                self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
+        reader.position = self._start
+        batch: DispatchBatch | None = None
+        while reader.position < frontier.phy_offset and not self._is_over:
+            before = reader.position
+            poll = reader.poll()
+            if isinstance(poll, DispatchBatch):
+                self._compare_batch(poll, batch)
+                batch = poll
+            elif isinstance(poll, Skipped):
+                end = min(poll.end, frontier.phy_offset)
+                compared.left_out_entries += self._leave_out(poll.begin, end)
+                self._say(f"log bytes {poll.begin} to {end} were not compared: {poll.reason}")
+            elif reader.is_undecided and isinstance(poll, NotYetWritten):
+                time.sleep(_PAUSE)
+            else:
+                self._meet_end(poll)
+                break
+            on_bytes(reader.position - before)
+        if not self._is_over:
+            self._strays_below(_NEVER, batch)
+        self._finish()
+
+    def _finish(self) -> None:
+        compared, cursor = self.compared, self._cursor
+        compared.entries = cursor.walked
+        compared.left_out_entries += self._resync.skipped
+        for mark, left in cursor.lost:
+            compared.left_out_entries += left
+            self._say(f"{left} entries of index/{mark.name}, which is gone or too short")
+        if compared.left_out_entries:
+            self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
+
+    def _meet_end(self, poll: NotYetWritten | Corrupt) -> None:
+        # The log ends before what the frontier covers, or in bytes that are no frame.
+        end = self._frontier.phy_offset
+        if isinstance(poll, Corrupt):
+            self.compared.left_out_entries += self._leave_out(poll.offset, end)
+            self._say(f"log bytes {poll.offset} to {end} were not compared: {poll.reason}")
+            return
+        self._strays_below(poll.offset, None)
+        if self._is_over:
+            return
+        entry = self._cursor.entry()
+        text = f"the log ends at {poll.offset}, but the frontier covers it to {end}"
+        self._resync.found.setdefault("frontier", Findings()).add("frontier", 0, "log-end", text)
+        if entry is not None:
+            text = f"entry {self._cursor.number}: from here on entries point behind the end of the log, {poll.offset}"
+            self._resync.add("entry-behind-log", text)
+            self.compared.left_out_entries += self._cursor.skip_below(_NEVER - 1)
+
+    def _compare_batch(self, batch: DispatchBatch, before: DispatchBatch | None) -> None:
+        # Where entries are left over from the batch before, that one can say of which message they are.
+        offsets = batch.columns.phy_offset[: batch.rows]
+        row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
+        if before is not None and end:
+            self._strays_below(int(offsets[0]), before)
+        for gap in self._frontier.uncovered:
+            first, last = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
+            if first < last:
+                self._match(batch, row, int(offsets.searchsorted(first)))
+                self.compared.left_out_entries += self._leave_out(first, last)
+                row = int(offsets.searchsorted(last))
+        self._match(batch, row, end)
+
+    def _match(self, batch: DispatchBatch, row: int, end: int) -> None:
+        cursor, columns = self._cursor, batch.columns
+        self.compared.messages += max(end - row, 0)
+        key = -1
+        while row < end and not self._is_over:
+            cursor.load()
+            self._pass_over_lost()
+            later = int(columns.phy_offset[:end].searchsorted(self._resume_behind, "right"))
+            if later > row:
+                self.compared.messages -= later - row
+                row, key = later, -1
+                continue
+            status, row, key, at = match_batch(
+                columns, end, row, key, self._skip_mask, cursor.window, cursor.position, cursor.state
+            )
+            row, key = int(row), int(key)
+            cursor.used(int(at))
+            if status == DONE:
+                return
+            if status == BUFFER_FULL and not cursor.done:
+                continue
+            self._resync.row(batch, row, key)
+            row, key = row + 1, -1
+            self._give_up_if_needed()
+
+    def _pass_over_lost(self) -> None:
+        # A file expired meanwhile. Its messages may still have been read, from a segment that is gone as well.
+        cursor = self._cursor
+        while len(cursor.lost) > self._lost:
+            self._resume_behind = cursor.lost[self._lost][0].header.end_phy_offset
+            self._lost += 1
+            self.compared.left_out_entries += cursor.skip_below(self._resume_behind + 1)
+
+    def _leave_out(self, begin: int, end: int) -> int:
+        # Entries that point into [begin, end) stand for themselves; those before it have had their chance.
+        self._strays_below(begin, None)
+        self._left_out.append((begin, end))
+        return self._cursor.skip_below(end)
+
+    def _strays_below(self, phy_offset: int, batch: DispatchBatch | None) -> None:
+        while not self._is_over:
+            self._resync.strays_below(phy_offset, batch)
+            if not self._resync.has_enough:
+                return
+            self._give_up_if_needed()
+
+    def _give_up_if_needed(self) -> None:
+        if not self._resync.has_enough:
+            return
+        cursor, name = self._cursor, self._cursor.name
+        self.compared.gave_up.append(name)
+        self._say(f"{name}: {len(self._resync.found[name])} findings, so the rest of it was not compared")
+        if not cursor.done:
+            self.compared.left_out_entries += cursor.left
+            cursor.leave_file()
+        entry = cursor.entry()
+        if entry is None:
+            self._is_over = True
+            return
+        # A message may straddle two files: the next one is compared from its first whole message on.
+        self._resume_behind = entry.phy_offset
+        self.compared.left_out_entries += cursor.skip_below(entry.phy_offset + 1)
+
+    def _check_times(self, mark: FileMark, state: IndexHeader) -> None:
+        # The header's times to the millisecond, which no entry knows.
+        if not mark.header.entries or state.index_count != mark.header.index_count:
+            return
+        found = self._resync.found.setdefault(f"index/{mark.name}", Findings())
+        for name, position, here, wanted in (
+            ("begin", 0, mark.header.begin_timestamp, state.begin_timestamp),
+            ("end", 8, mark.header.end_timestamp, state.end_timestamp),
+        ):
+            if here != wanted:
+                text = f"{name} timestamp {here}, but by its message it is {wanted}"
+                found.add(f"index/{mark.name}", position, f"header-{name}-timestamp", text)
+
+    def _say(self, text: str) -> None:
+        self.compared.left_out.append(text)

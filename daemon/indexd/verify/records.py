@@ -1,0 +1,115 @@
+"""Frontier and checkpoint: sane in themselves, and what they say of one another."""
+
+from __future__ import annotations
+
+import time
+
+from indexd.errors import CorruptDataError
+from indexd.findings import Findings
+from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.flush.frontier import Frontier
+from indexd.index.format import FileMark, IndexHeader
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles, is_index_name
+from indexd.verify.ground import Ground, look
+
+FRONTIER = "frontier"
+CHECKPOINT = "checkpoint"
+# The checkpoint is replaced just before the frontier: between the two, both have to be read again.
+_LOOKS = 20
+_PAUSE = 0.05
+_USED_SIZE = 40
+
+
+def check_frontier(frontier: Frontier, findings: Findings) -> bool:
+    """What no flusher writes: offsets out of order, marks that do not go on where the one before ended.
+
+    False if the layout itself cannot be.
+    """
+
+    def wrong(text: str) -> None:
+        findings.add(FRONTIER, 0, "frontier", text)
+
+    layout = frontier.layout
+    if layout.hash_slot_num < 1 or layout.index_num < 1 or frontier.segment_size < 1:
+        wrong(f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {frontier.segment_size} bytes")
+        return False
+    if not 0 <= frontier.begin_offset <= frontier.phy_offset:
+        wrong(f"beginOffset {frontier.begin_offset} and phyOffset {frontier.phy_offset} are no range of a log")
+    for gap in frontier.uncovered:
+        if not 0 <= gap.begin < gap.end <= frontier.phy_offset:
+            wrong(f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}")
+    before: FileMark | None = None
+    for mark in frontier.index:
+        for text in _check_mark(mark, before, frontier):
+            wrong(f"index file {mark.name}: {text}")
+        before = mark
+    return True
+
+
+def _check_mark(mark: FileMark, before: FileMark | None, frontier: Frontier) -> list[str]:
+    header, index_num = mark.header, frontier.layout.index_num
+    found = []
+    if not is_index_name(mark.name):
+        found.append("that is no index file's name")
+    if not 1 <= header.index_count <= max(index_num, 1) or mark.full != (header.index_count >= index_num):
+        found.append(f"index count {header.index_count} of {index_num}, {'full' if mark.full else 'not full'}")
+    if header.entries:
+        if header.begin_phy_offset > header.end_phy_offset:
+            found.append(f"phy offsets {header.begin_phy_offset} to {header.end_phy_offset}")
+        if header.begin_phy_offset < frontier.begin_offset or header.end_phy_offset >= frontier.phy_offset:
+            found.append(f"phy offsets {header.begin_phy_offset} to {header.end_phy_offset} outside what is covered")
+    if before is None:
+        return found
+    if not before.full:
+        found.append(f"it follows {before.name}, which is not full")
+    end_time, end_phy = max(before.header.end_timestamp, 0), max(before.header.end_phy_offset, 0)
+    if header.entries == 0 and header != IndexHeader(end_time, end_time, end_phy, end_phy):
+        found.append(f"empty, but its header is not what it inherits from {before.name}")
+    if header.entries and header.begin_phy_offset < end_phy:
+        found.append(f"it begins at phy offset {header.begin_phy_offset}, before {before.name} ends, {end_phy}")
+    return found
+
+
+def check_checkpoint(disk: Disk, files: DataFiles, ground: Ground, findings: Findings) -> None:
+    """The checkpoint against the frontier: the same after a clean stop, never behind it while a daemon runs.
+
+    After an unclean stop either may be the newer one, so only its form is looked at.
+    """
+    for _ in range(_LOOKS):
+        text = _checkpoint_problem(disk, files, ground)
+        if text is None:
+            return
+        if ground.owner is None:
+            break
+        time.sleep(_PAUSE)
+        ground = look(disk, files)
+    findings.add(CHECKPOINT, 0, "checkpoint", text or "")
+
+
+def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | None:
+    if not disk.exists(files.checkpoint):
+        return "it is missing"
+    data = disk.read(files.checkpoint)
+    if len(data) != CHECKPOINT_SIZE:
+        return f"{len(data)} bytes, not {CHECKPOINT_SIZE}"
+    if any(data[_USED_SIZE:]):
+        return f"bytes behind the first {_USED_SIZE} are not zero"
+    if ground.is_unclean or ground.is_opening:
+        return None
+    try:
+        read = StoreCheckpoint.unpack(data, files.checkpoint)
+    except CorruptDataError as error:
+        return error.line()
+    frontier = ground.frontier
+    if ground.owner is not None and read.confirm_phy_offset > frontier.phy_offset:
+        return None
+    full = [mark for mark in frontier.index if mark.full]
+    for name, found, wanted in (
+        ("physicMsgTimestamp", read.physic_msg_timestamp, frontier.store_timestamp),
+        ("indexMsgTimestamp", read.index_msg_timestamp, full[-1].header.end_timestamp if full else 0),
+        ("confirmPhyOffset", read.confirm_phy_offset, frontier.phy_offset),
+    ):
+        if found != wanted:
+            return f"{name} is {found}, but the frontier says {wanted}"
+    return None

@@ -1,0 +1,170 @@
+"""Composes a verification: the records, then each output's own check, then the log if asked.
+
+Works beside a daemon. What it finds counts only if nobody came, went or flushed meanwhile; otherwise it looks again,
+at what the frontier names then: files expire, and recovery cuts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from indexd.commitlog.segments import list_segments
+from indexd.config import Config, flag_name
+from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.findings import Findings
+from indexd.flush.frontier import Frontier
+from indexd.index.check import check_file
+from indexd.index.check_ground import Place
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FileMark, IndexHeader
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
+from indexd.verify.deep import compare
+from indexd.verify.ground import Ground, look
+from indexd.verify.records import check_checkpoint, check_frontier
+from indexd.verify.report import Report
+
+OnProgress = Callable[[int, int], None]
+
+_LOOKS = 5
+_PAUSE = 0.2
+_DEFAULT = "default"
+
+
+def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -> Report:
+    """Read everything again; ``on_progress`` gets (bytes done, bytes in all). Raises IndexdError where it cannot."""
+    started = time.monotonic()
+    files = DataFiles(config.store.data)
+    ground = look(disk, files)
+    config = _as_built(config, ground.frontier, files)
+    progress = _Progress(on_progress, ground.frontier, deep=deep)
+    report = Report()
+    ground = _Outputs(disk, files, config, report, progress).check(ground)
+    report.notes += ground.notes()
+    if deep and report.findings.counts["frontier"]:
+        report.notes.append("the frontier contradicts itself: nothing was compared with the log")
+    elif deep:
+        report.compared = compare(config, disk, ground.frontier, report.findings, progress)
+        report.notes += report.compared.left_out
+    report.notes = list(dict.fromkeys(report.notes))
+    report.seconds = time.monotonic() - started
+    return report
+
+
+class _Progress:
+    # Bytes of index files, then of log.
+    def __init__(self, on_progress: OnProgress, frontier: Frontier, *, deep: bool) -> None:
+        self._on_progress = on_progress
+        self._done = 0
+        self._total = len(frontier.index) * frontier.layout.file_size
+        if deep:
+            self._total += frontier.phy_offset - frontier.begin_offset
+
+    def __call__(self, more: int) -> None:
+        self._done += more
+        self._on_progress(self._done, max(self._total, self._done))
+
+
+class _Outputs:
+    # Each output's own check, on ground that may move.
+    def __init__(
+        self, disk: Disk, files: DataFiles, config: Config, report: Report, on_bytes: Callable[[int], None]
+    ) -> None:
+        self._disk, self._files, self._config = disk, files, config
+        self._report, self._on_bytes = report, on_bytes
+        # Files without findings need no second look while the frontier says the same of them.
+        self._sound: dict[FileMark, IndexHeader | None] = {}
+
+    def check(self, ground: Ground) -> Ground:
+        """Fill the report; the ground that it speaks of."""
+        for left in reversed(range(_LOOKS)):
+            found = self._check_once(ground)
+            if len(found) == 0 or left == 0:
+                break
+            now = look(self._disk, self._files)
+            if ground.is_opening:
+                time.sleep(_PAUSE)  # recovery cuts a file and gives it its size again: it looks short for a moment
+            elif now.same_as(ground):
+                break
+            ground = now
+        report, marks = self._report, ground.frontier.index
+        report.findings.merge(found)
+        report.files, report.entries = len(marks), sum(mark.header.entries for mark in marks)
+        report.bytes = len(marks) * ground.frontier.layout.file_size
+        return ground
+
+    def _check_once(self, ground: Ground) -> Findings:
+        found, frontier = Findings(), ground.frontier
+        if not check_frontier(frontier, found):
+            # With a layout that cannot be, every file would be read as what it is not.
+            return found
+        check_checkpoint(self._disk, self._files, ground, found)
+        # Nothing expired before the first entry of all, so nothing was inherited there.
+        begin = frontier.index[0].header.begin_phy_offset if frontier.index else 0
+        before = IndexHeader() if begin == frontier.begin_offset else None
+        for mark in frontier.index:
+            if mark not in self._sound or self._sound[mark] != before:
+                wrong = self._check_file(ground, mark, before)
+                found.merge(wrong)
+                if len(wrong) == 0:
+                    self._sound[mark] = before
+            before = mark.header
+        if ground.owner is None and not ground.is_unclean:
+            for name in sorted(set(ground.sizes) - {mark.name for mark in frontier.index}):
+                found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+        return found
+
+    def _check_file(self, ground: Ground, mark: FileMark, before: IndexHeader | None) -> Findings:
+        frontier = ground.frontier
+        place = Place(
+            f"index/{mark.name}", mark, before, frontier.layout, FLAVOURS[frontier.flavour], ground.condition(mark)
+        )
+        try:
+            with self._disk.open_read(self._files.index / mark.name) as file:
+                return check_file(file, place, self._on_bytes)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+        missing = Findings()
+        begin = self._log_begin()
+        if begin is not None and mark.full and mark.header.end_phy_offset < begin:
+            self._report.notes.append(f"{place.name} is gone, and only named messages that have expired")
+        else:
+            missing.add(place.name, 0, "file-missing", "the frontier names it, but it is not there")
+        return missing
+
+    def _log_begin(self) -> int | None:
+        store = self._config.store
+        try:
+            return list_segments(self._disk, store.commit_log_directories, store.segment_size).min_offset
+        except IndexdError:
+            return None
+
+
+def _as_built(config: Config, frontier: Frontier, files: DataFiles) -> Config:
+    # What the data directory was built with holds where nothing was given; something else that was given is an error.
+    for key, built, given in (
+        ("flavour", frontier.flavour, config.index.flavour),
+        ("hash_slot_num", frontier.layout.hash_slot_num, config.index.hash_slot_num),
+        ("index_num", frontier.layout.index_num, config.index.index_num),
+    ):
+        if config.provenance.get(key, _DEFAULT) != _DEFAULT and built != given:
+            raise UsageError(
+                f"{flag_name(key)} {given} (from {config.provenance[key]}), but {files.data} was built with {built}",
+                f"leave {flag_name(key)} out: the data directory knows it",
+            )
+    store: dict[str, object] = {}
+    if config.store.store is None and not config.store.commit_log_paths:
+        store["commit_log_paths"] = tuple(Path(path) for path in frontier.commit_log_paths)
+    if config.provenance.get("segment_size", _DEFAULT) == _DEFAULT:
+        store["segment_size"] = frontier.segment_size
+    index = {
+        "flavour": frontier.flavour,
+        "hash_slot_num": frontier.layout.hash_slot_num,
+        "index_num": frontier.layout.index_num,
+    }
+    return config.model_copy(
+        update={"store": config.store.model_copy(update=store), "index": config.index.model_copy(update=index)}
+    )

@@ -1,0 +1,141 @@
+"""What a daemon under a fault must not do, and how faults come to it that need no mount.
+
+``check_calm`` is the answer to "no storm, no spin": a daemon that waits writes few lines, makes no files and sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.daemon import Daemon, assert_same_index, index_files, rebuild
+from support.own_mounts import need
+from support.small_log import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: It looks again every second, so that a test sees several tries.
+RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1"}
+DISK_FAILED = 70
+UNSAFE = 3
+_DATA_NAMES = {"index", "checkpoint", "frontier", "state", "abort", "starts", "lock", "filler", "lost+found"}
+_LINES_A_SECOND = 4.0
+_CPU_SHARE = 0.3
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def end_line(daemon: Daemon) -> str:
+    """The one line with which a process says why it ended; there is exactly one, and no traceback."""
+    text = daemon.log.read_text("utf-8")
+    assert "Traceback" not in text, text
+    plain = [line for line in text.splitlines() if not line.startswith("{")]
+    assert len(plain) == 1, text
+    assert plain[0].startswith("indexd: ")
+    return plain[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def all_files(data: Path) -> list[str]:
+    """Every file of a data directory, by its path in it."""
+    return sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file())
+
+
+def check_calm(daemon: Daemon, seconds: float = 2.5) -> None:
+    """While it waits for somebody to mend the fault it neither spins nor floods log or disk."""
+    before, began = daemon.events(), cpu_seconds(daemon.pid)
+    files = len(all_files(daemon.data))
+    time.sleep(seconds)
+    lines = daemon.events()[len(before) :]
+    assert len(lines) <= _LINES_A_SECOND * seconds, lines
+    assert cpu_seconds(daemon.pid) - began <= _CPU_SHARE * seconds
+    # A temporary file each of checkpoint, frontier and state, and an index file that is just being tried.
+    assert len(all_files(daemon.data)) <= files + 4
+    assert not daemon.events("disturbed")
+
+
+def degraded(daemon: Daemon, *words: str, stage: str | None = None) -> str:
+    """Wait until a stage has to wait for a reason with one of ``words`` in it; the line."""
+
+    def look() -> str | None:
+        lines = (row["problem"] for row in daemon.events("degraded") if stage in (None, row["stage"]))
+        return next((line for line in lines if any(word in line for word in words)), None)
+
+    return daemon.wait_for(look, f"degraded ({words})")
+
+
+def check_whole(daemon: Daemon, end: int, *flags: str) -> None:
+    """It catches up without a restart, stops cleanly, and leaves what an undisturbed build makes, and nothing else."""
+    daemon.wait_caught_up(end)
+    daemon.wait_durable(end)
+    last = {row["stage"]: row["event"] for row in daemon.events() if row["event"] in ("degraded", "healed")}
+    assert "degraded" not in last.values(), last
+    assert not daemon.state()["problems"]
+    assert daemon.terminate() == 0
+    check_directory(daemon.store, daemon.data, *flags)
+
+
+def check_directory(store: Path, data: Path, *flags: str) -> None:
+    """What stands in a directory after a clean stop is an undisturbed build, to the byte and to the file."""
+    whole = data.with_name("undisturbed")
+    rebuild(store, whole, *(flags or SIZES))
+    assert_same_index(data, whole)
+    assert {path.name for path in data.iterdir()} <= _DATA_NAMES, all_files(data)
+    assert len(list((data / "index").iterdir())) == len(index_files(data)), all_files(data)
+
+
+def run_again(store: Path, data: Path, end: int, *flags: str, tracer: Sequence[str] = ()) -> Daemon:
+    """The next start after an end with the abort flag left: it recovers, and all is whole. The daemon, ended."""
+    assert (data / "abort").exists()
+    with Daemon(store, data, *(flags or SIZES), tracer=tracer) as daemon:
+        daemon.wait_event("recovered")
+        check_whole(daemon, end, *flags)
+    return daemon
+
+
+def under_permissions() -> tuple[str, ...]:
+    """Words before a command that take from root what lets it pass by the bits of a file; nothing for other users."""
+    if os.geteuid() != 0:
+        return ()
+    return (need("setpriv", "util-linux"), "--bounding-set", "-dac_override,-dac_read_search")
+
+
+@contextmanager
+def no_descriptors(pid: int, spare: int = 0) -> Iterator[None]:
+    """Let a process open ``spare`` more files at once, and give it its old limit back at the end."""
+    used = set.union(*({int(name) for name in os.listdir(f"/proc/{pid}/fd")} for _ in range(5)))
+    free = next(number for number in range(4096) if number not in used)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + spare, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def failing_calls(pid: int, calls: str, error: str = "EIO") -> Iterator[None]:
+    """Let these system calls of a running process fail, as a disk that dies does."""
+    words = [need("strace", "strace"), "-f", "-q", "-o", "/dev/null", "-p", str(pid)]
+    tracer = subprocess.Popen([*words, "-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"])
+    try:
+        status = Path(f"/proc/{pid}/status")
+        deadline = time.monotonic() + 30
+        while "TracerPid:\t0\n" in status.read_text("ascii"):
+            assert tracer.poll() is None, "strace may not trace a process of the same user here"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait(30)

@@ -1,0 +1,56 @@
+"""Whether two index folders hold the same files, and where they part."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
+from indexd.storage.names import is_index_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def index_files(root: Path) -> list[Path]:
+    """The index files of a data directory or a store, oldest first."""
+    directory = root / "index"
+    return sorted(path for path in directory.iterdir() if is_index_name(path.name)) if directory.exists() else []
+
+
+def assert_same_index(a: Path, b: Path) -> None:
+    """The index files of two directories are the same, one by one, byte for byte; names may differ.
+
+    One of the two is indexd's own: its frontier says how the files are divided.
+    """
+    files_a, files_b = index_files(a), index_files(b)
+    layout = _layout(a, b)
+    for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
+        data_a, data_b = path_a.read_bytes(), path_b.read_bytes()
+        if data_a != data_b:
+            raise AssertionError(
+                f"index file {number} of {len(files_a)} differs in {_first_difference(data_a, data_b, layout)}\n"
+                f"  {path_a}: {IndexHeader.unpack(data_a)}\n  {path_b}: {IndexHeader.unpack(data_b)}"
+            )
+    assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
+
+
+def _layout(a: Path, b: Path) -> IndexLayout:
+    frontier = next(path for path in (a / "frontier", b / "frontier") if path.exists())
+    row = json.loads(frontier.read_bytes())
+    return IndexLayout(row["hashSlotNum"], row["indexNum"])
+
+
+def _first_difference(a: bytes, b: bytes, layout: IndexLayout) -> str:
+    if len(a) != len(b):
+        return f"its size: {len(a)} and {len(b)}"
+    at = next(position for position in range(len(a)) if a[position] != b[position])
+    if at < 40:
+        return f"its header, byte {at}"
+    if at < layout.entry_position(0):
+        slot = (at - 40) // 4
+        found = [unpack_slot(data[layout.slot_position(slot) :][:4]) for data in (a, b)]
+        return f"slot {slot}: {found[0]} and {found[1]}"
+    number = (at - layout.entry_position(0)) // 20
+    entries: list[IndexEntry] = [unpack_entry(data[layout.entry_position(number) :][:20]) for data in (a, b)]
+    return f"entry {number}: {entries[0]} and {entries[1]}"

@@ -1,0 +1,199 @@
+"""One life of the daemon in a simulation: the steps of ``service/daemon.py`` in its order, one after the other.
+
+The daemon's threads become calls, so a persist of an older progress between newer applies is a matter of the order in
+which they are made. What an error leads to is decided as there: it is tried again at the next drain or flush, or it
+comes out of here.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reading import Skipped
+from indexd.config import Config
+from indexd.dispatch.queue import DispatchQueue, Item
+from indexd.dispatch.reput import ReputState
+from indexd.errors import DiskError, MissingStoreError
+from indexd.flush.abort import remove_abort
+from indexd.flush.building import Building
+from indexd.flush.flusher import Progress
+from indexd.query import Answer, KeyQuery, open_index, query_exact
+from indexd.recovery.open import Opened
+from indexd.service.daemon import can_wait, has_work
+from indexd.service.start import open_for_run
+from indexd.service.starts import Starts
+from indexd.service.state import state_row, write_state
+from indexd.service.watch import Watch
+from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
+from indexd.storage.names import DataFiles
+
+_POLLS_MAX = 100_000
+
+
+class SilentLog:
+    """Takes the daemon's log events; the names of all of them in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def info(self, event: str, **_: object) -> None:
+        self.events.append(event)
+
+    debug = warning = error = info
+
+
+class _HeldLock(DirectoryLock):
+    """The lock is real files and no disk's matter: in a simulation there is one daemon at a time."""
+
+    def is_held(self) -> bool:
+        return True
+
+
+class SimDaemon:
+    """From a start to a stop, a crash or an error. Raises DiskError where the daemon would end, and DisturbedError.
+
+    ``pid`` is what its files say; in a container it is the same one in each life.
+    """
+
+    def __init__(self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False) -> None:
+        self.pid = pid
+        self.config, self.disk = config, disk
+        self.files = DataFiles(config.store.data)
+        self.log = SilentLog()
+        disk.make_dir(self.files.data)
+        self.starts = Starts(disk, self.files.starts, config.recovery)
+        if disk.exists(self.files.abort):
+            self.starts.begin()
+        self.opened: Opened = open_for_run(config, disk, self.files, self.log, forced=forced)
+        file_size = self.opened.outputs.index.layout.file_size
+        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), file_size)
+        self.building = Building(self.opened.outputs, self.opened.flusher)
+        self.outputs, self.flusher, self.reader = self.opened.outputs, self.opened.flusher, self.opened.reader
+        #: Read and not built yet; the parts of it that a drain has taken are done first.
+        self.queue: list[Item] = []
+        self.skipped: list[Skipped] = []
+        #: What the flusher works at, and whether it has come to its end.
+        self.sent: Progress | None = None
+        self.is_persisted = False
+        #: A drain waits to be tried again: the files may hold more than the progress says.
+        self.is_waiting = False
+        self.must_flush = False
+        self._state = (DispatchQueue(1, 1), ReputState())
+
+    def __repr__(self) -> str:
+        return f"SimDaemon({self.outputs}, queue={len(self.queue)}, sent={self.sent is not None})"
+
+    def read(self, polls: int = _POLLS_MAX) -> bool:
+        """Poll so often, or until the log's end; True at the end."""
+        for _ in range(polls):
+            try:
+                found = self.reader.poll()
+            except (DiskError, MissingStoreError):
+                return False  # tried again at the next read
+            if isinstance(found, DispatchBatch | Skipped):
+                self.queue.append(found)
+            elif isinstance(found, Corrupt):
+                return True
+            else:
+                assert isinstance(found, NotYetWritten)
+                if not self.reader.is_undecided:
+                    return True
+        return False
+
+    def drain(self, *, stopping: bool = False) -> bool:
+        """Build what was read; False when it has to wait, and the rest stays for the next time."""
+        try:
+            self._build()
+        except (DiskError, MissingStoreError) as error:
+            if not can_wait(error) or stopping:
+                raise
+            self.is_waiting = True
+            return False
+        self.is_waiting = False
+        return True
+
+    def _build(self) -> None:
+        if not self.is_waiting:
+            self.watch.check_index(self.building)
+        self.outputs.check_log()
+        restored = self.watch.restore(self.building)
+        self.must_flush = self.must_flush or bool(set(restored) & set(self.flusher.written))
+        skipped = [item for item in self.queue if isinstance(item, Skipped)]
+        try:
+            self.building.apply(self.queue, self.reader.log.min_offset or 0)
+        finally:
+            self.skipped += [item for item in skipped if item not in self.queue]
+            self._write_state()
+        self.starts.forget()
+
+    def send(self) -> Progress | None:
+        """Hand what has been built to the flusher, unless it is at work or there is nothing to do."""
+        progress = self.building.progress
+        is_new = progress.phy_offset != self.flusher.frontier.phy_offset or has_work(progress) or self.must_flush
+        if self.sent is not None or not is_new:
+            return None
+        self.must_flush = False
+        self.sent, self.is_persisted = progress, False
+        return progress
+
+    def persist(self) -> bool:
+        """The flusher's part; False when it has to wait: the next flush tries again."""
+        if self.sent is None or self.is_persisted:
+            return False
+        try:
+            self.building.persist(self.sent)
+        except DiskError as error:
+            if not can_wait(error):
+                raise
+            self.sent = None
+            self.must_flush = True
+            return False
+        self.is_persisted = True
+        return True
+
+    def persisted(self) -> None:
+        """The building thread hears of it."""
+        if self.sent is not None and self.is_persisted:
+            self.building.persisted(self.sent)
+            self.sent = None
+
+    def stop(self) -> None:
+        """TERM: what was read is built, all is made durable, the abort flag goes."""
+        self.drain(stopping=True)
+        for _ in range(2):  # what the flusher works at, and what has been built since
+            self.send()
+            self.persist()
+            self.persisted()
+        self.building.finish()
+        self.reader.close()
+        remove_abort(self.disk, self.files.abort)
+        self.starts.forget()
+        self.disk.unlink(self.files.state)
+
+    def give_way(self) -> None:
+        """Something was disturbed: what is open is closed, and the same process opens anew."""
+        self.outputs.index.close()
+        self.reader.close()
+
+    def query(self, query: KeyQuery) -> Answer:
+        """Asked beside the running daemon, which holds the lock."""
+        with mock.patch("indexd.query.source.owner_pid", return_value=self.pid):
+            return ask(self.disk, self.config, query)
+
+    def _write_state(self) -> None:
+        try:
+            write_state(self.disk, self.files, state_row(self.reader, self.outputs, self.flusher, *self._state))
+        except DiskError:
+            return  # queries then go by the frontier
+
+
+def ask(disk: Disk, config: Config, query: KeyQuery) -> Answer:
+    """One exact answer, as a process of its own would get it."""
+    index = open_index(disk, config)
+    try:
+        return query_exact(index, query)
+    finally:
+        index.close()

@@ -1,0 +1,300 @@
+"""SimDisk: the twin of ``indexd.storage.disk`` that keeps a tree in memory and forgets, tears and fails as told.
+
+Paths under ``root`` are simulated, all others are the real disk's. Each call is counted, can be failed by a FaultMap
+and can be preceded by a crash; ``crash`` leaves what a loss of power may leave, ``kill`` what the death of the process
+leaves: all of it, but every handle is dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexd.errors import DiskError
+from indexd.storage.disk import Disk, DiskFile
+from support.sim_fault import CHANGES, FaultMap, SimCrash, errno_of
+from support.sim_file import SimFile, stamp_of
+from support.sim_inode import Change, Memo, SimDirectory, SimInode
+
+if TYPE_CHECKING:
+    from indexd.storage.disk import Stamp
+
+# What the real disk calls its operations where an error names them.
+_WORDS = {
+    "open_read": "open", "open_write": "open", "exists": "stat", "size": "stat", "stamp": "stat",
+    "list_dir": "list", "stamps": "list", "pread": "read", "pwrite": "write", "allocate": "allocate space for",
+    "unlink": "remove", "remove_dir": "remove", "make_dir": "make directory", "sync_dir": "fsync directory",
+}  # fmt: skip
+
+
+class SimDisk(Disk):
+    """``rand`` decides what a failed or interrupted call leaves; ``limit`` ends a run that does not end by itself."""
+
+    def __init__(self, root: Path, seed: int = 0, faults: FaultMap | None = None) -> None:
+        self.root = root
+        self.rand = random.Random(seed)
+        self.faults = faults or FaultMap()
+        self.counts: Counter[str] = Counter()
+        #: Calls that change the disk, so far; the one with the number ``crash_at`` (from 0) is not reached.
+        self.changes = 0
+        self.crash_at: int | None = None
+        self.limit: int | None = None
+        #: Called before each call that changes the disk.
+        self.before_change: Callable[[str, Path], None] | None = None
+        self.handles: set[SimFile] = set()
+        self.lives = 0
+        self._is_dead = False
+        self.ticks = count(2)  # inode numbers, and times of writing
+        self._tree = SimDirectory(1)
+
+    def __repr__(self) -> str:
+        return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
+
+    @property
+    def operations(self) -> int:
+        """All calls so far."""
+        return self.counts.total()
+
+    def crash(self, rand: random.Random | None = None) -> None:
+        """The power fails and comes back: of what was not synced something is left."""
+        nodes: list[SimInode | SimDirectory] = [self._tree]
+        while nodes:
+            node = nodes.pop()
+            node.crash(rand or self.rand)
+            if isinstance(node, SimDirectory):
+                nodes += [node.names[name] for name in sorted(node.names)]
+        self.kill()
+
+    def kill(self) -> None:
+        """The process dies, the machine does not."""
+        self.handles.clear()
+        self.lives += 1
+        self._is_dead = False
+        self.crash_at = None
+
+    def fork(self) -> SimDisk:
+        """A second disk in the same state, without faults, handles or hooks."""
+        twin = SimDisk(self.root)
+        twin.rand.setstate(self.rand.getstate())
+        memo: Memo = {}
+        twin._tree = self._tree.copy(memo)
+        twin.ticks, twin.lives = copy(self.ticks), self.lives + 1
+        return twin
+
+    # The calls of Disk.
+
+    def open_read(self, path: Path) -> DiskFile:
+        if not self.holds(path):
+            return super().open_read(path)
+        return self._open("open_read", path, is_writable=False)
+
+    def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
+        if not self.holds(path):
+            return super().open_write(path, create=create)
+        if not create:
+            return self._open("open_write", path, is_writable=True)
+        fault = self.meet("create", path)
+        parent = self._parent("create", path)
+        if path.name in parent.names:
+            raise self.error("create", path, errno.EEXIST)
+        return self._create(path, parent, fault)
+
+    def exists(self, path: Path) -> bool:
+        if not self.holds(path):
+            return super().exists(path)
+        self.meet("exists", path)
+        with suppress(NotADirectoryError):
+            return self._tree.find(path.relative_to(self.root).parts) is not None
+        return False
+
+    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+        if not self.holds(path):
+            super().write_atomically(path, data, durable=durable)
+            return
+        temporary = path.with_name(path.name + ".tmp")
+        fault = self.meet("create", temporary)
+        parent = self._parent("create", temporary)
+        found = parent.names.get(temporary.name)
+        if isinstance(found, SimDirectory):
+            raise self.error("create", temporary, errno.EISDIR)
+        if found is None:
+            file = self._create(temporary, parent, fault)
+        else:
+            file = SimFile(self, temporary, found, is_writable=True)
+            file.cut(0)
+            self.leave(fault)
+        with file:
+            file.pwrite(data, 0)
+            if durable:
+                file.fsync()
+        self.rename(temporary, path)
+        if durable:
+            self.sync_dir(path.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if not self.holds(target):
+            super().rename(source, target)
+            return
+        words = f"rename {source} to"
+        fault = self.meet("rename", target, words)
+        if source.parent != target.parent:
+            raise NotImplementedError("a rename from one directory into another")
+        parent = self._parent("rename", target, words)
+        node = parent.names.get(source.name)
+        if node is None:
+            raise self.error("rename", target, errno.ENOENT, words)
+        there = parent.names.get(target.name)
+        if there is not None and isinstance(there, SimDirectory) != isinstance(node, SimDirectory):
+            raise self.error("rename", target, errno.ENOTDIR if isinstance(there, SimInode) else errno.EISDIR, words)
+        if isinstance(there, SimDirectory) and there.names and there is not node:
+            raise self.error("rename", target, errno.ENOTEMPTY, words)
+        if there is not node:
+            parent.change(Change(source.name, target.name, node))
+        self.leave(fault)
+
+    def unlink(self, path: Path) -> None:
+        if not self.holds(path):
+            super().unlink(path)
+            return
+        fault = self.meet("unlink", path)
+        found = self._find("unlink", path)
+        if isinstance(found, SimDirectory):
+            raise self.error("unlink", path, errno.EISDIR)
+        if found is not None:
+            self._parent("unlink", path).change(Change(None, path.name, None))
+        self.leave(fault)
+
+    def remove_dir(self, path: Path) -> None:
+        if not self.holds(path):
+            super().remove_dir(path)
+            return
+        fault = self.meet("remove_dir", path)
+        if self._directory("remove_dir", path).names:
+            raise self.error("remove_dir", path, errno.ENOTEMPTY)
+        self._parent("remove_dir", path).change(Change(None, path.name, None))
+        self.leave(fault)
+
+    def list_dir(self, path: Path) -> list[tuple[str, int]]:
+        if not self.holds(path):
+            return super().list_dir(path)
+        self.meet("list_dir", path)
+        return sorted((name, node.size) for name, node in self._files("list_dir", path))
+
+    def stamps(self, path: Path) -> dict[str, Stamp]:
+        if not self.holds(path):
+            return super().stamps(path)
+        self.meet("stamps", path)
+        return {name: stamp_of(node) for name, node in sorted(self._files("stamps", path))}
+
+    def make_dir(self, path: Path) -> None:
+        if not self.holds(path):
+            super().make_dir(path)
+            return
+        missing = []
+        step = path
+        while not self.exists(step):
+            missing.append(step)
+            step = step.parent
+        for step in reversed(missing):
+            fault = self.meet("make_dir", step)
+            self._parent("make_dir", step).change(Change(None, step.name, SimDirectory(next(self.ticks))))
+            self.leave(fault)
+            self.sync_dir(step.parent)
+        if not isinstance(self._find("make_dir", path), SimDirectory):
+            raise DiskError("use", path, OSError(errno.ENOTDIR, "it is not a directory"))
+
+    def sync_dir(self, path: Path) -> None:
+        if not self.holds(path):
+            super().sync_dir(path)
+            return
+        fault = self.meet("sync_dir", path)
+        self._directory("sync_dir", path).sync()
+        self.leave(fault)
+
+    def peek(self, path: Path) -> bytes:
+        """What a reader would see, for a test's own eyes: no call, so no fault."""
+        found = self._find("open_read", path)
+        assert isinstance(found, SimInode), path
+        return found.read(found.size, 0)
+
+    # What the calls are made of, for SimFile too.
+
+    def holds(self, path: Path) -> bool:
+        """Whether ``path`` is simulated."""
+        return path == self.root or self.root in path.parents
+
+    def meet(self, operation: str, path: Path, words: str | None = None) -> str | None:
+        """Count the call; it fails here with an errno, or crashes; other faults are the call's to act on."""
+        if self._is_dead:
+            raise SimCrash
+        if operation in CHANGES:
+            if self.before_change is not None:
+                self.before_change(operation, path)
+            if self.changes == self.crash_at:
+                self._is_dead = True
+                raise SimCrash
+            self.changes += 1
+        self.counts[operation] += 1
+        if self.limit is not None and self.operations > self.limit:
+            raise AssertionError(f"no end after {self.operations} calls: {self.counts}")
+        fault = self.faults.meet(operation, path.relative_to(self.root))
+        if fault == "crash":
+            self._is_dead = True
+            raise SimCrash
+        if fault in (None, "crash-after", "short"):
+            return fault
+        raise self.error(operation, path, errno_of(str(fault)), words)
+
+    def leave(self, fault: str | None) -> None:
+        """The call is done; some crashes come right behind it."""
+        if fault == "crash-after":
+            self._is_dead = True
+            raise SimCrash
+
+    def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
+        """The error that the real call raises."""
+        return DiskError(words or _WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
+
+    def _open(self, operation: str, path: Path, *, is_writable: bool) -> SimFile:
+        self.meet(operation, path)
+        found = self._find(operation, path)
+        if not isinstance(found, SimInode):
+            raise self.error(operation, path, errno.ENOENT if found is None else errno.EISDIR)
+        return SimFile(self, path, found, is_writable=is_writable)
+
+    def _create(self, path: Path, parent: SimDirectory, fault: str | None) -> SimFile:
+        inode = SimInode(next(self.ticks))
+        parent.change(Change(None, path.name, inode))
+        self.leave(fault)
+        return SimFile(self, path, inode, is_writable=True)
+
+    def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
+        try:
+            return self._tree.find(path.relative_to(self.root).parts)
+        except NotADirectoryError:
+            raise self.error(operation, path, errno.ENOTDIR, words) from None
+
+    def _parent(self, operation: str, path: Path, words: str | None = None) -> SimDirectory:
+        self._find(operation, path, words)  # so that an error names what was asked for
+        found = self._find(operation, path.parent, words)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT, words)
+        return found
+
+    def _directory(self, operation: str, path: Path) -> SimDirectory:
+        found = self._find(operation, path)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT if found is None else errno.ENOTDIR)
+        return found
+
+    def _files(self, operation: str, path: Path) -> list[tuple[str, SimInode]]:
+        names = self._directory(operation, path).names
+        return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]

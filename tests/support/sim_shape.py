@@ -1,0 +1,37 @@
+"""The sizes of a simulated world."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a world; small, so that files roll and messages straddle them."""
+
+    segment_size: int = 16 << 10
+    hash_slot_num: int = 300
+    index_num: int = 100
+    flavour: str = "5.4"
+    rewrites: bool = False
+    #: Entries that are read or written at once.
+    window: int = 1000
+    recheck_size: int = 64 << 20
+    #: Frames are noted this far apart, in bytes: segments are a ten-thousandth of a broker's, and so is this.
+    note_every: int = 1 << 10
+    #: As in a container, where each daemon is process 1.
+    same_pid: bool = False
+
+    @classmethod
+    def draw(cls, rand: random.Random, *, rewrites: bool = False) -> Shape:
+        """Any of them: slots and entries of less than a page and of several, files that roll at every few messages."""
+        return cls(
+            rand.choice([16, 32, 64]) << 10,
+            rand.choice([1, 50, 500, 1500]),
+            rand.choice([20, 60, 250, 400]),
+            rand.choice(["5.4", "5.4", "4.7", "4.0", "3.x"]),
+            rewrites,
+            rand.choice([7, 50, 1000]),
+            64 << 20 if rewrites else rand.choice([0, 8 << 10, 64 << 20]),
+        )

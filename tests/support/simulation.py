@@ -1,0 +1,292 @@
+"""A world of its own: a broker's log, a disk that forgets, a daemon that lives and dies on it, and an oracle.
+
+Each step is one method; after a step in which the daemon ended (``is_up`` is False) the next ``start`` recovers. What
+is checked, and when:
+
+- after each recovery: the files are those of an undisturbed build up to the offset at which reading goes on, and that
+  offset is not below what a persist had said to be durable;
+- at each query, also of a dead daemon's directory: all that the answer's coverage promises, nothing that the log does
+  not hold, nothing twice;
+- ``finish``: after catching up and a clean stop the directory holds the undisturbed build and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from indexd.config import Config, load
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, UsageError
+from indexd.index.format import FileMark, IndexLayout
+from indexd.query import Answer
+from support.sim_checks import BrokenError, check_answer, check_stopped, draw_query
+from support.sim_clock import SimClock, steered
+from support.sim_daemon import SimDaemon, ask
+from support.sim_disk import SimDisk
+from support.sim_fault import FaultMap, SimCrash
+from support.sim_log import SimLog
+from support.sim_oracle import Gaps, Oracle, compare
+from support.sim_shape import Shape
+
+_CALLS_PER_STEP_MAX = 20_000
+
+
+class World:
+    """``root`` gets a real commitlog; the data directory is on ``disk`` alone."""
+
+    def __init__(self, root: Path, seed: int, shape: Shape | None = None) -> None:
+        self.shape = shape or Shape()
+        self.rand = random.Random(seed)
+        self.clock = SimClock(seed)
+        self.log = SimLog(root / "store" / "commitlog", self.shape.segment_size, seed, rewrites=self.shape.rewrites)
+        self.disk = SimDisk(root / "disk", seed)
+        self.data = root / "disk" / "data"
+        self.layout = IndexLayout(self.shape.hash_slot_num, self.shape.index_num)
+        self.config = self._config(root / "store")
+        self.oracle = Oracle(self.log, self.layout, self.shape.flavour)
+        self.daemon: SimDaemon | None = None
+        self.pid = 1
+        #: What the index covers: from here on, but for the gaps.
+        self.begin = 0
+        self.gaps: Gaps = ()
+        #: The log was rewritten and no daemon has seen it yet.
+        self.is_outdated = False
+        #: (begin, end) of what a persist that returned has promised.
+        self.promised: tuple[int, int] | None = None
+        self.tally: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"World({self.shape}, {self.log}, {self.daemon}, promised={self.promised}, {self.disk})"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a daemon runs."""
+        return self.daemon is not None
+
+    @property
+    def up(self) -> SimDaemon:
+        """The daemon, which runs."""
+        assert self.daemon is not None
+        return self.daemon
+
+    def fork(self) -> World:
+        """The same world on a copy of the disk, after the death of the daemon; the log is shared."""
+        if self.daemon is not None:
+            self._note(self.daemon)
+        twin = object.__new__(World)
+        twin.__dict__.update(self.__dict__)
+        twin.disk, twin.daemon = self.disk.fork(), None
+        twin.rand = random.Random(self.rand.getrandbits(32))
+        return twin
+
+    # Ends.
+
+    def crash(self, rand: random.Random | None = None) -> None:
+        """Power off, power on."""
+        self.tally["crashes"] += 1
+        self.disk.crash(rand or self.rand)
+        self._is_dead()
+
+    def kill(self) -> None:
+        """kill -9: the page cache is still there."""
+        self.tally["kills"] += 1
+        self.disk.kill()
+        self._is_dead()
+
+    def stop(self) -> bool:
+        """TERM. True when the daemon stopped cleanly; then everything that was read is durable and nothing is open."""
+
+        def step(daemon: SimDaemon) -> None:
+            daemon.stop()
+            if self.disk.handles:
+                raise BrokenError("other", f"after a clean stop these are still open: {self.disk.handles}")
+
+        return self.do(step, last=True)
+
+    # What a daemon does.
+
+    def start(self, *, forced: bool = False) -> bool:
+        """Start, recover, check; True when it is up."""
+        assert self.daemon is None
+        before = self.disk.changes
+        self.pid += not self.shape.same_pid
+        self.disk.limit = self.disk.operations + _CALLS_PER_STEP_MAX
+        try:
+            with self._steered():
+                self.daemon = SimDaemon(self.config, self.disk, pid=self.pid, forced=forced)
+        except DiskError:
+            self.tally["starts that failed"] += 1
+            self.kill()
+            return False
+        except SimCrash:
+            self.tally["crashes inside a recovery"] += self.disk.changes > before
+            self.crash()
+            return False
+        self.tally["recoveries"] += 1
+        self._check_start(self.daemon)
+        return True
+
+    def do(self, step: Callable[[SimDaemon], object], *, last: bool = False) -> bool:
+        """One step of the daemon; False when it died of it."""
+        daemon = self.up
+        self.disk.limit = self.disk.operations + _CALLS_PER_STEP_MAX
+        try:
+            with self._steered():
+                step(daemon)
+        except DiskError:
+            self.tally["ends by an error"] += 1
+            self._note(daemon)
+            self.kill()
+            return False
+        except SimCrash:
+            self._note(daemon)
+            self.crash()
+            return False
+        except DisturbedError:
+            self.tally["disturbed"] += 1
+            self._note(daemon)
+            daemon.give_way()
+            self.daemon = None
+            return False
+        self._note(daemon)
+        if last:
+            self.disk.kill()
+            self._is_dead()
+        return True
+
+    def catch_up(self) -> bool:
+        """Read and build to the end of the log; False when it died of it or the disk is full."""
+        built: list[bool] = []
+
+        def step(daemon: SimDaemon) -> None:
+            daemon.read()
+            built.append(daemon.drain())
+
+        return self.do(step) and all(built)
+
+    def flush(self) -> bool:
+        """A whole flush, nothing in between; False when the daemon died of it."""
+        return (
+            self.do(lambda daemon: daemon.send())
+            and self.do(lambda daemon: daemon.persist())
+            and self.do(lambda daemon: daemon.persisted())
+        )
+
+    def finish(self) -> None:
+        """The disk is mended, the daemon catches up and stops: now everything must be as if nothing had been."""
+        self.disk.faults = FaultMap()
+        self.disk.crash_at = self.disk.before_change = None
+        if self.daemon is None and not self.start():
+            raise BrokenError("other", "a start on a sound disk failed")
+        self.clock.advance(60)
+        if not self.catch_up():
+            raise BrokenError("other", "building on a sound disk failed")
+        self.check_live()
+        if not self.stop():
+            raise BrokenError("other", "a stop on a sound disk failed")
+        check_stopped(self)
+
+    def query(self, *, live: bool) -> None:
+        """Ask for a key, most often one that is there, of the running daemon or of the directory as it lies there."""
+        key = draw_query(self.rand, self.log)
+        answer: list[Answer] = []
+        if live:
+            self.do(lambda daemon: answer.append(daemon.query(key)))
+        else:
+            try:
+                with suppress(DiskError), self._steered():
+                    answer.append(ask(self.disk, self.config, key))
+            except UsageError as error:  # there is no index yet
+                if self.promised is not None:
+                    raise BrokenError("lost", f"{error}; {self}") from error
+            except CorruptDataError as error:
+                raise BrokenError("lost", f"{error}; {self}") from error
+            except SimCrash:
+                self.crash()
+        self.tally["queries"] += len(answer)
+        for one in answer:
+            check_answer(one, self.log, self.gaps, self.shape.flavour)
+
+    # The log.
+
+    def expire(self, *, unread: bool = False) -> int:
+        """Delete old segments: such as are durably indexed, or with ``unread`` any; how many."""
+        before = self.promised[1] if self.promised is not None else 0
+        gone = self.log.expire(self.log.end if unread else before)
+        self.tally["expired segments"] += gone
+        self.clock.advance(60)
+        return gone
+
+    def rewrite(self, most: int) -> None:
+        """The broker loses the end of its log and writes on; what stood there is promised no more."""
+        assert self.daemon is None
+        if self.log.rewrite(self.rand, most) is None:
+            return
+        self.tally["rewrites"] += 1
+        self.is_outdated = True
+        if self.promised is not None:
+            # A recovery that is broken off while it rolls back leaves less than the log before the cut.
+            self.promised = self.promised[0], 0
+
+    # Checks.
+
+    def read_files(self, marks: tuple[FileMark, ...]) -> list[tuple[FileMark, bytes]]:
+        """The bytes of index files as every process sees them."""
+        return [(mark, self.disk.peek(self.data / "index" / mark.name)) for mark in marks]
+
+    def check_files(self, end: int, marks: tuple[FileMark, ...]) -> None:
+        """The files are those of an undisturbed build of the log up to ``end``."""
+        wanted = self.oracle.files(self.begin, end, self.gaps)
+        difference = compare(wanted, self.read_files(marks), self.layout, self.log.begin)
+        if difference is None:
+            return
+        for kind in ("lost", "invented", "twice"):
+            self.tally[kind] += getattr(difference, kind)
+        kind = next((kind for kind in ("lost", "invented", "twice") if getattr(difference, kind)), "differs")
+        raise BrokenError(kind, f"[{self.begin}, {end}) but for {self.gaps}: {difference.words}; {self}")
+
+    def check_live(self) -> None:
+        """The files of the running daemon, after a drain."""
+        progress = self.up.building.progress
+        if not self.up.is_waiting:
+            self.check_files(progress.phy_offset, progress.index.files)
+
+    def _check_start(self, daemon: SimDaemon) -> None:
+        outputs = daemon.outputs
+        if self.promised is not None:
+            begin, end = self.promised
+            if outputs.begin_offset > begin or outputs.phy_offset < end:
+                found = f"[{outputs.begin_offset}, {outputs.phy_offset})"
+                reasons = daemon.opened.recovered.reasons
+                raise BrokenError("lost", f"[{begin}, {end}) was said to be durable, {found} is: {reasons}; {self}")
+        self.begin = outputs.begin_offset
+        self.gaps = tuple((gap[0], min(gap[1], end)) for gap in self.gaps if gap[0] < (end := outputs.phy_offset))
+        self.is_outdated = False
+        self.check_files(outputs.phy_offset, daemon.building.progress.index.files)
+
+    def _note(self, daemon: SimDaemon) -> None:
+        # What this life has come to, for those after it.
+        skipped = ((item.begin, item.end) for item in daemon.skipped if item.end <= daemon.outputs.phy_offset)
+        self.gaps = tuple(dict.fromkeys((*self.gaps, *skipped)))
+        if daemon.flusher.counters.flushes:
+            self.promised = daemon.flusher.frontier.begin_offset, daemon.flusher.frontier.phy_offset
+
+    def _steered(self) -> AbstractContextManager[None]:
+        return steered(self.clock, self.pid, self.shape)
+
+    def _is_dead(self) -> None:
+        if self.daemon is not None:
+            self.daemon.reader.close()  # its segment is a real file
+        self.daemon = None
+
+    def _config(self, store: Path) -> Config:
+        flags = {
+            "store": store, "data": self.data, "segment_size": self.shape.segment_size, "read_bytes": 64 << 10,
+            "hash_slot_num": self.shape.hash_slot_num, "index_num": self.shape.index_num,
+            "flavour": self.shape.flavour, "settle_ms": 1, "corrupt_after_ms": 100,
+            "unclean_starts_max": 0, "recheck_bytes": self.shape.recheck_size,
+        }  # fmt: skip
+        return load({key: str(value) for key, value in flags.items()}, None, {})

@@ -1,0 +1,91 @@
+"""Data directories to be verified, small ones made by the naive writer, and what damages them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexd.config import Config
+from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.index.format import IndexLayout, unpack_entry
+from indexd.storage.disk import Disk
+from indexd.verify import Report, verify
+from support.data_directory import T0, Store, config_of, spec
+
+if TYPE_CHECKING:
+    from indexd.index.format import IndexEntry
+
+#: Nine entries a file.
+LAYOUT = IndexLayout(7, 10)
+ENTRY = struct.Struct(">iqii")
+SLOT = struct.Struct(">i")
+HASH, PHY, TIME, PREV = range(4)
+
+
+def small_store(root: Path, flavour: str = "5.4", messages: int = 10) -> Store:
+    """Messages of three keys each, some seconds apart; with ten of them three full files and one that is open."""
+    store = Store(root, LAYOUT, flavour)
+    store.append(
+        *(
+            spec(T0 + 1700 * number, size=60, KEYS=f"a{number} b{number % 3}", UNIQ_KEY=f"u{number}", TAGS="t")
+            if number % 2
+            else spec(T0 + 1700 * number, size=60, KEYS=f"a{number} b{number % 3}")
+            for number in range(messages)
+        )
+    )
+    build(store)
+    return store
+
+
+def build(store: Store) -> None:
+    """Index what has been appended, and write the checkpoint that belongs to it."""
+    store.build()
+    frontier = store.frontier
+    full = [mark for mark in frontier.index if mark.full]
+    end = full[-1].header.end_timestamp if full else 0
+    StoreCheckpoint(frontier.store_timestamp, 0, end, 0, frontier.phy_offset).write(Disk(), store.data / "checkpoint")
+
+
+def check(data: Path, *, deep: bool = False, config: Config | None = None) -> Report:
+    """``indexd verify`` in this process, with a short settle time."""
+    return verify(
+        config or config_of(data, settle_ms=1, corrupt_after_ms=2), Disk(), deep=deep, on_progress=lambda *_: None
+    )
+
+
+def kinds(report: Report) -> dict[str, int]:
+    """How many findings of each kind."""
+    return dict(report.findings.counts)
+
+
+def files_of(store: Store) -> list[Path]:
+    """Its index files, oldest first."""
+    return sorted((store.data / "index").iterdir())
+
+
+def change(path: Path, position: int, data: bytes) -> None:
+    """Overwrite bytes with others."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def entry_of(path: Path, number: int, layout: IndexLayout = LAYOUT) -> IndexEntry:
+    """One entry."""
+    return unpack_entry(path.read_bytes()[layout.entry_position(number) :][:20])
+
+
+def change_entry(path: Path, number: int, member: int, value: int, layout: IndexLayout = LAYOUT) -> None:
+    """Set one of an entry's four members."""
+    position = layout.entry_position(number)
+    values = list(ENTRY.unpack(path.read_bytes()[position : position + ENTRY.size]))
+    assert values[member] != value
+    values[member] = value
+    change(path, position, ENTRY.pack(*values))
+
+
+def set_slot(path: Path, slot: int, value: int) -> int:
+    """Overwrite a slot; its byte position."""
+    change(path, LAYOUT.slot_position(slot), SLOT.pack(value))
+    return LAYOUT.slot_position(slot)
