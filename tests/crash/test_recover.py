@@ -7,17 +7,15 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
-from indexd.storage.disk import Disk
-from indexd.storage.names import DataFiles
 from support.daemon import Daemon, assert_same_index, compile_kernels, index_files, indexd, indexd_here, rebuild
+from support.reopened import named_for
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
 
 LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
@@ -228,14 +226,6 @@ def expired(base: Base, tmp_path: Path) -> Path:
     begins = [header.begin_phy_offset for header in base.headers]
     assert begins[1] < 3 * SEGMENT_SIZE
     return store
-
-
-def named_for(store: Path, data: Path) -> None:
-    """Let a data directory belong to a store at another place."""
-    files = DataFiles(data)
-    frontier = read_frontier(Disk(), files.frontier)
-    assert frontier is not None
-    write_frontier(Disk(), files.frontier, replace(frontier, store=str(store)), "0")
 
 
 def test_entries_of_expired_messages_are_kept(base: Base, data: Path, expired: Path) -> None:

@@ -20,8 +20,8 @@ from support.small_log import SIZES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: It looks again every second, so that a test sees several tries.
-RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1"}
+#: It looks again every second, so that a test sees several tries; a flush that failed is tried at the next interval.
+RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1", "INDEXD_FLUSH_INTERVAL": "0.5"}
 DISK_FAILED = 70
 UNSAFE = 3
 _DATA_NAMES = {"index", "checkpoint", "frontier", "state", "abort", "starts", "lock", "filler", "lost+found"}

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
 from indexd.flush.building import Building
+from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.recovery.open import open_data, reader_options
 from indexd.recovery.rebuild import rebuild
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages
 
 if TYPE_CHECKING:
@@ -69,6 +71,14 @@ def undisturbed(config: Config, out: Path) -> Path:
     """What a build of the log as it is now makes of it."""
     rebuild(config, Disk(), out, lambda *_: None)
     return out
+
+
+def named_for(store: Path, data: Path) -> None:
+    """Let a data directory belong to a store at another place."""
+    path = DataFiles(data).frontier
+    frontier = read_frontier(Disk(), path)
+    assert frontier is not None
+    write_frontier(Disk(), path, replace(frontier, store=str(store)), "0")
 
 
 @contextmanager

@@ -1,0 +1,177 @@
+"""Rights that are taken away under the running daemon and given back: a read-only mount, modes, descriptors."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.daemon import Daemon
+from support.faults import (
+    DISK_FAILED,
+    RETRY,
+    check_calm,
+    check_directory,
+    check_whole,
+    degraded,
+    end_line,
+    no_descriptors,
+    run_again,
+    under_permissions,
+)
+from support.own_mounts import OwnMounts
+from support.small_log import SIZES, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READ_ONLY = "Read-only file system"
+DENIED = "Permission denied"
+NO_DESCRIPTORS = "Too many open files"
+
+
+@contextmanager
+def mode(path: Path, bits: int) -> Iterator[None]:
+    before = path.stat().st_mode
+    path.chmod(bits)
+    try:
+        yield
+    finally:
+        path.chmod(before)
+
+
+def test_a_directory_that_becomes_read_only_and_writable_again(tmp_path: Path) -> None:
+    store, inside = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with OwnMounts() as mounts:
+        data = mounts.tmpfs(inside, 4 << 20)
+        with Daemon(store, data, *SIZES, env=RETRY, tracer=mounts.words) as daemon:
+            daemon.wait_durable(end)
+            mounts.read_only(inside)
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            assert READ_ONLY in degraded(daemon, "cannot create", stage="build")
+            assert "remount the file system read-write" in degraded(daemon, READ_ONLY, stage="flush")
+            check_calm(daemon)
+            mounts.unmount(inside)
+            check_whole(daemon, end)
+
+
+def test_a_read_only_directory_at_the_start(tmp_path: Path) -> None:
+    store, inside = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with OwnMounts() as mounts:
+        data = mounts.read_only(inside)
+        with Daemon(store, data, *SIZES, tracer=mounts.words) as daemon:
+            assert daemon.wait() == DISK_FAILED
+            assert READ_ONLY in end_line(daemon)
+        mounts.unmount(inside)
+        with Daemon(store, data, *SIZES, tracer=mounts.words) as daemon:
+            check_whole(daemon, end)
+
+
+def test_an_ext4_that_gives_up_after_an_error_of_its_own(tmp_path: Path) -> None:
+    """``remount,abort`` is what errors=remount-ro does: nothing is written any more, not even what is open."""
+    store, inside = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with OwnMounts() as mounts:
+        data = mounts.ext4(inside, 8 << 20)
+        with Daemon(store, data, *SIZES, env=RETRY, tracer=mounts.words) as daemon:
+            daemon.wait_durable(end)
+            mounts.run("mount", "-o", "remount,abort", inside)
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            degraded(daemon, READ_ONLY)
+            check_calm(daemon)
+            # Only unmounting helps, so it has to be stopped first.
+            assert daemon.terminate() == DISK_FAILED
+            assert READ_ONLY in end_line(daemon)
+        mounts.unmount(inside)
+        mounts.mount_image(inside)
+        run_again(store, data, end, tracer=mounts.words)
+
+
+@pytest.mark.parametrize("bits", [0o500, 0o000])
+@pytest.mark.parametrize("name", [".", "index"])
+def test_the_right_to_the_data_is_taken_and_given_back(tmp_path: Path, name: str, bits: int) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
+        daemon.wait_durable(end)
+        with mode(data / name, bits):
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            assert "give this user the permission" in degraded(daemon, DENIED, stage="build")
+            # Those who may look into it: the test may not when it is no root, and nothing is made there anyway.
+            if bits:
+                check_calm(daemon)
+        check_whole(daemon, end)
+
+
+@pytest.mark.parametrize("bits", [0o500, 0o000])
+def test_no_right_to_the_data_at_the_start(tmp_path: Path, bits: int) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    data.mkdir()
+    with mode(data, bits), Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+        assert daemon.wait() == DISK_FAILED
+        assert DENIED in end_line(daemon)
+    with Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+        check_whole(daemon, end)
+
+
+@pytest.mark.parametrize("what", ["directory", "segments"])
+def test_the_right_to_the_log_is_taken_and_given_back(tmp_path: Path, what: str) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    log = store / "commitlog"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
+        daemon.wait_durable(end)
+        before = set(log.iterdir())
+        if what == "directory":
+            with mode(log, 0o000):
+                assert DENIED in degraded(daemon, "commitlog")
+                check_calm(daemon)
+            end = write_log(store, 3000, seed=4, start_offset=end)
+        else:
+            # The broker makes segments that the daemon may not open.
+            hidden = tmp_path / "hidden"
+            write_on_hidden(log, hidden, end)
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            raise AssertionError(before)
+        check_whole(daemon, end)
+
+
+def write_on_hidden(log: Path, hidden: Path, end: int) -> None:
+    raise NotImplementedError
+
+
+def test_expired_files_that_may_not_be_removed(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 6000)
+    with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
+        daemon.wait_durable(end)
+        with mode(data / "index", 0o500):
+            for path in sorted((store / "commitlog").iterdir())[:5]:
+                path.unlink()
+            daemon.wait_event("expired_files")
+            assert DENIED in degraded(daemon, "cannot remove")
+            check_calm(daemon)
+        daemon.wait_event("healed")
+        assert daemon.terminate() == 0
+        check_directory(store, data)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_too_few_descriptors(tmp_path: Path, spare: int) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES, env=RETRY) as daemon:
+        daemon.wait_durable(end)
+        with no_descriptors(daemon.pid, spare):
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            if spare < 2:
+                assert "LimitNOFILE" in degraded(daemon, NO_DESCRIPTORS)
+            check_calm(daemon)
+        check_whole(daemon, end)
+        time.sleep(0)

@@ -1,0 +1,47 @@
+"""As many random runs as CI has time for; ``scripts/simulate`` makes as many more as it is asked for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from support.sim_random import RandomRun
+
+RUNS = 50
+REWRITING_RUNS = 40
+#: What so many runs must have met, or they have looked at nothing.
+MET = {"recoveries": 200, "crashes": 80, "crashes inside a recovery": 5, "kills": 40, "queries": 80}
+
+
+def test_random_runs_lose_nothing_and_invent_nothing(tmp_path: Path) -> None:
+    tally = run_many(tmp_path, RUNS, rewrites=False)
+    assert all(tally[what] >= least for what, least in MET.items())
+
+
+def test_nor_do_they_when_the_broker_rewrites_the_end_of_its_log(tmp_path: Path) -> None:
+    tally = run_many(tmp_path, REWRITING_RUNS, rewrites=True)
+    assert tally["rewrites"] > REWRITING_RUNS
+
+
+def run_many(root: Path, count: int, *, rewrites: bool) -> Counter[str]:
+    """Runs of seeds of this moment; the first that breaks something ends the test."""
+    first = random.randrange(1 << 32)
+    tally: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        print(f"scripts/simulate --seed {seed}" + (" --rewrites" if rewrites else ""))
+        run = RandomRun(root / str(seed), seed, rewrites=rewrites)
+        run.go()
+        tally.update(run.tally())
+    print(dict(tally))
+    assert tally["lost"] == tally["invented"] == tally["twice"] == 0
+    return tally
+
+
+def test_one_seed_is_one_run(tmp_path: Path) -> None:
+    runs = []
+    for place in ("a", "b"):
+        run = RandomRun(tmp_path / place, 12)
+        run.go()
+        runs.append((run.history, run.tally()))
+    assert runs[0] == runs[1]

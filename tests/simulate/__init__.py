@@ -1,0 +1,1 @@
+"""``scripts/simulate``: random runs of the simulation in ``support``, for as long as asked."""

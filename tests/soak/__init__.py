@@ -1,0 +1,1 @@
+"""``scripts/soak``: daemon and writer beside each other under random faults, everything verified after each round."""

@@ -1,0 +1,206 @@
+"""The faults: each moves a world for a moment and leaves daemon and writer running, caught up or not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from indexd.index.format import IndexLayout
+from soak import writer as log_writer
+from soak.world import HASH_SLOT_NUM, INDEX_NUM, SoakError, World
+from support.naive_log import naive_frames
+from support.same_index import index_files
+
+_LAYOUT = IndexLayout(HASH_SLOT_NUM, INDEX_NUM)
+# The newest segments: a cut stays within them, expiry before them.
+_CUT_SEGMENTS, _KEPT_SEGMENTS = 3, 8
+# Within one tick of the file system's clock two writes cannot be told apart by anybody.
+_TICK = 0.1
+_FULL_SECONDS = 20.0
+
+
+def _kill(world: World) -> None:
+    world.kill()
+    world.sleep(0, 0.5)
+    world.start()
+
+
+def _kill_inside_recovery(world: World) -> None:
+    world.kill()
+    for _ in range(world.rand.randint(1, 2)):
+        world.start()
+        world.daemon.wait_event("starting")
+        world.sleep(0, 0.4)
+        world.kill()
+    world.start()
+
+
+def _pause(world: World) -> None:
+    with _paused(world):
+        world.sleep(0.2, 2.5)
+
+
+def _terminate(world: World) -> None:
+    world.terminate()
+    world.sleep(0, 0.5)
+    world.start()
+
+
+def _cut(world: World) -> None:
+    world.wait_segments(_CUT_SEGMENTS + 1)
+    with _in_some_state(world):
+        end = world.stop_writing(kill=world.rand.random() < 0.5)
+        segments = log_writer.segments(world.store)
+        behind = [path for path in segments if int(path.name) < end][-world.rand.randint(1, _CUT_SEGMENTS) :]
+        known = [message.phy_offset for message in naive_frames(behind, log_writer.SEGMENT_SIZE)]
+        # Never to before the first message of all: nothing would tell the log from another store's then.
+        known = known[1:] if int(behind[0].name) == int(segments[0].name) else known
+        at = int(behind[-1].name) if world.rand.random() < 0.2 and len(behind) > 1 else world.rand.choice(known)
+        log_writer.cut(world.store, at)
+        world.was_disturbed = True
+        world.note(f"the log was cut at {at}")
+        world.sleep(0, 0.3)
+        world.write_from(at)
+        world.sleep(0, 0.5)
+
+
+def _tear(world: World) -> None:
+    with _in_some_state(world):
+        end = world.stop_writing(kill=True)
+        size = log_writer.tear(world.store, end, world.rand)
+        world.note(f"{size} bytes of a frame stand behind {end}")
+        world.sleep(0, 1.0)
+        world.write_from(end)
+
+
+def _expire(world: World) -> None:
+    count = world.rand.randint(1, 10)
+    world.wait_segments(_KEPT_SEGMENTS + count)
+    with _in_some_state(world):
+        world.has_expired = True
+        log_writer.expire(world.store, count)
+        world.note(f"{count} segments expired, {log_writer.segments(world.store)[0].name} is the first now")
+        world.sleep(0, 0.5)
+
+
+def _fill(world: World) -> None:
+    with _full(world):
+        world.sleep(0.2, 2.5)
+
+
+def _kill_on_full(world: World) -> None:
+    with _full(world):
+        world.kill()
+        world.start()
+        world.sleep(0.3, 2.0)
+    world.look_after_daemon()
+
+
+def _remove(world: World) -> None:
+    _wait_index_files(world, 1)
+    path = world.rand.choice(index_files(world.data))
+    world.was_disturbed = True
+    path.unlink(missing_ok=True)
+    world.note(f"index file {path.name} was removed")
+
+
+def _overwrite(world: World) -> None:
+    # Of the file that is being built the daemon moves the time of change itself: only full ones.
+    _wait_index_files(world, 2)
+    path = world.rand.choice(index_files(world.data)[:-1])
+    time.sleep(_TICK)
+    position = world.rand.choice([0, _LAYOUT.slot_position(world.rand.randrange(HASH_SLOT_NUM)),
+                                  _LAYOUT.entry_position(world.rand.randrange(INDEX_NUM))])  # fmt: skip
+    size = world.rand.choice([1, 40, 4000])
+    world.was_disturbed = True
+    try:
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.write(world.rand.randbytes(size))
+    except FileNotFoundError:  # a recovery was faster
+        world.note(f"index file {path.name} is gone")
+        return
+    world.note(f"{size} bytes of index file {path.name} were overwritten from {position} on")
+
+
+#: Name -> what is said of it and what does it.
+FAULTS: dict[str, tuple[str, Callable[[World], None]]] = {
+    "kill": ("kill -9", _kill),
+    "killInsideRecovery": ("kill -9 while it starts or recovers", _kill_inside_recovery),
+    "pause": ("SIGSTOP for up to 2.5 s", _pause),
+    "terminate": ("SIGTERM and start", _terminate),
+    "cut": ("the log cut at an earlier frame and written on", _cut),
+    "tear": ("the writer killed, half a frame at the end, written over", _tear),
+    "expire": ("the oldest segments deleted", _expire),
+    "fill": ("its disk full for a while", _fill),
+    "killOnFull": ("kill -9 and start while its disk is full", _kill_on_full),
+    "remove": ("an index file removed", _remove),
+    "overwrite": ("bytes of a full index file overwritten", _overwrite),
+}
+NEED_SMALL_DISK = {"fill", "killOnFull"}
+#: After these nothing compares the files with a whole build any more.
+ENDS_WHOLENESS = {"expire"}
+
+
+@contextmanager
+def _in_some_state(world: World) -> Iterator[None]:
+    """What happens to the log happens while the daemon runs, stands still, or is dead; each is counted."""
+    state = world.rand.choice(["runs", "runs", "pause", "kill", "terminate"])
+    if state == "runs":
+        yield
+        return
+    world.tally.tried[state] += 1
+    if state == "pause":
+        with _paused(world):
+            yield
+        return
+    world.kill() if state == "kill" else world.terminate()
+    yield
+    world.start()
+
+
+@contextmanager
+def _paused(world: World) -> Iterator[None]:
+    world.look_after_daemon()
+    world.signal(signal.SIGSTOP)
+    yield
+    world.signal(signal.SIGCONT)
+
+
+@contextmanager
+def _full(world: World) -> Iterator[None]:
+    world.look_after_daemon()
+    daemon = world.daemon
+    daemon.wait_event("running")
+    before = len(_complaints(world))
+    world.was_full = True
+    world.disk.fill()
+    world.note("the disk is full")
+    deadline = time.monotonic() + _FULL_SECONDS
+    while len(_complaints(world)) <= before and not _has_ended(world):
+        if time.monotonic() > deadline:
+            raise SoakError(f"{daemon} does not say that its disk is full")
+        time.sleep(0.02)
+    yield
+    world.disk.free()
+    world.note("the disk has room again")
+
+
+def _complaints(world: World) -> list[object]:
+    return [row for row in world.daemon.events() if row["event"] in ("degraded", "state_not_written")]
+
+
+def _has_ended(world: World) -> bool:
+    try:
+        world.daemon.wait(0)
+    except AssertionError:
+        return False
+    return True
+
+
+def _wait_index_files(world: World, least: int) -> None:
+    world.look_after_daemon()
+    world.daemon.wait_event("running")
+    world.daemon.wait_for(lambda: len(index_files(world.data)) >= least or None, "index files")
