@@ -85,6 +85,11 @@ class DiskError(IndexdError):
         self.errno = error.errno
 
     @property
+    def is_forbidden(self) -> bool:
+        """This user may not, or nobody may write there."""
+        return self.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+
+    @property
     def is_transient(self) -> bool:
         """It may go by itself or by an operator's hand, and trying again harms nothing.
 

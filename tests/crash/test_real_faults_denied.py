@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -92,8 +92,7 @@ def test_an_ext4_that_gives_up_after_an_error_of_its_own(tmp_path: Path) -> None
         run_again(store, data, end, tracer=mounts.words)
 
 
-@pytest.mark.parametrize("bits", [0o500, 0o000])
-@pytest.mark.parametrize("name", [".", "index"])
+@pytest.mark.parametrize(("name", "bits"), [(".", 0o500), (".", 0o000), ("index", 0o500), ("index", 0o000)])
 def test_the_right_to_the_data_is_taken_and_given_back(tmp_path: Path, name: str, bits: int) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
@@ -101,49 +100,62 @@ def test_the_right_to_the_data_is_taken_and_given_back(tmp_path: Path, name: str
         daemon.wait_durable(end)
         with mode(data / name, bits):
             end = write_log(store, 3000, seed=4, start_offset=end)
-            assert "give this user the permission" in degraded(daemon, DENIED, stage="build")
+            assert "give this user the permission" in degraded(daemon, DENIED)
             # Those who may look into it: the test may not when it is no root, and nothing is made there anyway.
             if bits:
                 check_calm(daemon)
         check_whole(daemon, end)
 
 
-@pytest.mark.parametrize("bits", [0o500, 0o000])
-def test_no_right_to_the_data_at_the_start(tmp_path: Path, bits: int) -> None:
+def test_no_right_to_the_data_at_the_start(tmp_path: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
     data.mkdir()
-    with mode(data, bits), Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+    with mode(data, 0o500), Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
         assert daemon.wait() == DISK_FAILED
         assert DENIED in end_line(daemon)
     with Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
         check_whole(daemon, end)
 
 
-@pytest.mark.parametrize("what", ["directory", "segments"])
-def test_the_right_to_the_log_is_taken_and_given_back(tmp_path: Path, what: str) -> None:
+def test_the_right_to_the_log_is_taken_and_given_back(tmp_path: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
-    log = store / "commitlog"
     end = write_log(store, 1000)
     with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
         daemon.wait_durable(end)
-        before = set(log.iterdir())
-        if what == "directory":
-            with mode(log, 0o000):
-                assert DENIED in degraded(daemon, "commitlog")
-                check_calm(daemon)
-            end = write_log(store, 3000, seed=4, start_offset=end)
-        else:
-            # The broker makes segments that the daemon may not open.
-            hidden = tmp_path / "hidden"
-            write_on_hidden(log, hidden, end)
-            end = write_log(store, 3000, seed=4, start_offset=end)
-            raise AssertionError(before)
+        with mode(store / "commitlog", 0o000):
+            assert DENIED in degraded(daemon, "commitlog")
+            check_calm(daemon)
+        end = write_log(store, 3000, seed=4, start_offset=end)
         check_whole(daemon, end)
 
 
-def write_on_hidden(log: Path, hidden: Path, end: int) -> None:
-    raise NotImplementedError
+def test_segments_that_may_not_be_read_for_a_while(tmp_path: Path) -> None:
+    """The broker was started again under another user."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
+        daemon.wait_durable(end)
+        before = os.umask(0o777)
+        try:
+            end = write_log(store, 3000, seed=4, start_offset=end)
+        finally:
+            os.umask(before)
+        assert DENIED in degraded(daemon, "commitlog", stage="read")
+        check_calm(daemon)
+        for path in (store / "commitlog").iterdir():
+            path.chmod(0o644)
+        check_whole(daemon, end)
+
+
+def test_no_right_to_the_log_at_the_start(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with mode(store / "commitlog", 0o000), Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+        assert daemon.wait() == DISK_FAILED
+        assert DENIED in end_line(daemon)
+    with Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+        check_whole(daemon, end)
 
 
 def test_expired_files_that_may_not_be_removed(tmp_path: Path) -> None:
@@ -162,7 +174,7 @@ def test_expired_files_that_may_not_be_removed(tmp_path: Path) -> None:
         check_directory(store, data)
 
 
-@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("spare", [0, 1])
 def test_too_few_descriptors(tmp_path: Path, spare: int) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
@@ -170,8 +182,6 @@ def test_too_few_descriptors(tmp_path: Path, spare: int) -> None:
         daemon.wait_durable(end)
         with no_descriptors(daemon.pid, spare):
             end = write_log(store, 3000, seed=4, start_offset=end)
-            if spare < 2:
-                assert "LimitNOFILE" in degraded(daemon, NO_DESCRIPTORS)
+            assert "LimitNOFILE" in degraded(daemon, NO_DESCRIPTORS)
             check_calm(daemon)
         check_whole(daemon, end)
-        time.sleep(0)

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from indexd.index.format import IndexLayout
 from soak import writer as log_writer
@@ -67,6 +68,7 @@ def _cut(world: World) -> None:
 
 
 def _tear(world: World) -> None:
+    world.wait_segments(1)
     with _in_some_state(world):
         end = world.stop_writing(kill=True)
         size = log_writer.tear(world.store, end, world.rand)
@@ -99,8 +101,7 @@ def _kill_on_full(world: World) -> None:
 
 
 def _remove(world: World) -> None:
-    _wait_index_files(world, 1)
-    path = world.rand.choice(index_files(world.data))
+    path = world.rand.choice(_wait_index_files(world, 1))
     world.was_disturbed = True
     path.unlink(missing_ok=True)
     world.note(f"index file {path.name} was removed")
@@ -108,8 +109,7 @@ def _remove(world: World) -> None:
 
 def _overwrite(world: World) -> None:
     # Of the file that is being built the daemon moves the time of change itself: only full ones.
-    _wait_index_files(world, 2)
-    path = world.rand.choice(index_files(world.data)[:-1])
+    path = world.rand.choice(_wait_index_files(world, 2)[:-1])
     time.sleep(_TICK)
     position = world.rand.choice([0, _LAYOUT.slot_position(world.rand.randrange(HASH_SLOT_NUM)),
                                   _LAYOUT.entry_position(world.rand.randrange(INDEX_NUM))])  # fmt: skip
@@ -200,7 +200,12 @@ def _has_ended(world: World) -> bool:
     return True
 
 
-def _wait_index_files(world: World, least: int) -> None:
+def _wait_index_files(world: World, least: int) -> list[Path]:
     world.look_after_daemon()
     world.daemon.wait_event("running")
-    world.daemon.wait_for(lambda: len(index_files(world.data)) >= least or None, "index files")
+
+    def look() -> list[Path] | None:
+        found = index_files(world.data)
+        return found if len(found) >= least else None
+
+    return world.daemon.wait_for(look, "index files")

@@ -64,7 +64,7 @@ class World:
         self.disk.renew()
         self.store = self.work / f"store-{number}"
         (self.store / "commitlog").mkdir(parents=True)
-        self.has_expired = False
+        self.has_expired = self.was_disturbed = self.was_full = False
         begin = self.rand.choice([0, 7, 40_000]) * SEGMENT_SIZE
         self._furthest = begin
         recheck = self.rand.choice(_RECHECKED)
@@ -76,6 +76,12 @@ class World:
         self.tally.add("freshStarts")
         self.note(f"{self.store.name}: begins at {begin}, {recheck} bytes are compared at a start")
         self.write_from(begin)
+        self.start()
+
+    def begin_again(self) -> None:
+        """The next round on the same log and data directory."""
+        self.was_disturbed = self.was_full = False
+        self.write_from(self._furthest)
         self.start()
 
     def note(self, text: str) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import select
+import struct
 import subprocess
 import sys
 import time
@@ -87,10 +88,27 @@ class Writer:
 
 def end_of(store: Path, begin: int) -> int:
     """Where a broker that starts again goes on, when a frame begins at ``begin``: behind the last whole frame."""
-    last = None
-    for last in naive_frames(store / "commitlog", SEGMENT_SIZE, begin):
-        pass
-    return last.phy_offset + last.size if last else begin
+    end = begin
+    for message in naive_frames(store / "commitlog", SEGMENT_SIZE, begin):
+        end = message.phy_offset + message.size
+    return end
+
+
+def count(store: Path, begin: int, end: int) -> int:
+    """How many messages stand from the frame at ``begin`` on before ``end``, going by their heads alone."""
+    found = 0
+    while begin < end:
+        path = _segment(store, begin)
+        if not path.exists():
+            break
+        data, base = path.read_bytes(), int(path.name)
+        while begin < end:
+            size, magic = struct.unpack_from(">ii", data, begin - base)
+            if magic == MAGIC_BLANK or size <= 0:
+                break
+            found, begin = found + 1, begin + size
+        begin = max(begin, base + SEGMENT_SIZE) if begin < end else begin
+    return found
 
 
 def segments(store: Path) -> list[Path]:
@@ -117,7 +135,7 @@ def tear(store: Path, end: int, rand: random.Random) -> int:
     written = min(rand.randrange(1, len(frame)), room)
     if written <= 0:
         return 0
-    with (store / "commitlog" / f"{end - end % SEGMENT_SIZE:020d}").open("r+b") as file:
+    with _segment(store, end).open("r+b") as file:
         os.pwrite(file.fileno(), frame[:written], end % SEGMENT_SIZE)
     return written
 

@@ -185,7 +185,7 @@ class SimDaemon:
 
     def _write_state(self) -> None:
         try:
-            write_state(self.disk, self.files, state_row(self.reader, self.outputs, self.flusher, *self._state))
+            write_state(self.disk, self.files, state_row(self.reader, self.building, *self._state, {}))
         except DiskError:
             return  # queries then go by the frontier
 

@@ -203,6 +203,11 @@ class SimDisk(Disk):
         while not self.exists(step):
             missing.append(step)
             step = step.parent
+        try:
+            self.sync_dir(step.parent)
+        except DiskError as error:
+            if not error.is_forbidden:
+                raise
         for step in reversed(missing):
             fault = self.meet("make_dir", step)
             self._parent("make_dir", step).change(Change(None, step.name, SimDirectory(next(self.ticks))))

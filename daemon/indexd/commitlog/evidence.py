@@ -7,7 +7,7 @@ behind the cut stay in their segment until they are overwritten, so nothing in t
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE
@@ -88,15 +88,17 @@ class FrameReader:
         return self._file
 
 
-def thinned(points: Iterable[Evidence], end: int) -> tuple[Evidence, ...]:
+def thinned(points: Iterable[Evidence], end: int, always: Collection[int] = ()) -> tuple[Evidence, ...]:
     """``points``, in log order, without those that lie too close: a few hundred for a log of terabytes.
 
     At a distance d from ``end`` about one per d/16 bytes is kept, one per 4 MiB from 64 MiB on, one per d/64 from
-    256 MiB on; the first and the last always are, and so are the newest at which the clock went back.
+    256 MiB on; the first and the last always are, and so are those at the physical offsets ``always`` and the newest at
+    which the clock went back.
     """
     ordered = sorted(points, key=lambda point: point.phy_offset)
     back = [i for i in range(1, len(ordered)) if ordered[i].store_timestamp < ordered[i - 1].store_timestamp]
-    kept = {0, len(ordered) - 1, *back[-_STEPS_BACK:], *(i - 1 for i in back[-_STEPS_BACK:])}
+    kept = {i for i, point in enumerate(ordered) if point.phy_offset in always}
+    kept |= {0, len(ordered) - 1, *back[-_STEPS_BACK:], *(i - 1 for i in back[-_STEPS_BACK:])}
     last = None
     for i in range(len(ordered) - 1, -1, -1):
         distance = end - ordered[i].phy_offset

@@ -24,8 +24,6 @@ class Outputs:
         self.store_timestamp = frontier.store_timestamp
         self.messages = frontier.messages
         self.uncovered = frontier.uncovered
-        #: Messages before this are counted already: recovery goes back and reads them again.
-        self.counted_until = frontier.phy_offset
 
     def __repr__(self) -> str:
         return f"Outputs([{self.begin_offset}, {self.phy_offset}), messages={self.messages}, {self.index})"
@@ -36,10 +34,11 @@ class Outputs:
             self.uncovered = add_uncovered(self.uncovered, Uncovered(item.begin, item.end, item.reason))
             self.phy_offset = item.end
             return
-        self.index.build_index(item)
-        self.phy_offset = item.end_offset
-        self.store_timestamp = item.last_store_timestamp or self.store_timestamp
-        self.messages += int((item.columns.phy_offset[: item.rows] >= self.counted_until).sum())
+        if item.end_offset > self.phy_offset:  # else it is built, and only the log could not be looked at
+            self.index.build_index(item)
+            self.phy_offset = item.end_offset
+            self.store_timestamp = item.last_store_timestamp or self.store_timestamp
+            self.messages += item.rows
         self.witness.saw(item, self.messages)
 
     def check_log(self) -> None:

@@ -17,6 +17,8 @@ _NOTE_EVERY = 64 << 10
 # A running daemon looks at the points of so many bytes behind the last one at each drain.
 _WATCHED = 64 << 20
 _POINTS_MAX = 8192
+# The first frame of so many segments is kept, however close they lie.
+_SEGMENTS_NOTED = 64
 
 
 class Witness:
@@ -51,7 +53,7 @@ class Witness:
         if self._newest is not None and times[0] < self._newest[1]:
             self._note(*self._newest)
             self._note(*message(0))
-        elif not self._points:
+        elif not self._points or self._begins_segment(int(offsets[0])):
             self._note(*message(0))
         if len(back):
             self._note(*message(int(back[-1])))
@@ -65,7 +67,7 @@ class Witness:
         if self._newest is not None:
             self._note(*self._newest)
         if self._points:
-            self._points = list(thinned(self._points, self._points[-1].phy_offset))
+            self._thin()
         return tuple(self._points)
 
     def check(self) -> None:
@@ -90,7 +92,18 @@ class Witness:
             return
         self._points.append(point)
         if len(self._points) > _POINTS_MAX:
-            self._points = list(thinned(self._points, phy_offset))
+            self._thin()
+
+    def _begins_segment(self, phy_offset: int) -> bool:
+        # Where the log begins once the segments before have expired: from there on it is compared and counted.
+        if self._log.at(phy_offset) is None:
+            self._list()
+        segment = self._log.at(phy_offset)
+        return segment is not None and segment.base == phy_offset
+
+    def _thin(self) -> None:
+        bases = {segment.base for segment in self._log.segments[-_SEGMENTS_NOTED:]}
+        self._points = list(thinned(self._points, self._points[-1].phy_offset, bases))
 
     def _list(self) -> None:
         self._log = self._list_log()

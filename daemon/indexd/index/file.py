@@ -40,6 +40,7 @@ class Put(enum.Enum):
 
     WRITTEN = "written"
     FULL = "full"
+    BUFFER_FULL = "buffer full"
 
 
 class IndexFile:
@@ -99,26 +100,26 @@ class IndexFile:
         return f"IndexFile({self.path.name}, {self.header})"
 
     def put_batch(self, batch: DispatchBatch, flavour: Flavour, row: int, key: int) -> tuple[Put, int, int]:
-        """Put rows from (``row``, ``key``) on, key -1 being a row's start; (FULL, row, key) says where to go on."""
-        while True:
-            status, next_row, next_key, written = put_batch(
-                batch.columns,
-                batch.rows,
-                row,
-                key,
-                flavour.skip_mask,
-                flavour.counts_every_put,
-                self._slots,
-                self._pages,
-                self._buffer[self._buffered :],
-                self.layout.index_num,
-                self._state,
-            )
-            row, key = int(next_row), int(next_key)
-            self._buffered += int(written)
-            if status != BUFFER_FULL:
-                return (Put.WRITTEN if status == DONE else Put.FULL), row, key
-            self._write_entries()
+        """Put rows from (``row``, ``key``) on, key -1 being a row's start; where to go on.
+
+        FULL: in another file. BUFFER_FULL: here, after ``write_entries``. Never touches the disk itself.
+        """
+        status, next_row, next_key, written = put_batch(
+            batch.columns,
+            batch.rows,
+            row,
+            key,
+            flavour.skip_mask,
+            flavour.counts_every_put,
+            self._slots,
+            self._pages,
+            self._buffer[self._buffered :],
+            self.layout.index_num,
+            self._state,
+        )
+        self._buffered += int(written)
+        put = {DONE: Put.WRITTEN, BUFFER_FULL: Put.BUFFER_FULL}.get(int(status), Put.FULL)
+        return put, int(next_row), int(next_key)
 
     def put_key(self, topic: str, key: str, phy_offset: int, store_timestamp: int, flavour: Flavour) -> Put:
         """Put one key: RocketMQ's putKey, for tests and tools; the daemon puts batches."""
@@ -141,7 +142,7 @@ class IndexFile:
             self._state,
         )
         if status == BUFFER_FULL:
-            self._write_entries()
+            self.write_entries()
             return self.put_key(topic, key, phy_offset, store_timestamp, flavour)
         self._buffered += int(written)
         return Put.WRITTEN if status == DONE else Put.FULL
@@ -156,7 +157,7 @@ class IndexFile:
 
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
-        self._write_entries()
+        self.write_entries()
         if self.header.entries:
             self.file.pwrite(self.header.pack(), 0)
         pages = np.flatnonzero(self._pages)
@@ -192,7 +193,8 @@ class IndexFile:
         self.close()
         disk.unlink(self.path)
 
-    def _write_entries(self) -> None:
+    def write_entries(self) -> None:
+        """Write what is buffered; after a DiskError it still is."""
         if self._buffered:
             first = int(self._state[INDEX_COUNT]) - self._buffered
             self.file.pwrite(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))

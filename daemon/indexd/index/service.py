@@ -59,7 +59,7 @@ class IndexService:
         self._unsynced: list[IndexFile] = []
         self._last_name: str | None = None
         self._expired: list[str] = []
-        # Where a batch stopped because the disk had no room for the next file.
+        # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
         self.counters = IndexCounters()
 
@@ -78,20 +78,23 @@ class IndexService:
     def build_index(self, batch: DispatchBatch) -> None:
         """Index a batch: RocketMQ's buildIndex for each row, in order (spec 4.2).
 
-        When the disk has no room for a new file, the same batch may be given again: it goes on where it stopped.
+        After a DiskError the same batch may be given again: it goes on where it stopped.
         """
         row, key = self._first_row(batch)
         while row < batch.rows:
             if self._open is None:
-                self._interrupted = (batch, row, key)
                 self._open = self._create_file()
-                self._interrupted = None
             file = self._open
             count = file.header.index_count
             put, row, key = file.put_batch(batch, self.flavour, row, key)
             self.counters.entries += file.header.index_count - count
+            # Up to here it is in the file's buffer, whatever the disk says next.
+            self._interrupted = (batch, row, key)
             if put is Put.FULL:
                 self._roll(file)
+            elif put is Put.BUFFER_FULL:
+                file.write_entries()
+        self._interrupted = None
         self.counters.messages += batch.rows
 
     def publish(self) -> None:
@@ -184,7 +187,8 @@ class IndexService:
 
     def _roll(self, file: IndexFile) -> None:
         file.publish()
-        self._full.append(file.mark(full=True))
+        mark = file.mark(full=True)
+        self._full.append(mark)
         self._unsynced.append(file)
         file.release_memory()
         self._open = None

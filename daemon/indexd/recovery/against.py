@@ -23,7 +23,7 @@ from indexd.commitlog.reading import Skipped
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
-from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries, time_diff_of
+from indexd.recovery.replay import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
 from indexd.storage.disk import Disk, DiskFile
 
 _SETTLE_PAUSE = 0.01
@@ -34,29 +34,47 @@ _EVERYTHING = 1 << 62
 class Comparison:
     """What to compare: the log that ``reader`` stands in, up to physical offset ``end``.
 
-    ``is_sound_behind`` tells of an offset at which no frame stands whether the log behind it is as it was: then it is
-    damaged there, and was not cut. ``is_whole``: from the begin of the log. ``has_expired``: messages before that begin
-    have been indexed once, and the file that held them may be gone.
+    ``is_sound_behind`` tells of an offset at which no frame stands, and the store timestamp of the message before it,
+    whether the log behind it is as it was: then it is damaged there, and was not cut. ``is_whole``: from the begin of
+    the log. ``has_expired``: messages before that begin have been indexed once, and the file that held them may be gone.
     """
 
     reader: LogReader
     end: int
-    is_sound_behind: Callable[[int], bool]
+    is_sound_behind: Callable[[int, int], bool]
     is_whole: bool
     has_expired: bool = False
+    #: A physical offset before which the messages of the comparison are counted.
+    anchor: int = 0
+
+
+@dataclass(slots=True)
+class Compared:
+    """How many messages of the log agree, how many of them lie before the anchor, when the last of them was stored."""
+
+    messages: int = 0
+    before_anchor: int = 0
+    store_timestamp: int = 0
+
+    def add(self, batch: DispatchBatch, stop: int, anchor: int) -> None:
+        """The rows of ``batch`` before physical offset ``stop`` agree."""
+        offsets = batch.columns.phy_offset[: batch.rows]
+        agreeing = int(np.searchsorted(offsets, stop))
+        self.messages += agreeing
+        self.before_anchor += int(np.searchsorted(offsets, min(stop, anchor)))
+        if agreeing:
+            self.store_timestamp = int(batch.columns.store_timestamp[agreeing - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
     """The log agrees with the entries of messages before ``phy_offset``, or with all of them if that is None.
 
-    ``messages`` of the log were compared, up to there, the last of them stored at ``store_timestamp``.
     ``reason`` is empty when there is nothing to tell.
     """
 
     phy_offset: int | None
-    messages: int
-    store_timestamp: int
+    compared: Compared
     reason: str = ""
 
 
@@ -101,17 +119,11 @@ class _Cursor:
             return
         header = self._files[self._at].header
         with self._open() as file:
-            low, high = self._number, header.index_count
-            while low < high:  # offsets never fall along a file
-                middle = (low + high) // 2
-                if phy_offset_of(read_entries(file, self._layout, middle, 1)[0]) < phy_offset:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low > self._number:
-                last = phy_offset_of(read_entries(file, self._layout, low - 1, 1)[0])
-                self._number = low
-                self.state[:] = replace(header, end_phy_offset=last, index_count=low).values()
+            number = first_entry_at(file, self._layout, self._number, header.index_count, phy_offset)
+            if number > self._number:
+                last = phy_offset_of(read_entries(file, self._layout, number - 1, 1)[0])
+                self._number = number
+                self.state[:] = replace(header, end_phy_offset=last, index_count=number).values()
 
     def _next_file(self) -> None:
         header = self._files[self._at].header
@@ -149,7 +161,7 @@ def compare_with_log(
     reader, end = comparison.reader, comparison.end
     cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
     cursor.seek(reader.position)
-    messages = newest = 0
+    compared = Compared()
     while reader.position < end or not cursor.is_done:
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
@@ -158,29 +170,25 @@ def compare_with_log(
         elif isinstance(poll, Skipped):
             cursor.seek(poll.end)
         elif isinstance(poll, (NotYetWritten, Corrupt)):
-            if comparison.is_sound_behind(poll.offset):
-                return Agreed(
-                    None, messages, newest, f"compared up to offset {poll.offset}, where the log is unreadable"
-                )
-            return Agreed(poll.offset, messages, newest, f"the log holds no message at offset {poll.offset}")
+            if comparison.is_sound_behind(poll.offset, compared.store_timestamp):
+                return Agreed(None, compared, f"compared up to offset {poll.offset}, where the log is unreadable")
+            return Agreed(poll.offset, compared, f"the log holds no message at offset {poll.offset}")
         else:
-            differs = _match(cursor, flavour, poll)
+            differs = _match(cursor, flavour, poll, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, end) != end:
                 differs = _frame_before(poll, end)
-            stop = end if differs is None else differs
-            agreeing = int(np.searchsorted(poll.columns.phy_offset[: poll.rows], stop))
-            messages += agreeing
-            newest = int(poll.columns.store_timestamp[agreeing - 1]) if agreeing else newest
+            compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
-                return Agreed(differs, messages, newest, f"the log says something else from offset {differs} on")
+                return Agreed(differs, compared, f"the log says something else from offset {differs} on")
             on_progress(poll.end_offset)
-    return Agreed(None, messages, newest, "every entry agrees with the log" if comparison.is_whole else "")
+    return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 
-def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> int | None:
-    # Where the frame begins from which on batch and entries differ, or None.
+def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, end: int) -> int | None:
+    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end.
     row, key = 0, -1
-    while not cursor.is_done:
+    while True:
+        is_done = cursor.is_done
         status, row, key, at = match_batch(
             batch.columns,
             batch.rows,
@@ -195,10 +203,13 @@ def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch) -> int | Non
         if status == MISMATCH:
             return _frame_before(batch, min(int(batch.columns.phy_offset[int(row)]), cursor.phy_offset))
         if status == DONE:
-            break
+            # An entry inside the batch that no key came to is of a message that is not there.
+            return _frame_before(batch, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
         assert status == BUFFER_FULL
-    # An entry inside the batch that no key came to is of a message that is not there.
-    return _frame_before(batch, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
+        if is_done:
+            # A message with keys, and no entry left.
+            phy_offset = int(batch.columns.phy_offset[int(row)])
+            return phy_offset if phy_offset < end else None
 
 
 def _frame_before(batch: DispatchBatch, phy_offset: int) -> int:

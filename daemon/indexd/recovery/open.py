@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from indexd import __version__
 from indexd.commitlog import batcher
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.dispatch import make_rules
@@ -20,7 +22,7 @@ from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
-from indexd.flush.frontier import Frontier, read_frontier
+from indexd.flush.frontier import Frontier, read_frontier, write_frontier
 from indexd.flush.outputs import Outputs
 from indexd.flush.witness import Witness
 from indexd.index import file as index_file
@@ -143,8 +145,9 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
     )
     try:
-        recovered = carry_out(plan, ground, standing.comparison if standing else None)
-        base = _base(frontier or fresh, paths, begin, recovered, standing)
+        commit = partial(_commit, disk, files, partial(_base, frontier or fresh, paths, begin, standing), standing)
+        recovered = carry_out(plan, ground, standing.comparison if standing else None, commit)
+        base = _base(frontier or fresh, paths, begin, standing, recovered)
     finally:
         lookup.close()
         reader.close()
@@ -170,8 +173,8 @@ def _base(
     known: Frontier,
     paths: tuple[str, ...],
     begin: int,
-    recovered: Recovered,
     standing: Standing | None,
+    recovered: Recovered,
 ) -> Frontier:
     # What is true after the recovery, and building goes on from.
     if recovered.phy_offset is None or standing is None:
@@ -186,9 +189,21 @@ def _base(
     return replace(
         base,
         uncovered=gaps,
-        store_timestamp=recovered.store_timestamp or newest,
-        messages=standing.messages_before(recovered.compared_messages),
+        store_timestamp=recovered.compared.store_timestamp or newest,
+        messages=standing.messages_counted(recovered.compared),
     )
+
+
+def _commit(
+    disk: Disk,
+    files: DataFiles,
+    base_of: Callable[[Recovered], Frontier],
+    standing: Standing | None,
+    recovered: Recovered,
+) -> None:
+    base = base_of(recovered)
+    evidence = standing.evidence_before(base.phy_offset) if standing else ()
+    write_frontier(disk, files.frontier, replace(base, index=recovered.files, evidence=evidence), __version__)
 
 
 def _list_log(disk: Disk, config: Config) -> SegmentList:

@@ -1,7 +1,7 @@
 """Carries a RecoveryPlan out: what is kept is brought back, what is not is removed, and the rest is the log's to give.
 
-Every step leaves a directory that the same recovery would bring to the same end, so a crash inside it costs nothing:
-files are only ever cut back or removed, and the frontier is replaced last.
+Every step leaves a directory that the same recovery would bring to the same end, so a crash inside costs nothing: what
+the frontier says is made true again first; where it is not to be true any more, it is replaced before the files change.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from pathlib import Path
 from indexd.flush.frontier import Frontier
 from indexd.index.flavour import Flavour
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
-from indexd.recovery.against import Agreed, Comparison, compare_with_log
+from indexd.recovery.against import Agreed, Compared, Comparison, compare_with_log
 from indexd.recovery.plan import OnDisk, RecoveryPlan
-from indexd.recovery.replay import phy_offset_of, read_entries, replay_file, time_diff_of, write_back
+from indexd.recovery.replay import (
+    Replayed,
+    first_entry_at,
+    phy_offset_of,
+    read_entries,
+    replay_file,
+    time_diff_of,
+    write_back,
+)
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -45,14 +53,16 @@ class Recovered:
 
     files: tuple[FileMark, ...]
     phy_offset: int | None
-    #: Messages of the log that were compared, up to ``phy_offset``, and the store timestamp of the last, or 0.
-    compared_messages: int = 0
-    store_timestamp: int = 0
+    compared: Compared = field(default_factory=Compared)
     kept_entries: int = 0
     dropped_entries: int = 0
     deleted_files: tuple[str, ...] = ()
     rewritten_files: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+
+
+# Makes a frontier durable that says what has been recovered.
+Commit = Callable[[Recovered], None]
 
 
 def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool, log_begin: int) -> OnDisk:
@@ -71,39 +81,53 @@ def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bo
     )
 
 
-def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore | None) -> Recovered:
-    """Do what ``plan`` says; then cut off what the log, as far as the comparison looks, does not say any more."""
+def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore | None, commit: Commit) -> Recovered:
+    """Do what ``plan`` says; then cut off what the log, as far as the comparison looks, does not say any more.
+
+    Where entries are cut off, ``commit`` first makes a frontier durable that does without them: else the next recovery
+    would take a cut that was broken off for damage, and cut once more.
+    """
     recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
-    _delete(ground, plan.delete, recovered)
     marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
     before = plan.lost_entries + sum(mark.header.entries for mark in marks)
     sound = _replay_all(marks, plan, ground, recovered)
-    if plan.cut or sound != marks:
+    is_cut = plan.cut or sound != marks
+    if is_cut:
         # The message of the last entry may have more keys than are in: it is indexed again, whole.
         recovered.phy_offset = _last_message(ground, sound)
-        sound = _keep_before(ground, sound, recovered.phy_offset or 0, recovered)
+        sound = _before(ground, sound, recovered.phy_offset or 0)
     if compare_before is not None and recovered.phy_offset is not None:
         agreed = _compare(ground, sound, compare_before(recovered.phy_offset), recovered)
         if agreed.phy_offset is not None:
-            recovered.phy_offset = agreed.phy_offset
-            sound = _keep_before(ground, sound, agreed.phy_offset, recovered)
-    mtimes_ns = {name: stamp.mtime_ns for name, stamp in ground.disk.stamps(ground.directory).items()}
-    sound = [replace(mark, mtime_ns=mtimes_ns[mark.name]) for mark in sound]
-    recovered.files = tuple(sound)
+            is_cut, recovered.phy_offset = True, agreed.phy_offset
+            sound = _before(ground, sound, agreed.phy_offset)
+    last = _cut_last(ground, sound) if is_cut and sound else None
+    recovered.files = (*sound[:-1], last.mark) if last else tuple(sound)
     recovered.kept_entries = sum(mark.header.entries for mark in sound)
     recovered.dropped_entries = before - recovered.kept_entries
-    ground.disk.sync_dir(ground.directory)
+    if is_cut:
+        commit(recovered)
+    _finish_files(plan, ground, recovered, last)
     return recovered
 
 
-def _delete(ground: Ground, names: tuple[str, ...], recovered: Recovered) -> None:
-    for name in names:
+def _finish_files(plan: RecoveryPlan, ground: Ground, recovered: Recovered, last: Replayed | None) -> None:
+    # Only now do files become less than the frontier before said of them.
+    kept = {mark.name for mark in recovered.files}
+    known = {mark.name for mark in (*plan.keep, *plan.replay)}
+    recovered.deleted_files = tuple(sorted({*plan.delete, *(known - kept)}))
+    for name in recovered.deleted_files:
         ground.disk.unlink(ground.directory / name)
-    recovered.deleted_files = (*recovered.deleted_files, *names)
+    if last is not None:
+        with ground.disk.open_write(ground.directory / last.mark.name) as file:
+            write_back(file, last, ground.layout)
+    ground.disk.sync_dir(ground.directory)
+    stamps = ground.disk.stamps(ground.directory)
+    recovered.files = tuple(replace(mark, mtime_ns=stamps[mark.name].mtime_ns) for mark in recovered.files)
 
 
 def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> list[FileMark]:
-    # The marks that hold, oldest first; the last one may be cut, and then what is behind it is gone.
+    # The marks that hold, oldest first; the last one may be shorter, and then what is behind it is gone.
     sound: list[FileMark] = []
     for done, mark in enumerate(marks):
         ground.on_progress("replay", done, len(marks))
@@ -119,7 +143,6 @@ def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recov
                 continue
         entry = replayed.mark.header.index_count
         recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
-        _delete(ground, tuple(later.name for later in marks[done + 1 :]), recovered)
         return [*sound, replayed.mark]
     return sound
 
@@ -136,36 +159,34 @@ def _last_message(ground: Ground, marks: list[FileMark]) -> int | None:
     return None
 
 
-def _keep_before(ground: Ground, marks: list[FileMark], phy_offset: int, recovered: Recovered) -> list[FileMark]:
-    # Keep the entries of messages before phy_offset. Those of one message may straddle files, so go back file by file.
+def _before(ground: Ground, marks: list[FileMark], phy_offset: int) -> list[FileMark]:
+    # The entries of messages before phy_offset. Those of one message may straddle files, so go back file by file.
     kept = list(marks)
     while kept:
         mark = kept[-1]
         with ground.disk.open_read(ground.directory / mark.name) as file:
-            count = mark.header.index_count
-            while count > 1 and phy_offset_of(read_entries(file, ground.layout, count - 1, 1)[0]) >= phy_offset:
-                count -= 1
+            count = first_entry_at(file, ground.layout, 1, mark.header.index_count, phy_offset)
         if count > 1:
-            if not mark.full or count < mark.header.index_count:
-                kept[-1] = _cut_file(ground, mark, count)
+            if count < mark.header.index_count:
+                kept[-1] = replace(mark, header=replace(mark.header, index_count=count), full=False)
             break
-        _delete(ground, (mark.name,), recovered)
         kept.pop()
     return kept
 
 
-def _cut_file(ground: Ground, mark: FileMark, count: int) -> FileMark:
-    # Cut a file to the entries below ``count`` and put its slots and header right.
-    with ground.disk.open_write(ground.directory / mark.name) as file:
-        last = read_entries(file, ground.layout, count - 1, 1)[0]
+def _cut_last(ground: Ground, marks: list[FileMark]) -> Replayed | None:
+    # What the last file comes to with the entries that its mark has left; None if that is all it ever had.
+    mark = marks[-1]
+    if mark.full:
+        return None
+    with ground.disk.open_read(ground.directory / mark.name) as file:
+        last = read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0]
         phy_offset = phy_offset_of(last)
         # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
         exact = ground.store_timestamp_of(phy_offset)
         end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
-        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end, index_count=count)
-        replayed = replay_file(file, FileMark(mark.name, header, full=False), ground.layout, ground.flavour)
-        write_back(file, replayed, ground.layout)
-    return replayed.mark
+        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
+        return replay_file(file, replace(mark, header=header), ground.layout, ground.flavour)
 
 
 def _compare(ground: Ground, sound: list[FileMark], comparison: Comparison, recovered: Recovered) -> Agreed:
@@ -179,7 +200,7 @@ def _compare(ground: Ground, sound: list[FileMark], comparison: Comparison, reco
         comparison,
         lambda offset: ground.on_progress("compare", offset - begin, comparison.end - begin),
     )
-    recovered.compared_messages, recovered.store_timestamp = agreed.messages, agreed.store_timestamp
+    recovered.compared = agreed.compared
     if agreed.reason:
         recovered.reasons.append(agreed.reason)
     return agreed

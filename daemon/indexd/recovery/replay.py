@@ -17,6 +17,7 @@ from indexd.index.kernel import replay_entries
 from indexd.storage.disk import DiskFile
 
 ENTRIES_PER_READ = 1 << 20
+_CLEAR_SIZE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,20 @@ def read_entries(file: DiskFile, layout: IndexLayout, number: int, count: int) -
     return entries[: size // ENTRY_SIZE]
 
 
+def first_entry_at(file: DiskFile, layout: IndexLayout, low: int, high: int, phy_offset: int) -> int:
+    """The first entry of ``low`` .. ``high - 1`` of a message at ``phy_offset`` or behind it, or ``high``.
+
+    Offsets never fall along a file.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        if phy_offset_of(read_entries(file, layout, middle, 1)[0]) < phy_offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def phy_offset_of(entry: NDArray[np.uint32]) -> int:
     """The physical offset of one row of ``read_entries``."""
     return int.from_bytes(entry[1:3].tobytes(), "big", signed=True)
@@ -72,7 +87,9 @@ def time_diff_of(entry: NDArray[np.uint32]) -> int:
 def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
     """Make the file what ``replayed`` says, durably; True if header or slots had to be changed.
 
-    What lies behind the last entry of an open file is cut off and allocated again, so that it reads as zeros.
+    What lies behind the last entry of an open file is overwritten with zeros where it is not zero: the file never gets
+    shorter, so that neither a reader nor a crash ever meets half of one, and no space is given back that may not be had
+    again.
     """
     header = replayed.mark.header
     changed = False
@@ -85,8 +102,16 @@ def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
         file.pwrite(replayed.slots.view(np.uint8).data, layout.slot_position(0))
         changed = True
     if not replayed.mark.full:
-        file.truncate(layout.entry_position(header.index_count))
-        file.allocate(layout.file_size)
+        _clear(file, layout.entry_position(header.index_count), layout.file_size)
     if changed or not replayed.mark.full:
         file.fsync()
     return changed
+
+
+def _clear(file: DiskFile, begin: int, end: int) -> None:
+    buffer = np.empty(_CLEAR_SIZE, dtype=np.uint8)
+    while begin < end:
+        size = file.pread_into(buffer[: min(_CLEAR_SIZE, end - begin)].data, begin)
+        if buffer[:size].any():
+            file.pwrite(bytes(size), begin)
+        begin += _CLEAR_SIZE

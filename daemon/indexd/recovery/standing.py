@@ -11,7 +11,7 @@ from indexd.commitlog.evidence import Evidence, FrameReader, compare
 from indexd.commitlog.reader import LogReader
 from indexd.errors import UnsafeStoreError
 from indexd.flush.frontier import Frontier
-from indexd.recovery.against import Comparison
+from indexd.recovery.against import Compared, Comparison
 from indexd.storage.disk import Disk
 
 
@@ -32,7 +32,7 @@ class Standing:
         begin = reader.log.min_offset or 0
         self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
         self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
-        self._base: Evidence | None = None
+        self._anchor: Evidence | None = None
         self._has_expired = begin > frontier.begin_offset
 
     def check_same_store(self, data: Path, frontier: Frontier) -> None:
@@ -50,15 +50,23 @@ class Standing:
 
     def comparison(self, end: int) -> Comparison:
         """What to compare of the log before ``end``; the reader is put where it begins."""
-        self._base = None if self._is_forced else self._newest_before(end)
-        self._reader.position = self._base.phy_offset if self._base else self._reader.log.min_offset or 0
+        base = None if self._is_forced else self._newest_before(end)
+        self._reader.position = base.phy_offset if base else self._reader.log.min_offset or 0
+        self._anchor = base or next(iter(self._points), None)
         return Comparison(
-            self._reader, end, self._is_sound_behind, is_whole=self._is_forced, has_expired=self._has_expired
+            self._reader,
+            end,
+            self._is_sound_behind,
+            is_whole=self._is_forced,
+            has_expired=self._has_expired,
+            anchor=self._anchor.phy_offset if self._anchor else 0,
         )
 
-    def messages_before(self, compared: int) -> int:
-        """How many messages are counted, when so many were compared."""
-        return compared + (self._base.messages if self._base else 0)
+    def messages_counted(self, compared: Compared) -> int:
+        """How many messages are counted up to where the comparison agreed, expired ones included."""
+        if self._anchor is None:
+            return compared.messages
+        return self._anchor.messages + compared.messages - compared.before_anchor
 
     def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
         """The points before ``phy_offset`` that are still true."""
@@ -78,9 +86,12 @@ class Standing:
             segment = self._reader.log.at(last.phy_offset)
             limit = min(limit, segment.base if segment else 0)
         sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
-        return next((point for point in reversed(sound) if point.phy_offset <= limit), next(iter(sound), None))
+        return next((point for point in reversed(sound) if point.phy_offset <= limit), None)
 
-    def _is_sound_behind(self, phy_offset: int) -> bool:
+    def _is_sound_behind(self, phy_offset: int, store_timestamp: int) -> bool:
         behind = [point for point in self._points if point.phy_offset > phy_offset]
+        if not behind or behind[0].store_timestamp < store_timestamp:
+            # Nothing is known of it, or it is older than what stands before: left behind by a longer log.
+            return False
         with FrameReader(self._disk, self._reader.log) as frames:
-            return bool(behind) and all(frames.holds(point) for point in behind)
+            return all(frames.holds(point) for point in behind)

@@ -167,8 +167,7 @@ class Daemon:
             self._must_flush = self._must_flush or bool(set(restored) & set(self.flusher.written))
 
     def _write_state(self) -> None:
-        row = state_row(self.reader, self.outputs, self.flusher, self.queue, self.reput)
-        row["problems"] = {stage: error.line() for stage, error in self.problems.items()}
+        row = state_row(self.reader, self.building, self.queue, self.reput, self.problems)
         try:
             write_state(self._disk, self._files, row)
             self._state_failed = False

@@ -41,8 +41,6 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     try:
         while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts)) is not None:
             log.error("disturbed", problem=disturbed.line())
-            # Queries must not go by what is not true any more.
-            disk.unlink(files.state)
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
         starts.forget()
@@ -138,6 +136,8 @@ def open_for_run(
         store=root,
         data=str(files.data),
     )
+    # One that a dead process left: in a container this one may well have the same pid.
+    disk.unlink(files.state)
     load_kernels(config)
     check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.

@@ -214,12 +214,20 @@ class Disk:
         return dict(sorted(rows.items()))
 
     def make_dir(self, path: Path) -> None:
-        """Make ``path`` and its parents; each new one is made durable in its parent."""
+        """Make ``path`` and its parents; each is durable in its parent then, those found there included.
+
+        Whoever made one before may have died before that.
+        """
         missing = []
         step = path
         while not self.exists(step):
             missing.append(step)
             step = step.parent
+        try:
+            self.sync_dir(step.parent)
+        except DiskError as error:
+            if not error.is_forbidden:  # a parent that may not be read is another's, and older than this
+                raise
         for step in reversed(missing):
             with _named("make directory", step):
                 step.mkdir(exist_ok=True)

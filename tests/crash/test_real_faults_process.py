@@ -1,0 +1,147 @@
+"""A process that is stopped, a clock that jumps, a disk that answers with EIO."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon, index_files
+from support.faults import DISK_FAILED, check_calm, check_whole, end_line, failing_calls, run_again
+from support.small_log import SIZES, write_log
+
+DAY = 24 * 3600
+STOPPED_SECONDS = 3
+
+
+class Clock:
+    """The time of day as one daemon sees it; times of files and the monotonic clock stay true, as in a real jump."""
+
+    def __init__(self, path: Path) -> None:
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+        if library is None:
+            pytest.fail("libfaketime is missing: install the Debian package faketime", pytrace=False)
+        self._path = path
+        self.shift(0)
+        self.env = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(path),
+            "FAKETIME_CACHE_DURATION": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        }
+
+    def shift(self, days: int) -> None:
+        """So many days away from the true time, from now on."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{days * DAY:+d}\n")
+        fresh.replace(self._path)
+
+
+def tells(state: dict[str, Any], days: int) -> bool:
+    """Whether the daemon has seen the jump."""
+    return bool(abs(state["writtenAt"] / 1000 - time.time() - days * DAY) < 60)
+
+
+def names(daemon: Daemon) -> list[str]:
+    return [path.name for path in index_files(daemon.data)]
+
+
+def test_a_clock_that_jumps_a_year_ahead_and_two_back(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    clock = Clock(tmp_path / "clock")
+    end = write_log(store, 1500)
+    with Daemon(store, data, *SIZES, env=clock.env) as daemon:
+        daemon.wait_durable(end)
+        seen = names(daemon)
+        for number, days in enumerate((365, -365)):
+            clock.shift(days)
+            daemon.wait_state(partial(tells, days=days))
+            end = write_log(store, 3000, seed=5 + number, start_offset=end)
+            daemon.wait_durable(end)
+            # What was there keeps its place, what is new comes behind it, whatever the clock says.
+            assert names(daemon)[: len(seen)] == seen
+            assert len(names(daemon)) > len(seen)
+            seen = names(daemon)
+        assert int(seen[-1][:4]) == int(time.strftime("%Y", time.localtime(time.time() + 365 * DAY)))
+        check_calm(daemon)
+        check_whole(daemon, end)
+        assert not daemon.events("restored")
+
+
+def test_a_clock_that_was_set_back_between_two_unclean_starts(tmp_path: Path) -> None:
+    """Unclean starts of what is now the future do not keep it from starting, and recovery does not mind."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    clock = Clock(tmp_path / "clock")
+    env = clock.env | {"INDEXD_UNCLEAN_STARTS_MAX": "1"}
+    end = write_log(store, 1500)
+    for days in (0, 365):
+        clock.shift(days)
+        with Daemon(store, data, *SIZES, env=env) as daemon:
+            daemon.wait_event("starting")
+    clock.shift(-365)
+    with Daemon(store, data, *SIZES, env=env) as daemon:
+        check_whole(daemon, end)
+
+
+def test_stopped_for_longer_than_a_watchdog_waits_and_continued(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_durable(end)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        end = write_log(store, 8000, seed=4, start_offset=end)
+        time.sleep(STOPPED_SECONDS)
+        assert daemon.state()["phyOffset"] < end
+        os.kill(daemon.pid, signal.SIGCONT)
+        daemon.wait_caught_up(end, timeout=10)
+        assert time.time() - daemon.state()["writtenAt"] / 1000 < 1
+        check_calm(daemon)
+        check_whole(daemon, end)
+        assert not [row for row in daemon.events() if row["level"] != "info"]
+
+
+def test_stopped_and_then_ended_as_a_watchdog_does(tmp_path: Path) -> None:
+    """systemd sends ABRT to a service that does not answer; that is no way to write anything down."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_caught_up(end)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        end = write_log(store, 3000, seed=4, start_offset=end)
+        os.kill(daemon.pid, signal.SIGABRT)
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert daemon.wait() == -signal.SIGABRT
+    run_again(store, data, end)
+
+
+@pytest.mark.parametrize("calls", ["fsync", "pwrite64", "renameat,rename"])
+def test_a_disk_that_answers_with_an_error(tmp_path: Path, calls: str) -> None:
+    """After EIO nothing is known of what was written: the process ends, and the next one recovers."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_durable(end)
+        with failing_calls(daemon.pid, calls):
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            assert daemon.wait() == DISK_FAILED
+        assert "Input/output error" in end_line(daemon)
+    run_again(store, data, end)
+
+
+def test_a_log_that_cannot_be_read_for_a_while(tmp_path: Path) -> None:
+    """EIO on the broker's disk harms nothing of ours: it waits."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 1000)
+    with Daemon(store, data, *SIZES, env={"INDEXD_RETRY_MAX_SECONDS": "1"}) as daemon:
+        daemon.wait_durable(end)
+        with failing_calls(daemon.pid, "preadv,pread64"):
+            end = write_log(store, 3000, seed=4, start_offset=end)
+            assert "Input/output error" in daemon.wait_event("degraded")["problem"]
+            check_calm(daemon)
+        check_whole(daemon, end)

@@ -1,0 +1,70 @@
+"""A short run of ``scripts/soak``: every kind of fault at least once, and nothing lost or invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from soak.faults import FAULTS, NEED_SMALL_DISK
+from support.daemon import compile_kernels
+
+TESTS = Path(__file__).parents[1]
+#: So many rounds deal every fault once.
+ROUNDS = 2
+
+
+def soak(work: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "soak", "--work", str(work), "--json", *flags]
+    env = os.environ | {"PYTHONPATH": str(TESTS)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def mounted(work: Path) -> list[str]:
+    return [line for line in Path("/proc/mounts").read_text("utf-8").splitlines() if str(work) in line]
+
+
+def test_every_fault_is_survived(tmp_path: Path) -> None:
+    compile_kernels()
+    seed = random.randrange(1 << 32)
+    process = soak(tmp_path, "--seconds", "120", "--rounds", str(ROUNDS), "--queries", "2000", "--seed", str(seed))
+    out, errors = process.communicate(timeout=300)
+    print(errors)
+    assert process.returncode == 0, out
+    tally = json.loads(out)
+    assert tally["seed"] == seed
+    assert tally["failure"] is None
+    assert set(tally["leftOut"]) in (set(), NEED_SMALL_DISK)
+    for name in FAULTS.keys() - tally["leftOut"].keys():
+        assert 1 <= tally["faults"][name]["tried"] == tally["faults"][name]["survived"]
+    assert (tally["rounds"], tally["verifications"]) == (ROUNDS, 2 * ROUNDS)
+    assert (tally["entriesLost"], tally["entriesInvented"]) == (0, 0)
+    assert tally["entriesChecked"] > 2000
+    assert tally["filedEntriesChecked"] > 2000
+    assert tally["rebuildsCompared"] >= 1
+    assert list(tmp_path.iterdir()) == []
+    assert mounted(tmp_path) == []
+
+
+def test_a_stop_ends_all_processes_and_mounts(tmp_path: Path) -> None:
+    process = soak(tmp_path)
+    deadline = time.monotonic() + 60
+    while not (logs := list(tmp_path.glob("soak-*/data-*.log"))) or not logs[0].stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(random.uniform(0, 2))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert mounted(tmp_path) == []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert str(tmp_path).encode() not in path.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
