@@ -148,13 +148,19 @@ def test_segments_that_may_not_be_read_for_a_while(tmp_path: Path) -> None:
         check_whole(daemon, end)
 
 
-def test_no_right_to_the_log_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["store/commitlog", "data/index"])
+def test_no_right_to_what_is_opened_at_the_start(tmp_path: Path, what: str) -> None:
+    """A service manager tries again and again; as soon as the cause is gone it starts, crash loop or not."""
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
-    with mode(store / "commitlog", 0o000), Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
-        assert daemon.wait() == DISK_FAILED
-        assert DENIED in end_line(daemon)
-    with Daemon(store, data, *SIZES, tracer=under_permissions()) as daemon:
+    (data / "index").mkdir(parents=True)
+    env = {"INDEXD_UNCLEAN_STARTS_MAX": "1"}
+    with mode(tmp_path / what, 0o000):
+        for _ in range(2):
+            with Daemon(store, data, *SIZES, env=env, tracer=under_permissions()) as daemon:
+                assert daemon.wait() == DISK_FAILED
+                assert DENIED in end_line(daemon)
+    with Daemon(store, data, *SIZES, env=env, tracer=under_permissions()) as daemon:
         check_whole(daemon, end)
 
 

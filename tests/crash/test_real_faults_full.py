@@ -114,7 +114,7 @@ def test_room_for_the_checkpoint_and_none_for_the_frontier(room: Room) -> None:
         frontier = (room.data / "frontier").read_bytes()
         assert len(frontier) > 4096
         filler = fill(room.data, 1)
-        end = write_log(room.store, 20, seed=4, start_offset=end)
+        end = write_log(room.store, 5, seed=4, start_offset=end)
         assert FULL in degraded(daemon, "frontier.tmp", stage="flush")
         check_calm(daemon)
         assert (room.data / "frontier").read_bytes() == frontier

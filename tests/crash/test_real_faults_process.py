@@ -33,6 +33,8 @@ class Clock:
             "FAKETIME_TIMESTAMP_FILE": str(path),
             "FAKETIME_CACHE_DURATION": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            # Its cure for a defect of old C libraries makes timed waits return at once.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "NO_FAKE_STAT": "1",
         }
 

@@ -25,7 +25,7 @@ RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1", "INDEXD_FLUSH_INTERVAL": "0.5"}
 DISK_FAILED = 70
 UNSAFE = 3
 _DATA_NAMES = {"index", "checkpoint", "frontier", "state", "abort", "starts", "lock", "filler", "lost+found"}
-_LINES_A_SECOND = 4.0
+_LINES_A_SECOND = 5.0
 _CPU_SHARE = 0.3
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -51,7 +51,7 @@ def all_files(data: Path) -> list[str]:
     return sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file())
 
 
-def check_calm(daemon: Daemon, seconds: float = 1.6) -> None:
+def check_calm(daemon: Daemon, seconds: float = 1.3) -> None:
     """While it waits for somebody to mend the fault it neither spins nor floods log or disk."""
     before, began = daemon.events(), cpu_seconds(daemon.pid)
     files = len(all_files(daemon.data))
@@ -115,7 +115,7 @@ def under_permissions() -> tuple[str, ...]:
 @contextmanager
 def no_descriptors(pid: int, spare: int = 0) -> Iterator[None]:
     """Let a process open ``spare`` more files at once, and give it its old limit back at the end."""
-    used = set.union(*({int(name) for name in os.listdir(f"/proc/{pid}/fd")} for _ in range(5)))
+    used = set.union(*({int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()} for _ in range(5)))
     free = next(number for number in range(4096) if number not in used)
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + spare, limits[1]))

@@ -76,22 +76,7 @@ class OwnMounts:
         with image.open("wb") as file:
             file.truncate(size)
         # Nothing is kept back for root: full is full.
-        subprocess.run(
-            [
-                need("mkfs.ext4", "e2fsprogs"),
-                "-q",
-                "-O",
-                "^resize_inode",
-                "-J",
-                "size=4",
-                "-m",
-                "0",
-                "-b",
-                str(PAGE),
-                image,
-            ],
-            check=True,
-        )
+        subprocess.run([need("mkfs.ext4", "e2fsprogs"), "-q", "-m", "0", "-b", str(PAGE), image], check=True)
         self.mount_image(path)
         return self._seen(path)
 

@@ -15,6 +15,11 @@ from indexd.dispatch.drain import drain
 from indexd.dispatch.queue import DispatchQueue, Item
 from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
 
+
+def no_problem(error: object, seconds: float) -> None:
+    raise AssertionError(error)
+
+
 PACE = Pace(0.001, 0.02, 60.0)
 
 
@@ -110,7 +115,7 @@ async def test_the_tail_loop_passes_on_reports_and_ends() -> None:
         return script.pop(0)
 
     started = time.monotonic()
-    await asyncio.wait_for(reput(poll, queue, PACE, state, stop, events.append), 10.0)  # type: ignore[arg-type]
+    await asyncio.wait_for(reput(poll, queue, PACE, state, stop, events.append, no_problem), 10.0)  # type: ignore[arg-type]
     assert queue.closed
     assert [type(item) for item in await queue.drain()] == [DispatchBatch, Skipped, DispatchBatch]
     assert events == [Skipped(10, 20, "expired"), Corrupt(20, "bad", None), None]
@@ -124,7 +129,7 @@ async def test_a_stop_does_not_wait_for_a_full_queue() -> None:
     async def poll() -> DispatchBatch:
         return batch(0)
 
-    task = asyncio.create_task(reput(poll, queue, PACE, state, stop, lambda event: None))
+    task = asyncio.create_task(reput(poll, queue, PACE, state, stop, lambda event: None, no_problem))
     await asyncio.sleep(0.05)
     stop.set()
     await asyncio.wait_for(task, 1.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.index.flavour import FLAVOURS
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
@@ -194,9 +194,9 @@ def test_no_directory_at_all_is_refused_and_an_empty_one_waited_for(tmp_path: Pa
     reader.close()
 
 
-def test_a_position_behind_the_log_is_another_logs(tmp_path: Path) -> None:
+def test_a_position_behind_the_log_says_that_it_was_cut(tmp_path: Path) -> None:
     filled(tmp_path, 3)
-    with pytest.raises(UnsafeStoreError, match="already indexed"):
+    with pytest.raises(DisturbedError, match="the log was cut: it ends at"):
         open_reader(tmp_path, position=3 * SEGMENT_SIZE).poll()
 
 

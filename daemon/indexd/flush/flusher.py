@@ -45,7 +45,7 @@ class Flusher:
         self._files = files
         self.frontier = frontier
         self.counters = FlushCounters()
-        #: Name -> stamp of what was written down last.
+        #: Name -> stamp of what was written down last; empty while that is being replaced.
         self.written: dict[str, Stamp] = {}
 
     def __repr__(self) -> str:
@@ -56,6 +56,7 @@ class Flusher:
         started = time.monotonic()
         for file in progress.index.unsynced:
             file.file.fsync()
+        self.written = {}
         full = [mark for mark in progress.index.files if mark.full]
         StoreCheckpoint(
             physic_msg_timestamp=progress.store_timestamp,

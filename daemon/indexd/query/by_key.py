@@ -1,4 +1,4 @@
-"""The exact answer: every message that matches, none that does not, each once (ARCHITECTURE.md, decision 8).
+"""The exact answer: every message that matches, none that does not, each once (ARCHITECTURE.md, decision 10).
 
 The index says where to look; whether a message matches, the message itself says. So collisions and repeats fall out,
 and no rule about time cuts a walk short, whatever the broker's clock did.

@@ -36,7 +36,7 @@ class Comparison:
 
     ``is_sound_behind`` tells of an offset at which no frame stands, and the store timestamp of the message before it,
     whether the log behind it is as it was: then it is damaged there, and was not cut. ``is_whole``: from the begin of
-    the log. ``has_expired``: messages before that begin have been indexed once, and the file that held them may be gone.
+    the log. ``has_expired``: messages before that begin were indexed once, and the file that held them may be gone.
     """
 
     reader: LogReader

@@ -190,7 +190,7 @@ def _base(
         base,
         uncovered=gaps,
         store_timestamp=recovered.compared.store_timestamp or newest,
-        messages=standing.messages_counted(recovered.compared),
+        messages=standing.messages_counted(recovered.compared, offset),
     )
 
 

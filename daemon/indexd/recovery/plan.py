@@ -32,8 +32,8 @@ class OnDisk:
 class RecoveryPlan:
     """``keep`` as they are, ``replay`` to their marks, ``delete``; go on at ``phy_offset`` (None: the log's begin).
 
-    ``cut`` is True when files that the frontier names are lost: ``phy_offset`` then comes from the last kept entry.
-    ``lost_entries`` are those of files that are missing or cut.
+    ``cut`` is True when not all that the frontier names is kept: where files are lost (``lost_entries`` in them), to the
+    last kept message, and ``phy_offset`` is None; where there are more entries than it covers, to ``phy_offset``.
     """
 
     keep: tuple[FileMark, ...]
@@ -62,7 +62,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     whole = 0
     while whole < len(marks) and disk.sizes.get(marks[whole].name) == size:
         whole += 1
-    cut = whole < len(marks)
+    cut, offset = whole < len(marks), None if whole < len(marks) else disk.frontier.phy_offset
     if cut:
         name = marks[whole].name
         found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
@@ -80,7 +80,6 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
         (replay if forced or touched or not sound else keep).append(mark)
     kept = {mark.name for mark in marks}
     delete = tuple(sorted(name for name in disk.sizes if name not in kept))
-    offset = None if cut else disk.frontier.phy_offset
     return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason, lost)
 
 

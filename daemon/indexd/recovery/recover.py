@@ -93,8 +93,9 @@ def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore 
     sound = _replay_all(marks, plan, ground, recovered)
     is_cut = plan.cut or sound != marks
     if is_cut:
-        # The message of the last entry may have more keys than are in: it is indexed again, whole.
-        recovered.phy_offset = _last_message(ground, sound)
+        if plan.phy_offset is None or sound != marks:
+            # The message of the last entry may have more keys than are in: it is indexed again, whole.
+            recovered.phy_offset = _last_message(ground, sound)
         sound = _before(ground, sound, recovered.phy_offset or 0)
     if compare_before is not None and recovered.phy_offset is not None:
         agreed = _compare(ground, sound, compare_before(recovered.phy_offset), recovered)

@@ -30,6 +30,7 @@ class Standing:
         self._recheck_size = recheck_size
         self._is_forced = is_forced
         begin = reader.log.min_offset or 0
+        self._evidence = frontier.evidence
         self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
         self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
         self._anchor: Evidence | None = None
@@ -62,10 +63,12 @@ class Standing:
             anchor=self._anchor.phy_offset if self._anchor else 0,
         )
 
-    def messages_counted(self, compared: Compared) -> int:
-        """How many messages are counted up to where the comparison agreed, expired ones included."""
+    def messages_counted(self, compared: Compared, phy_offset: int) -> int:
+        """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
         if self._anchor is None:
-            return compared.messages
+            # All of it has expired.
+            before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
+            return compared.messages + max(before, default=0)
         return self._anchor.messages + compared.messages - compared.before_anchor
 
     def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:

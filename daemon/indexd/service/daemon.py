@@ -164,7 +164,7 @@ class Daemon:
         restored += self._watch.restore(self.building)
         if restored:
             self._log.warning("restored", names=restored)
-            self._must_flush = self._must_flush or bool(set(restored) & set(self.flusher.written))
+            self._must_flush = self._must_flush or bool({"frontier", "checkpoint"} & set(restored))
 
     def _write_state(self) -> None:
         row = state_row(self.reader, self.building, self.queue, self.reput, self.problems)

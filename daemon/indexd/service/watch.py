@@ -48,8 +48,10 @@ class Watch:
         if not self._disk.exists(self._files.abort):
             write_abort(self._disk, self._files.abort)
             gone.append(self._files.abort.name)
+        written = building.flusher.written
         stamps = self._disk.stamps(self._files.data)
-        gone += [name for name, stamp in building.flusher.written.items() if stamps.get(name) != stamp]
+        if building.flusher.written is written:  # else they are being replaced right now
+            gone += [name for name, stamp in written.items() if stamps.get(name) != stamp]
         return gone
 
     def _what_happened(self, mark: FileMark, stamp: Stamp | None) -> str | None:
