@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.segments import list_segments
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import read_frontier
 from indexd.query import Answer, KeyQuery
 from indexd.query.coverage import ABSENT
+from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.naive import exact_oracle, split_keys
 
 if TYPE_CHECKING:
+    from indexd.config import Config
+    from support.sim_disk import SimDisk
     from support.sim_log import SimLog
     from support.sim_oracle import Gaps
     from support.simulation import World
@@ -92,3 +97,19 @@ def check_stopped(world: World) -> None:
     found = StoreCheckpoint.unpack(disk.peek(files.checkpoint), files.checkpoint)
     if found != wanted:
         raise BrokenError("other", f"the checkpoint is {found}, not {wanted}")
+
+
+class RefusedError(Exception):
+    """Everything that was noted of the log has been rewritten: for the daemon it is another store."""
+
+
+def check_refusal(disk: SimDisk, config: Config, log_begin: int) -> RefusedError:
+    """A store is refused only if no frame that was noted, and has not expired, is there any more."""
+    frontier = read_frontier(disk, config.store.data / "frontier")
+    assert frontier is not None
+    log = list_segments(Disk(), config.store.commit_log_directories, config.store.segment_size)
+    noted = [point for point in frontier.evidence if point.phy_offset >= log_begin]
+    with FrameReader(Disk(), log) as frames:
+        if not noted or any(frames.holds(point) for point in noted):
+            raise BrokenError("other", f"its own store is refused, though it holds what was noted: {noted}")
+    return RefusedError()

@@ -20,19 +20,12 @@ from typing import TYPE_CHECKING
 
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
-from support.sim_fault import CHANGES, FaultMap, SimCrash, errno_of
+from support.sim_fault import CHANGES, WORDS, FaultMap, SimCrash, errno_of
 from support.sim_file import SimFile, stamp_of
 from support.sim_inode import Change, Memo, SimDirectory, SimInode
 
 if TYPE_CHECKING:
     from indexd.storage.disk import Stamp
-
-# What the real disk calls its operations where an error names them.
-_WORDS = {
-    "open_read": "open", "open_write": "open", "exists": "stat", "size": "stat", "stamp": "stat",
-    "list_dir": "list", "stamps": "list", "pread": "read", "pwrite": "write", "allocate": "allocate space for",
-    "unlink": "remove", "remove_dir": "remove", "make_dir": "make directory", "sync_dir": "fsync directory",
-}  # fmt: skip
 
 
 class SimDisk(Disk):
@@ -266,7 +259,7 @@ class SimDisk(Disk):
 
     def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
         """The error that the real call raises."""
-        return DiskError(words or _WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
+        return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
 
     def _open(self, operation: str, path: Path, *, is_writable: bool) -> SimFile:
         self.meet(operation, path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from support.sim_checks import RefusedError
 from support.sim_fault import FaultMap
 from support.sim_shape import Shape
 from support.simulation import World
@@ -36,7 +38,8 @@ class RandomRun:
     def go(self) -> None:
         """All steps, then the end."""
         try:
-            self._go()
+            with suppress(RefusedError):
+                self._go()
         finally:
             if self.world.is_up:
                 self.world.kill()

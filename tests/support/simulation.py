@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from indexd.config import Config, load
-from indexd.errors import CorruptDataError, DiskError, DisturbedError, UsageError
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
 from indexd.index.format import FileMark, IndexLayout
 from indexd.query import Answer
-from support.sim_checks import BrokenError, check_answer, check_stopped, draw_query
+from support.sim_checks import BrokenError, check_answer, check_refusal, check_stopped, draw_query
 from support.sim_clock import SimClock, steered
 from support.sim_daemon import SimDaemon, ask
 from support.sim_disk import SimDisk
@@ -121,6 +121,10 @@ class World:
             self.tally["starts that failed"] += 1
             self.kill()
             return False
+        except UnsafeStoreError:
+            self.kill()
+            self.tally["refused"] += 1
+            raise check_refusal(self.disk, self.config, self.log.begin) from None
         except SimCrash:
             self.tally["crashes inside a recovery"] += self.disk.changes > before
             self.crash()
@@ -214,6 +218,8 @@ class World:
 
     def expire(self, *, unread: bool = False) -> int:
         """Delete old segments: such as are durably indexed, or with ``unread`` any; how many."""
+        if self.is_outdated:  # what was rewritten and then expired before anybody looked is known to nobody
+            return 0
         before = self.promised[1] if self.promised is not None else 0
         gone = self.log.expire(self.log.end if unread else before)
         self.tally["expired segments"] += gone
