@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -136,11 +137,12 @@ def test_segments_that_may_not_be_read_for_a_while(tmp_path: Path) -> None:
     end = write_log(store, 1000)
     with Daemon(store, data, *SIZES, env=RETRY, tracer=under_permissions()) as daemon:
         daemon.wait_durable(end)
-        before = os.umask(0o777)
-        try:
-            end = write_log(store, 3000, seed=4, start_offset=end)
-        finally:
-            os.umask(before)
+        # It must not have opened them before.
+        os.kill(daemon.pid, signal.SIGSTOP)
+        end = write_log(store, 3000, seed=4, start_offset=end)
+        for path in (store / "commitlog").iterdir():
+            path.chmod(0o000)
+        os.kill(daemon.pid, signal.SIGCONT)
         assert DENIED in degraded(daemon, "commitlog", stage="read")
         check_calm(daemon)
         for path in (store / "commitlog").iterdir():

@@ -28,13 +28,13 @@ OPERATIONS = (
     *("size", "stamp", "pread", "pwrite", "allocate", "truncate", "fsync"),
     *("rename", "unlink", "remove_dir", "make_dir", "sync_dir"),
 )
-#: Those that leave another disk behind; a crash between two others is a crash before the later one.
 # What the real disk calls its operations where an error names them.
 WORDS = {
     "open_read": "open", "open_write": "open", "exists": "stat", "size": "stat", "stamp": "stat",
     "list_dir": "list", "stamps": "list", "pread": "read", "pwrite": "write", "allocate": "allocate space for",
     "unlink": "remove", "remove_dir": "remove", "make_dir": "make directory", "sync_dir": "fsync directory",
 }  # fmt: skip
+#: Those that leave another disk behind; a crash between two others is a crash before the later one.
 CHANGES = frozenset(
     {"create", "pwrite", "allocate", "truncate", "fsync", "rename", "unlink", "remove_dir", "make_dir", "sync_dir"}
 )

@@ -48,8 +48,14 @@ class SimLog:
         return self._writer.max_offset
 
     def append(self, count: int) -> None:
-        """Write so many messages."""
+        """Write so many messages, or a few more.
+
+        What follows the end must not be a frame of an older and longer log, or nobody could tell where this one ends.
+        """
+        begin = self.end
         for _ in range(count):
+            self._writer.append(next(self._specs))
+        while self.edition and self._is_followed(begin):
             self._writer.append(next(self._specs))
         self._read_history()
 
@@ -79,14 +85,12 @@ class SimLog:
             return None
         cut = kept[-rand.randint(1, min(most, len(kept) - 1))].phy_offset
         self.cut(cut)
-        # What follows the new end must not be a frame of the old log, or nobody could tell where the new one ends.
-        while True:
-            self._writer.append(next(self._specs))
-            behind = list(naive_frames(self._segments(), self.segment_size, start=cut))
-            if behind[-1].phy_offset + behind[-1].size == self.end:
-                break
-        self._read_history()
+        self.append(1)
         return cut
+
+    def _is_followed(self, begin: int) -> bool:
+        *_, last = naive_frames(self._segments(), self.segment_size, start=begin)
+        return last.phy_offset + last.size > self.end
 
     def cut(self, offset: int) -> None:
         """Go on writing at ``offset``, a message's: the bytes behind it stay in its segment, later segments go."""

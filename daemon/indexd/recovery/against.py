@@ -163,6 +163,7 @@ def compare_with_log(
     cursor.seek(reader.position)
     compared = Compared()
     while reader.position < end or not cursor.is_done:
+        begin = reader.position
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
             # The newest message of the log: there it is, it only has to prove itself.
@@ -174,9 +175,9 @@ def compare_with_log(
                 return Agreed(None, compared, f"compared up to offset {poll.offset}, where the log is unreadable")
             return Agreed(poll.offset, compared, f"the log holds no message at offset {poll.offset}")
         else:
-            differs = _match(cursor, flavour, poll, end)
-            if differs is None and poll.end_offset > end and _frame_before(poll, end) != end:
-                differs = _frame_before(poll, end)
+            differs = _match(cursor, flavour, poll, begin, end)
+            if differs is None and poll.end_offset > end and _frame_before(poll, begin, end) != end:
+                differs = _frame_before(poll, begin, end)
             compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
                 return Agreed(differs, compared, f"the log says something else from offset {differs} on")
@@ -184,8 +185,9 @@ def compare_with_log(
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 
-def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, end: int) -> int | None:
-    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end.
+def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
+    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin`` is
+    # where the reader stood, which lies before the batch where a segment ends in between.
     row, key = 0, -1
     while True:
         is_done = cursor.is_done
@@ -201,10 +203,10 @@ def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, end: int) ->
         )
         cursor.used(int(at))
         if status == MISMATCH:
-            return _frame_before(batch, min(int(batch.columns.phy_offset[int(row)]), cursor.phy_offset))
+            return _frame_before(batch, begin, min(int(batch.columns.phy_offset[int(row)]), cursor.phy_offset))
         if status == DONE:
             # An entry inside the batch that no key came to is of a message that is not there.
-            return _frame_before(batch, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
+            return _frame_before(batch, begin, cursor.phy_offset) if cursor.phy_offset < batch.end_offset else None
         assert status == BUFFER_FULL
         if is_done:
             # A message with keys, and no entry left.
@@ -212,8 +214,8 @@ def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, end: int) ->
             return phy_offset if phy_offset < end else None
 
 
-def _frame_before(batch: DispatchBatch, phy_offset: int) -> int:
-    # The begin of the last frame of the batch that begins at phy_offset or before.
+def _frame_before(batch: DispatchBatch, begin: int, phy_offset: int) -> int:
+    # The begin of the last frame of the batch that begins at phy_offset or before; ``begin`` if none does.
     offsets = batch.columns.phy_offset[: batch.rows]
     row = int(np.searchsorted(offsets, phy_offset, side="right"))
-    return int(offsets[row - 1]) if row else batch.begin_offset
+    return int(offsets[row - 1]) if row else begin
