@@ -85,6 +85,11 @@ class DiskError(IndexdError):
         self.errno = error.errno
 
     @property
+    def is_full(self) -> bool:
+        """No space or no quota."""
+        return self.errno in (errno.ENOSPC, errno.EDQUOT)
+
+    @property
     def is_forbidden(self) -> bool:
         """This user may not, or nobody may write there."""
         return self.errno in (errno.EACCES, errno.EPERM, errno.EROFS)

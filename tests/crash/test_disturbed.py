@@ -122,6 +122,17 @@ def test_a_second_instance_that_took_a_new_lock_wins(tmp_path: Path) -> None:
             check_mended(second, store, end)
 
 
+def test_the_log_is_cut_by_a_little_and_written_on_beside_the_running_daemon(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    write_log(store, 3000)
+    with Daemon(store, data, *SIZES, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
+        daemon.wait_caught_up()
+        with cut_at(store, offsets(store)[-20]) as writer:
+            end = write_on(writer, 3, seed=33)
+        assert "the log was cut" in after(daemon, "disturbed")["problem"]
+        check_mended(daemon, store, end)
+
+
 @pytest.mark.parametrize("written", [5, 2000])
 def test_the_log_is_cut_and_written_on_beside_the_running_daemon(tmp_path: Path, written: int) -> None:
     store, data = tmp_path / "store", tmp_path / "data"

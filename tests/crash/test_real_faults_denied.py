@@ -93,7 +93,7 @@ def test_an_ext4_that_gives_up_after_an_error_of_its_own(tmp_path: Path) -> None
         run_again(store, data, end, tracer=mounts.words)
 
 
-@pytest.mark.parametrize(("name", "bits"), [(".", 0o500), (".", 0o000), ("index", 0o500), ("index", 0o000)])
+@pytest.mark.parametrize(("name", "bits"), [(".", 0o500), ("index", 0o500), ("index", 0o000)])
 def test_the_right_to_the_data_is_taken_and_given_back(tmp_path: Path, name: str, bits: int) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
@@ -174,6 +174,8 @@ def test_expired_files_that_may_not_be_removed(tmp_path: Path) -> None:
         with mode(data / "index", 0o500):
             for path in sorted((store / "commitlog").iterdir())[:5]:
                 path.unlink()
+            # The next segment begins with these: then the daemon looks for what is gone. No new index file yet.
+            write_log(store, 100, seed=4, start_offset=end)
             daemon.wait_event("expired_files")
             assert DENIED in degraded(daemon, "cannot remove")
             check_calm(daemon)

@@ -51,7 +51,7 @@ def all_files(data: Path) -> list[str]:
     return sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file())
 
 
-def check_calm(daemon: Daemon, seconds: float = 1.3) -> None:
+def check_calm(daemon: Daemon, seconds: float = 1.2) -> None:
     """While it waits for somebody to mend the fault it neither spins nor floods log or disk."""
     before, began = daemon.events(), cpu_seconds(daemon.pid)
     files = len(all_files(daemon.data))

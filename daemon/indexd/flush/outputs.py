@@ -42,8 +42,12 @@ class Outputs:
         self.witness.saw(item, self.messages)
 
     def check_log(self) -> None:
-        """DisturbedError if the log no longer says what was built from it."""
+        """DisturbedError if the log no longer says what was built from it, as far as a quick look tells."""
         self.witness.check()
+
+    def remember_log(self) -> None:
+        """For the next ``check_log``: what stands now at the end of what is built."""
+        self.witness.remember_tail(self.phy_offset)
 
     def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: drop what only points before it; the names of removed files."""

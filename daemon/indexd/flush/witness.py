@@ -17,6 +17,8 @@ _NOTE_EVERY = 64 << 10
 # A running daemon looks at the points of so many bytes behind the last one at each drain.
 _WATCHED = 64 << 20
 _POINTS_MAX = 8192
+# And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
+_TAIL_SIZE = 1 << 20
 # The first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
 
@@ -32,6 +34,8 @@ class Witness:
         self._list_log = list_log
         self._log = SegmentList((), ())
         self._points = list(points)
+        # The newest bytes that were built: begin, end, CRC-32.
+        self._tail: tuple[int, int, int] | None = None
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
@@ -70,12 +74,30 @@ class Witness:
             self._thin()
         return tuple(self._points)
 
+    def remember_tail(self, end: int) -> None:
+        """All before physical offset ``end`` is built: remember its last bytes."""
+        if self._tail is not None and self._tail[1] == end:
+            return
+        self._tail = None
+        if self._log.at(end - 1) is None:
+            self._list()
+        segment = self._log.at(end - 1)
+        if segment is not None:
+            begin = max(end - _TAIL_SIZE, segment.base)
+            with FrameReader(self._disk, self._log) as frames:
+                crc = frames.checksum(begin, end)
+            self._tail = None if crc is None else (begin, end, crc)
+
     def check(self) -> None:
         """Look at the newest points; DisturbedError if the log says something else there now."""
         if not self._points:
             return
         self._list()
         with FrameReader(self._disk, self._log) as frames:
+            if self._tail is not None and not self._has_expired(self._tail[0]):
+                begin, end, crc = self._tail
+                if frames.checksum(begin, end) != crc:
+                    self._doubt(begin)
             for point in newest(tuple(self._points), _WATCHED):
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
                     self._doubt(point.phy_offset)

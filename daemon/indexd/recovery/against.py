@@ -186,8 +186,8 @@ def compare_with_log(
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
-    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin`` is
-    # where the reader stood, which lies before the batch where a segment ends in between.
+    # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin``
+    # is where the reader stood, which lies before the batch where a segment ends in between.
     row, key = 0, -1
     while True:
         is_done = cursor.is_done

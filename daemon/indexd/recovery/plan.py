@@ -32,8 +32,8 @@ class OnDisk:
 class RecoveryPlan:
     """``keep`` as they are, ``replay`` to their marks, ``delete``; go on at ``phy_offset`` (None: the log's begin).
 
-    ``cut`` is True when not all that the frontier names is kept: where files are lost (``lost_entries`` in them), to the
-    last kept message, and ``phy_offset`` is None; where there are more entries than it covers, to ``phy_offset``.
+    ``cut`` is True when not all that the frontier names is kept: where files are lost (``lost_entries`` in them), to
+    the last kept message, and ``phy_offset`` is None; where there are more entries than it covers, to ``phy_offset``.
     """
 
     keep: tuple[FileMark, ...]

@@ -149,6 +149,7 @@ class Daemon:
         try:
             self._look_after_files()
             removed = self.building.apply(items, self.reader.log.min_offset or 0)
+            self.outputs.remember_log()
         finally:
             self._write_state()
         if removed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -12,7 +13,7 @@ import uvloop
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.errors import DisturbedError, IndexdError
+from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.flush.abort import write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data
 from indexd.service.daemon import Daemon
@@ -23,6 +24,8 @@ from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
+
+_RETRY_SECONDS_MIN = 1.0
 
 
 def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
@@ -65,6 +68,12 @@ class _StopWish:
         if self.number:
             raise _StoppedError
 
+    def pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.check()
+            time.sleep(0.1)
+
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.number = number
 
@@ -84,9 +93,7 @@ def _run_once(
     try:
         if not lock.is_held():
             lock.renew()
-        starts.begin()
-        opened = open_for_run(config, disk, files, log, check_stop=wish.check)
-        wish.check()
+        opened = _open_patiently(config, disk, files, log, starts, wish)
         watch = Watch(disk, files, lock, opened.outputs.index.layout.file_size)
         daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -102,6 +109,32 @@ def _run_once(
     else:
         return None
     return disturbed
+
+
+def _open_patiently(
+    config: Config, disk: Disk, files: DataFiles, log: Logger, starts: Starts, wish: _StopWish
+) -> Opened:
+    # A full disk is waited for: whoever started this would only start it again.
+    seconds, is_counted = _RETRY_SECONDS_MIN, False
+    while True:
+        try:
+            if not is_counted:
+                starts.begin()
+                is_counted = True
+            opened = open_for_run(config, disk, files, log, check_stop=wish.check)
+        except DiskError as error:
+            if not error.is_full:
+                raise
+            _wait(log, wish, error, seconds)
+            seconds = min(2 * seconds, config.reader.retry_max_seconds)
+        else:
+            wish.check()
+            return opened
+
+
+def _wait(log: Logger, wish: _StopWish, error: DiskError, seconds: float) -> None:
+    log.error("degraded", stage="open", problem=error.line(), retry_seconds=seconds)
+    wish.pause(seconds)
 
 
 def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
@@ -145,7 +178,11 @@ def open_for_run(
     with RecoveryProgress(log, disk, files, check_stop) as progress:
         opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
     if opened.is_changed:
-        opened.flusher.persist(opened.outputs.progress())
+        try:
+            opened.flusher.persist(opened.outputs.progress())
+        except DiskError:
+            opened.outputs.index.close()
+            raise
     event = "created" if created else "recovered" if unclean else "opened"
     if opened.damage is not None:
         log.error("frontier_unreadable", problem=opened.damage)

@@ -27,11 +27,13 @@ class Starts:
 
     def begin(self) -> None:
         """Count a start; CrashLoopError if so many others within the time have come to nothing."""
+        if not self._most:
+            return
         now = int(self._clock() * 1000)
         earlier = self._read()
         # One from the future is of a clock that was set back since: how old it is nobody knows.
         recent = [at for at in earlier if now - self._seconds * 1000 <= at <= now]
-        if 0 < self._most <= len(recent):
+        if len(recent) >= self._most:
             raise CrashLoopError(
                 f"{len(recent)} unclean starts within {self._seconds:g} s ended before they had caught up with the "
                 f"log, so this one is not tried ({self._path})",

@@ -9,7 +9,7 @@ import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 
-/** Messages as the broker hands them to its store: all alike (plain), or one of everything (varied). */
+/** Messages as the broker hands them to its store: all alike (plain), of one size (even), or of every kind (varied). */
 final class Messages {
     private static final String UNIQUE_PREFIX = "7F00000100002A13";
     private static final char[] HEX = "0123456789ABCDEF".toCharArray();
@@ -17,6 +17,7 @@ final class Messages {
     private static final InetSocketAddress V6 = new InetSocketAddress("fd00::1", 10911);
 
     private final boolean varied;
+    private final String keysFormat;
     private final Random random;
     private final long seed;
     private final String[] topics;
@@ -26,9 +27,10 @@ final class Messages {
     Messages(Options options) {
         String profile = options.text("profile", "plain");
         varied = profile.equals("varied");
-        if (!varied && !profile.equals("plain")) {
-            throw new IllegalArgumentException("profile is plain or varied, not " + profile);
+        if (!varied && !profile.equals("plain") && !profile.equals("even")) {
+            throw new IllegalArgumentException("profile is plain, even or varied, not " + profile);
         }
+        keysFormat = profile.equals("even") ? "order-%08d user-%06d" : "order-%d user-%d";
         seed = options.number("seed", 1);
         random = new Random(seed);
         // TopicA#4E1C<E= hashes to the one value that has no absolute value; 200 letters need the second frame format
@@ -50,7 +52,7 @@ final class Messages {
             vary(message, maxOffset);
         } else {
             message.setBody(body(body));
-            message.setKeys("order-" + i + " user-" + random.nextInt(1_000_000));
+            message.setKeys(String.format(keysFormat, i, random.nextInt(1_000_000)));
             put(message, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, unique(seed << 40 ^ i));
             message.setTags("TagA");
         }

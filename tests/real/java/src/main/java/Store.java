@@ -34,7 +34,7 @@ public final class Store {
         System.setOut(System.err);
         try {
             switch (arguments.length > 0 ? arguments[0] : "") {
-                case "write" -> write(options(arguments, "count", "seconds", "profile", "seed", "body", "topics",
+                case "write" -> write(options(arguments, "count", "seconds", "profile", "seed", "body", "topics", "first",
                     "pauseEvery", "pauseMs", "hold", "exit"));
                 case "reindex" -> reindex(options(arguments, "rounds"));
                 case "query" -> query(options(arguments, "in", "out"));
@@ -70,8 +70,10 @@ public final class Store {
         store.shutdown();
     }
 
-    private static Map<String, Object> fill(DefaultMessageStore store, Options options) throws Exception {
+    /** Puts count= messages, or as many as go into seconds=, numbered from first= on, and waits for dispatch. */
+    static Map<String, Object> fill(DefaultMessageStore store, Options options) throws Exception {
         Messages messages = new Messages(options);
+        long first = options.number("first", 0);
         long seconds = options.number("seconds", 0);
         long count = options.number("count", seconds > 0 ? Long.MAX_VALUE : 10_000);
         long pauseEvery = options.number("pauseEvery", 0);
@@ -80,7 +82,7 @@ public final class Store {
         long end = seconds > 0 ? begin + seconds * 1_000_000_000L : Long.MAX_VALUE;
         long done = 0;
         while (done < count && System.nanoTime() < end) {
-            put(store, messages.next(done, store.getMaxPhyOffset()));
+            put(store, messages.next(first + done, store.getMaxPhyOffset()));
             done++;
             if (pauseEvery > 0 && done % pauseEvery == 0) {
                 Thread.sleep(pauseMs);
@@ -111,38 +113,17 @@ public final class Store {
         }
     }
 
-    /**
-     * Builds the index again with the real IndexService, one line of figures a round. Only the commitlog is loaded: no
-     * recovery changes it, and no other thread of the store competes. It reads to the first thing that is no message,
-     * which in a log that was cut is behind the cut. {@code index=DIR} leaves the store's own index alone.
-     */
+    /** Builds the index again with the real IndexService, one line of figures a round. */
     private static void reindex(Options options) throws Exception {
-        MessageStoreConfig config = Stores.config(options);
-        config.setMessageIndexEnable(false);
-        config.setStorePathRootDir(options.text("index", options.required("store")));
-        DefaultMessageStore store = Stores.create(config);
-        if (!store.getCommitLog().load() || !store.getIndexService().load(true)) {
-            throw new IllegalStateException("the store did not load");
-        }
-        IndexService index = store.getIndexService();
+        DefaultMessageStore store = Stores.logOnly(options);
         long rounds = options.number("rounds", 1);
         for (int round = 0; round < rounds; round++) {
-            index.destroy();
-            long[] count = new long[1];
-            long begin = System.nanoTime();
-            Stores.scan(store, (phyOffset, request) -> {
-                count[0]++;
-                index.buildIndex(request);
-            });
-            double taken = (System.nanoTime() - begin) / 1e9;
             Map<String, Object> figures = new LinkedHashMap<>();
             figures.put("round", round);
-            figures.put("messages", count[0]);
-            figures.put("seconds", taken);
-            figures.put("messagesPerSecond", Math.round(count[0] / taken));
+            figures.putAll(Stores.indexed(store));
             say(figures);
         }
-        index.shutdown();
+        store.getIndexService().shutdown();
         Runtime.getRuntime().halt(0); // shutting the store down would write a checkpoint and delete files
     }
 
@@ -220,16 +201,7 @@ public final class Store {
     private static void truncate(Options options) throws Exception {
         DefaultMessageStore store = Stores.started(Stores.config(options));
         Stores.settle(store);
-        long wanted = Long.parseLong(options.required("to"));
-        long[] start = {store.getMinPhyOffset()};
-        Stores.scan(store, (phyOffset, request) -> {
-            if (phyOffset <= wanted) {
-                start[0] = phyOffset;
-            }
-        });
-        if (!store.truncateFiles(start[0])) {
-            throw new IllegalStateException("RocketMQ refused to truncate to " + start[0]);
-        }
+        Stores.cut(store, Long.parseLong(options.required("to")));
         Map<String, Object> figures = new LinkedHashMap<>();
         figures.put("truncatedTo", store.getMaxPhyOffset());
         if (options.number("count", 0) > 0) {

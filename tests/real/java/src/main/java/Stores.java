@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 import java.nio.ByteBuffer;
+import java.util.LinkedHashMap;
+import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.BrokerConfig;
@@ -11,6 +13,7 @@ import org.apache.rocketmq.store.DispatchRequest;
 import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.index.IndexService;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** How every mode opens a store, waits for it and walks its commitlog. */
@@ -90,6 +93,56 @@ final class Stores {
                 throw new IllegalStateException("dispatch is stuck " + behind + " bytes behind");
             }
             Thread.sleep(1);
+        }
+    }
+
+    /**
+     * A store of which nothing but the commitlog and the index service is loaded: no recovery changes it, and no other
+     * thread of it competes. {@code index=DIR} leaves its own index alone. Never shut it down: that would write a
+     * checkpoint and delete files.
+     */
+    static DefaultMessageStore logOnly(Options options) throws Exception {
+        MessageStoreConfig config = config(options);
+        config.setMessageIndexEnable(false);
+        config.setStorePathRootDir(options.text("index", options.required("store")));
+        DefaultMessageStore store = create(config);
+        if (!store.getCommitLog().load() || !store.getIndexService().load(true)) {
+            throw new IllegalStateException("the store did not load");
+        }
+        return store;
+    }
+
+    /**
+     * Throws away what the index service has and gives it every message again, to the first thing that is no message,
+     * which in a log that was cut is behind the cut.
+     */
+    static Map<String, Object> indexed(DefaultMessageStore store) {
+        IndexService index = store.getIndexService();
+        index.destroy();
+        long[] count = new long[1];
+        long begin = System.nanoTime();
+        scan(store, (phyOffset, request) -> {
+            count[0]++;
+            index.buildIndex(request);
+        });
+        double taken = (System.nanoTime() - begin) / 1e9;
+        Map<String, Object> figures = new LinkedHashMap<>();
+        figures.put("messages", count[0]);
+        figures.put("seconds", taken);
+        figures.put("messagesPerSecond", Math.round(count[0] / taken));
+        return figures;
+    }
+
+    /** Has RocketMQ cut the log at the last message start at or before an offset. */
+    static void cut(DefaultMessageStore store, long wanted) throws Exception {
+        long[] start = {store.getMinPhyOffset()};
+        scan(store, (phyOffset, request) -> {
+            if (phyOffset <= wanted) {
+                start[0] = phyOffset;
+            }
+        });
+        if (!store.truncateFiles(start[0])) {
+            throw new IllegalStateException("RocketMQ refused to truncate to " + start[0]);
         }
     }
 

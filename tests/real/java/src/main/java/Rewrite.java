@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+import com.alibaba.fastjson2.JSON;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.stream.Stream;
+import org.apache.rocketmq.store.DefaultMessageStore;
+
+/**
+ * Lets RocketMQ's own code cut, clean and write stores, one after another: a line {@code MODE name=value ...} of
+ * standard input for each, lines of figures on standard output.
+ *
+ * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments go as the
+ * cleaning of expired files takes them; with to= all messages from there on are cut off; then count= are written. It
+ * says its figures, stops the store, and says where the log ended. exit=halt ends this program in place of stopping,
+ * haltAfter=BYTES in the middle of writing, without a word. {@code reindex} is that of {@link Store}.
+ */
+public final class Rewrite {
+    private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+
+    private Rewrite() {
+    }
+
+    public static void main(String[] arguments) {
+        System.setOut(System.err);
+        try (BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
+            for (String line = in.readLine(); line != null; line = in.readLine()) {
+                String[] words = line.split(" ");
+                switch (words[0]) {
+                    case "write" -> write(options(words, "to", "drop", "count", "profile", "seed", "body", "topics",
+                        "first", "exit", "haltAfter"));
+                    case "reindex" -> {
+                        DefaultMessageStore store = Stores.logOnly(options(words));
+                        Map<String, Object> figures = Stores.indexed(store);
+                        store.getIndexService().shutdown();
+                        OUT.println(JSON.toJSONString(figures));
+                    }
+                    default -> throw new IllegalArgumentException("write or reindex, not " + line);
+                }
+            }
+            System.exit(0);
+        } catch (Throwable problem) { // whatever it was, the threads that RocketMQ left must not keep the JVM
+            problem.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
+    private static Options options(String[] words, String... own) {
+        return new Options(words, Stream.concat(Stream.of(Stores.NAMES), Stream.of(own)).toArray(String[]::new));
+    }
+
+    private static void write(Options options) throws Exception {
+        DefaultMessageStore store = Stores.started(Stores.config(options));
+        Stores.settle(store);
+        Map<String, Object> figures = new LinkedHashMap<>();
+        figures.put("openedAt", store.getMaxPhyOffset());
+        if (options.number("drop", 0) > 0) {
+            int dropped = store.getCommitLog().deleteExpiredFile(0, 0, 1000, true, options.small("drop", 0));
+            figures.put("dropped", dropped);
+        }
+        if (options.number("to", -1) >= 0) {
+            Stores.cut(store, options.number("to", -1));
+            figures.put("truncatedTo", store.getMaxPhyOffset());
+        }
+        if (options.number("haltAfter", 0) > 0) {
+            haltAt(store, store.getMaxPhyOffset() + options.number("haltAfter", 0));
+        }
+        if (options.number("count", 0) > 0) {
+            figures.putAll(Store.fill(store, options));
+        }
+        figures.put("minOffset", store.getMinPhyOffset());
+        figures.put("maxOffset", store.getMaxPhyOffset());
+        OUT.println(JSON.toJSONString(figures));
+        if (options.text("exit", "clean").equals("halt")) {
+            store.getStoreCheckpoint().flush(); // its timer does so every second
+            Runtime.getRuntime().halt(137);
+        }
+        store.shutdown();
+        OUT.println(JSON.toJSONString(Map.of("stoppedAt", store.getMaxPhyOffset())));
+    }
+
+    /** Ends everything as soon as the log is that long, wherever the thread that writes may be then. */
+    private static void haltAt(DefaultMessageStore store, long maxOffset) {
+        Thread watch = new Thread(() -> {
+            while (store.getMaxPhyOffset() < maxOffset) {
+                Thread.onSpinWait();
+            }
+            Runtime.getRuntime().halt(137);
+        });
+        watch.setDaemon(true);
+        watch.start();
+    }
+}
