@@ -124,6 +124,7 @@ class SimDaemon:
         skipped = [item for item in self.queue if isinstance(item, Skipped)]
         try:
             self.building.apply(self.queue, self.reader.log.min_offset or 0)
+            self.outputs.remember_log()
         finally:
             self.skipped += [item for item in skipped if item not in self.queue]
             self._write_state()

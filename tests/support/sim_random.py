@@ -62,7 +62,7 @@ class RandomRun:
             (2, self._expire, None),
             (2, self._arm, None),
             (3, self._fail, None),
-            *([(6, self._rewrite, False)] if world.shape.rewrites else []),
+            *([(6, self._rewrite, None)] if world.shape.rewrites else []),
         )
         for _ in range(self.steps):
             fitting = [step for step in steps if step[2] in (None, world.is_up)]

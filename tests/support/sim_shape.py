@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
+
+from indexd.config import Config, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +38,13 @@ class Shape:
             rand.choice([7, 50, 1000]),
             64 << 20 if rewrites else rand.choice([0, 8 << 10, 64 << 20]),
         )
+
+    def config(self, store: Path, data: Path) -> Config:
+        """What its daemon is given."""
+        flags = {
+            "store": store, "data": data, "segment_size": self.segment_size, "read_bytes": 64 << 10,
+            "hash_slot_num": self.hash_slot_num, "index_num": self.index_num,
+            "flavour": self.flavour, "settle_ms": 1, "corrupt_after_ms": 100,
+            "unclean_starts_max": 0, "recheck_bytes": self.recheck_size,
+        }  # fmt: skip
+        return load({key: str(value) for key, value in flags.items()}, None, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,9 @@ class Batcher:
         batch = None
         if rows:
             columns = trimmed(self._columns, int(rows), int(keys), want_queue=rules.want_queue)
-            batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics)
+            whole = rules.check_crc and int(taken) <= limit
+            crc = zlib.crc32(buffer[: int(taken)].data) if whole else None
+            batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics, crc)
         return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)
 
 

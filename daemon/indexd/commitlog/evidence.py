@@ -73,13 +73,12 @@ class FrameReader:
         """Whether the log still says what ``point`` says."""
         return self.evidence(point.phy_offset, point.messages) == point
 
-    def checksum(self, begin: int, end: int) -> int | None:
-        """CRC-32 of the bytes ``[begin, end)`` of one segment; None if they are not all there."""
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes ``[begin, end)`` of one segment; fewer if they are not all there."""
         file = self._open(begin)
         if file is None or self._segment is None:
-            return None
-        data = file.pread(end - begin, begin - self._segment.base)
-        return zlib.crc32(data) if len(data) == end - begin else None
+            return b""
+        return file.pread(end - begin, begin - self._segment.base)
 
     def _open(self, phy_offset: int) -> DiskFile | None:
         segment = self._log.at(phy_offset)

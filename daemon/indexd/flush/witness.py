@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +22,15 @@ _WATCHED = 64 << 20
 _POINTS_MAX = 8192
 # And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
 _TAIL_SIZE = 1 << 20
+
+
+class _Stretch(NamedTuple):
+    # Bytes [begin, end) of one segment as they were when they were built.
+    begin: int
+    end: int
+    crc: int
+
+
 # The first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
 
@@ -34,8 +46,8 @@ class Witness:
         self._list_log = list_log
         self._log = SegmentList((), ())
         self._points = list(points)
-        # The newest bytes that were built: begin, end, CRC-32.
-        self._tail: tuple[int, int, int] | None = None
+        # The newest bytes that were built, without a gap or with one.
+        self._tail: deque[_Stretch] = deque()
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
@@ -44,6 +56,7 @@ class Witness:
 
     def saw(self, batch: DispatchBatch, messages: int) -> None:
         """``batch`` is built, and ``messages`` are counted with it."""
+        self._saw_bytes(batch)
         if not batch.rows:
             return
         offsets, times = batch.columns.phy_offset, batch.columns.store_timestamp
@@ -75,18 +88,17 @@ class Witness:
         return tuple(self._points)
 
     def remember_tail(self, end: int) -> None:
-        """All before physical offset ``end`` is built: remember its last bytes."""
-        if self._tail is not None and self._tail[1] == end:
+        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came."""
+        if end == 0 or (self._tail and self._tail[-1].end == end):
             return
-        self._tail = None
+        self._tail.clear()
         if self._log.at(end - 1) is None:
             self._list()
         segment = self._log.at(end - 1)
         if segment is not None:
             begin = max(end - _TAIL_SIZE, segment.base)
             with FrameReader(self._disk, self._log) as frames:
-                crc = frames.checksum(begin, end)
-            self._tail = None if crc is None else (begin, end, crc)
+                self._tail.append(_Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
 
     def check(self) -> None:
         """Look at the newest points; DisturbedError if the log says something else there now."""
@@ -94,13 +106,43 @@ class Witness:
             return
         self._list()
         with FrameReader(self._disk, self._log) as frames:
-            if self._tail is not None and not self._has_expired(self._tail[0]):
-                begin, end, crc = self._tail
-                if frames.checksum(begin, end) != crc:
-                    self._doubt(begin)
+            self._tail = deque(self._checked(frames, run) for run in self._runs())
             for point in newest(tuple(self._points), _WATCHED):
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
                     self._doubt(point.phy_offset)
+
+    def _saw_bytes(self, batch: DispatchBatch) -> None:
+        if batch.crc is None:
+            self._tail.clear()
+            return
+        self._tail.append(_Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+        while batch.end_offset - self._tail[0].end >= _TAIL_SIZE:
+            self._tail.popleft()
+
+    def _runs(self) -> list[list[_Stretch]]:
+        # What is left of the tail, joined where it has no gap and is of one segment.
+        runs: list[list[_Stretch]] = []
+        for stretch in self._tail:
+            if self._has_expired(stretch.begin):
+                continue
+            if (
+                runs
+                and runs[-1][-1].end == stretch.begin
+                and self._log.at(runs[-1][0].begin) == self._log.at(stretch.begin)
+            ):
+                runs[-1].append(stretch)
+            else:
+                runs.append([stretch])
+        return runs[-2:]
+
+    def _checked(self, frames: FrameReader, run: list[_Stretch]) -> _Stretch:
+        begin, end = run[0].begin, run[-1].end
+        data = frames.read(begin, end)
+        for stretch in run:
+            if zlib.crc32(data[stretch.begin - begin : stretch.end - begin]) != stretch.crc:
+                self._doubt(stretch.begin)
+        kept = data[-_TAIL_SIZE:]
+        return _Stretch(end - len(kept), end, zlib.crc32(kept))
 
     def _note(self, phy_offset: int, store_timestamp: int, messages: int) -> None:
         if self._points and self._points[-1].phy_offset >= phy_offset:

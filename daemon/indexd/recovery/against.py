@@ -161,33 +161,36 @@ def compare_with_log(
     reader, end = comparison.reader, comparison.end
     cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
     cursor.seek(reader.position)
-    compared = Compared()
+    compared, compared_until = Compared(), reader.position
     while reader.position < end or not cursor.is_done:
-        begin = reader.position
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
             # The newest message of the log: there it is, it only has to prove itself.
             time.sleep(_SETTLE_PAUSE)
         elif isinstance(poll, Skipped):
             cursor.seek(poll.end)
+            compared_until = poll.end
         elif isinstance(poll, (NotYetWritten, Corrupt)):
             if comparison.is_sound_behind(poll.offset, compared.store_timestamp):
                 return Agreed(None, compared, f"compared up to offset {poll.offset}, where the log is unreadable")
-            return Agreed(poll.offset, compared, f"the log holds no message at offset {poll.offset}")
+            # An entry before it is of a message that stood where the segment before ends now.
+            stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
+            return Agreed(stop, compared, f"the log holds no message at offset {stop}")
         else:
-            differs = _match(cursor, flavour, poll, begin, end)
-            if differs is None and poll.end_offset > end and _frame_before(poll, begin, end) != end:
-                differs = _frame_before(poll, begin, end)
+            differs = _match(cursor, flavour, poll, compared_until, end)
+            if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
+                differs = _frame_before(poll, compared_until, end)
             compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
                 return Agreed(differs, compared, f"the log says something else from offset {differs} on")
+            compared_until = poll.end_offset
             on_progress(poll.end_offset)
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
     # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin``
-    # is where the reader stood, which lies before the batch where a segment ends in between.
+    # is where the last batch ended, which lies before this one where a segment ends in between.
     row, key = 0, -1
     while True:
         is_done = cursor.is_done

@@ -155,6 +155,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     index = IndexService(disk, files.index, layout, flavour)
     index.load(recovered.files)
     outputs = Outputs(index, base, Witness(disk, partial(_list_log, disk, config), evidence))
+    outputs.remember_log()
     reader.position = base.phy_offset
     reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
     return Opened(

@@ -16,8 +16,9 @@ import org.apache.rocketmq.store.DefaultMessageStore;
  *
  * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments go as the
  * cleaning of expired files takes them; with to= all messages from there on are cut off; then count= are written. It
- * says its figures, stops the store, and says where the log ended. exit=halt ends this program in place of stopping,
- * haltAfter=BYTES in the middle of writing, without a word. {@code reindex} is that of {@link Store}.
+ * stops the store and says its figures; with exit=open it stays open as long as this program runs. exit=halt ends this
+ * program in place of stopping; haltAfter=BYTES does so in the middle of writing, without a word. {@code reindex} is
+ * that of {@link Store}.
  */
 public final class Rewrite {
     private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
@@ -74,13 +75,16 @@ public final class Rewrite {
         }
         figures.put("minOffset", store.getMinPhyOffset());
         figures.put("maxOffset", store.getMaxPhyOffset());
+        switch (options.text("exit", "clean")) {
+            case "clean" -> store.shutdown();
+            case "open" -> { }
+            case "halt" -> store.getStoreCheckpoint().flush(); // its timer does so every second
+            default -> throw new IllegalArgumentException("exit is clean, open or halt");
+        }
         OUT.println(JSON.toJSONString(figures));
         if (options.text("exit", "clean").equals("halt")) {
-            store.getStoreCheckpoint().flush(); // its timer does so every second
             Runtime.getRuntime().halt(137);
         }
-        store.shutdown();
-        OUT.println(JSON.toJSONString(Map.of("stoppedAt", store.getMaxPhyOffset())));
     }
 
     /** Ends everything as soon as the log is that long, wherever the thread that writes may be then. */

@@ -34,8 +34,8 @@ public final class Store {
         System.setOut(System.err);
         try {
             switch (arguments.length > 0 ? arguments[0] : "") {
-                case "write" -> write(options(arguments, "count", "seconds", "profile", "seed", "body", "topics", "first",
-                    "pauseEvery", "pauseMs", "hold", "exit"));
+                case "write" -> write(options(arguments, "count", "seconds", "profile", "seed", "body", "topics",
+                    "first", "pauseEvery", "pauseMs", "hold", "exit"));
                 case "reindex" -> reindex(options(arguments, "rounds"));
                 case "query" -> query(options(arguments, "in", "out"));
                 case "recover" -> recover(options(arguments, "in", "out"));
