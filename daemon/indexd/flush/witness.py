@@ -21,7 +21,9 @@ _NOTE_EVERY = 64 << 10
 _WATCHED = 64 << 20
 _POINTS_MAX = 8192
 # And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
-_TAIL_SIZE = 1 << 20
+_TAIL_SIZE = 256 << 10
+# Of the points each look takes only one in so many, in turn: an idle daemon is to stay idle.
+_TURNS = 4
 
 
 class _Stretch(NamedTuple):
@@ -48,6 +50,7 @@ class Witness:
         self._points = list(points)
         # The newest bytes that were built, without a gap or with one.
         self._tail: deque[_Stretch] = deque()
+        self._turn = 0
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
@@ -101,13 +104,14 @@ class Witness:
                 self._tail.append(_Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
 
     def check(self) -> None:
-        """Look at the newest points; DisturbedError if the log says something else there now."""
+        """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""
         if not self._points:
             return
         self._list()
         with FrameReader(self._disk, self._log) as frames:
             self._tail = deque(self._checked(frames, run) for run in self._runs())
-            for point in newest(tuple(self._points), _WATCHED):
+            self._turn = (self._turn + 1) % _TURNS
+            for point in newest(tuple(self._points), _WATCHED)[self._turn :: _TURNS]:
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
                     self._doubt(point.phy_offset)
 
