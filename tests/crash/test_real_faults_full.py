@@ -63,15 +63,16 @@ def test_before_a_start_that_has_to_recover(room: Room) -> None:
     end = write_log(room.store, 1000)
     with room.daemon() as daemon:
         daemon.wait_durable(end)
-    # What a start removes or cuts would give a page back, and one is enough to start and wait.
+    # What a start removes or cuts would give a page back, and one is enough to open.
     for path in (*room.data.glob("*.tmp"), room.data / "state", room.data / "starts"):
         path.unlink(missing_ok=True)
     filler = fill(room.data)
     with room.daemon() as daemon:
-        assert daemon.wait() == DISK_FAILED
-        assert FULL in end_line(daemon)
-    filler.unlink()
-    room.run_again(end)
+        assert FULL in degraded(daemon, "cannot write", stage="open")
+        check_calm(daemon)
+        filler.unlink()
+        daemon.wait_event("recovered")
+        check_whole(daemon, end)
 
 
 @pytest.mark.parametrize(("room", "leave_pages"), [("tmpfs", 0), ("ext4", 8)], indirect=["room"])

@@ -34,7 +34,10 @@ MUTANTS = {
     "the frontier is not synced": mock.patch.object(SimFile, "fsync", no_fsync("frontier.tmp")),
     "names are not synced": mock.patch.object(SimDisk, "sync_dir", return_value=None),
     "what a crash left is not looked at": mock.patch.object(
-        open_module, "look", lambda *args, unclean, **kwargs: LOOK(*args, unclean=False, **kwargs)
+        # Neither at the abort flag nor at the time of the last write.
+        open_module,
+        "look",
+        lambda *args, unclean, **kwargs: replace(LOOK(*args, unclean=False, **kwargs), mtimes_ns={}),
     ),
     "a flush forgets the files that became full": mock.patch.object(
         building.Flusher, "persist", lambda flusher, progress: PERSIST(flusher, without_full(progress))

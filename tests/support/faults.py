@@ -84,7 +84,7 @@ def check_whole(daemon: Daemon, end: int, *flags: str) -> None:
     """It catches up without a restart, stops cleanly, and leaves what an undisturbed build makes, and nothing else."""
     daemon.wait_caught_up(end)
     daemon.wait_durable(end)
-    daemon.wait_for(lambda: not still_degraded(daemon) or None, "every stage to heal")
+    daemon.wait_for(lambda: not still_degraded(daemon) or None, "every stage to heal", timeout=10)
     daemon.wait_state(lambda row: not row["problems"])
     assert daemon.terminate() == 0
     check_directory(daemon.store, daemon.data, *flags)

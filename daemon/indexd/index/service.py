@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indexd.commitlog.dispatch import DispatchBatch
+from indexd.errors import DiskError
 from indexd.index.file import IndexFile, Put
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexLayout
@@ -153,8 +154,9 @@ class IndexService:
     def remove_expired(self, names: tuple[str, ...]) -> None:
         """Remove files that no durable frontier names any more."""
         for name in names:
-            self._disk.unlink(self._directory / name)
-            self._expired.remove(name)
+            if name in self._expired:
+                self._disk.unlink(self._directory / name)
+                self._expired.remove(name)
 
     def close(self) -> None:
         """Close what is open; writes nothing."""
@@ -181,8 +183,12 @@ class IndexService:
         previous = self._full[-1].header if self._full else None
         name = next_index_name(self._clock(), self._last_name)
         file = IndexFile.create(self._disk, self._directory / name, self.layout, previous)
-        self._disk.sync_dir(self._directory)
         self._last_name = name
+        try:
+            self._disk.sync_dir(self._directory)
+        except DiskError:
+            file.destroy(self._disk)
+            raise
         return file
 
     def _roll(self, file: IndexFile) -> None:

@@ -78,6 +78,7 @@ class Daemon:
         # Stage -> what keeps it waiting.
         self.problems: dict[str, IndexdError] = {}
         self._must_flush = False
+        self._flush_pause = _RETRY_SECONDS_MIN
         self._apply_config()
 
     async def run(self) -> None:
@@ -196,14 +197,17 @@ class Daemon:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._flush_thread, self.building.persist, progress)
+            await loop.run_in_executor(self._build_thread, self.building.persisted, progress)
         except DiskError as error:
             if not can_wait(error):
                 raise
-            self._on_problem("flush", error, self.config.flush.flush_interval)
+            self._on_problem("flush", error, self._flush_pause)
             self._must_flush = True
+            await pause(self._drained, self._flush_pause)
+            self._flush_pause = min(2 * self._flush_pause, self.config.reader.retry_max_seconds)
             return
         self._on_problem("flush", None)
-        await loop.run_in_executor(self._build_thread, self.building.persisted, progress)
+        self._flush_pause = _RETRY_SECONDS_MIN
         self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
 
     # Signals and events.

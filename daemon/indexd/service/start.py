@@ -7,14 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvloop
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.errors import DiskError, DisturbedError, IndexdError
-from indexd.flush.abort import write_abort
+from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
+from indexd.flush.abort import remove_abort, write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data
 from indexd.service.daemon import Daemon
 from indexd.service.log import Logger, configure_log
@@ -101,6 +102,7 @@ def _run_once(
     except* IndexdError as group:
         error = first_error(group)
         if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
+            _take_back(starts, error)
             raise error from None
         if daemon is not None:
             daemon.outputs.index.close()
@@ -111,11 +113,20 @@ def _run_once(
     return disturbed
 
 
+def _take_back(starts: Starts, error: IndexdError) -> None:
+    # What was refused and said is no crash, however often it is tried again.
+    if isinstance(error, (UnsafeStoreError, UsageError, BusyError)) or (
+        isinstance(error, DiskError) and error.is_transient
+    ):
+        with suppress(DiskError):  # the error itself is what has to be said
+            starts.take_back()
+
+
 def _open_patiently(
     config: Config, disk: Disk, files: DataFiles, log: Logger, starts: Starts, wish: _StopWish
 ) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
-    seconds, is_counted = _RETRY_SECONDS_MIN, False
+    seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
     while True:
         try:
             if not is_counted:
@@ -126,8 +137,11 @@ def _open_patiently(
             if not error.is_full:
                 raise
             _wait(log, wish, error, seconds)
+            has_waited = True
             seconds = min(2 * seconds, config.reader.retry_max_seconds)
         else:
+            if has_waited:
+                log.info("healed", stage="open")
             wish.check()
             return opened
 
@@ -175,8 +189,13 @@ def open_for_run(
     check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
-    with RecoveryProgress(log, disk, files, check_stop) as progress:
-        opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
+    try:
+        with RecoveryProgress(log, disk, files, check_stop) as progress:
+            opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
+    except (UnsafeStoreError, UsageError):
+        if not unclean:  # and nothing was changed
+            remove_abort(disk, files.abort)
+        raise
     if opened.is_changed:
         try:
             opened.flusher.persist(opened.outputs.progress())

@@ -39,15 +39,26 @@ class Starts:
                 f"log, so this one is not tried ({self._path})",
                 f"look at the log for what ended them; then run indexd --recover, or remove {self._path}",
             )
-        text = "".join(f"{at}\n" for at in [*recent, now])
-        self._disk.write_atomically(self._path, text.encode("ascii"))
+        self._write([*recent, now])
         self._is_counted = True
+
+    def take_back(self) -> None:
+        """This start was refused for a reason that was said: no crash."""
+        if self._is_counted:
+            self._write(self._read()[:-1])
+            self._is_counted = False
 
     def forget(self) -> None:
         """It has caught up, or was stopped on purpose: what happened before does not count any more."""
         if self._is_counted or self._disk.exists(self._path):
             self._disk.unlink(self._path)
             self._is_counted = False
+
+    def _write(self, times: list[int]) -> None:
+        if not times:
+            self._disk.unlink(self._path)
+            return
+        self._disk.write_atomically(self._path, "".join(f"{at}\n" for at in times).encode("ascii"))
 
     def _read(self) -> list[int]:
         if not self._disk.exists(self._path):

@@ -237,9 +237,10 @@ class Disk:
 
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        with _named("fsync directory", path):
+        with _named("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+        try:
+            with _named("fsync directory", path):
                 os.fsync(fd)
-            finally:
-                os.close(fd)
+        finally:
+            os.close(fd)

@@ -31,8 +31,12 @@ class DirectoryLock:
             owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(fd)
+            raise DiskError("write", self._path, error) from error
         self._fd = fd
 
     def is_held(self) -> bool:

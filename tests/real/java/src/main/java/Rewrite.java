@@ -5,6 +5,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.stream.Stream;
@@ -14,14 +15,15 @@ import org.apache.rocketmq.store.DefaultMessageStore;
  * Lets RocketMQ's own code cut, clean and write stores, one after another: a line {@code MODE name=value ...} of
  * standard input for each, lines of figures on standard output.
  *
- * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments go as the
- * cleaning of expired files takes them; with to= all messages from there on are cut off; then count= are written. It
- * stops the store and says its figures; with exit=open it stays open as long as this program runs. exit=halt ends this
- * program in place of stopping; haltAfter=BYTES does so in the middle of writing, without a word. {@code reindex} is
- * that of {@link Store}.
+ * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments and
+ * index files go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are written. It
+ * stops the store and says its figures. With exit=open it stays open as long as this program runs, for another write of
+ * it, too. exit=halt ends this program in place of stopping; haltAfter=BYTES does so in the middle of writing, without
+ * a word. {@code reindex} is that of {@link Store}.
  */
 public final class Rewrite {
     private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+    private static final Map<String, DefaultMessageStore> OPEN = new HashMap<>();
 
     private Rewrite() {
     }
@@ -55,12 +57,14 @@ public final class Rewrite {
     }
 
     private static void write(Options options) throws Exception {
-        DefaultMessageStore store = Stores.started(Stores.config(options));
+        DefaultMessageStore open = OPEN.remove(options.required("store"));
+        DefaultMessageStore store = open != null ? open : Stores.started(Stores.config(options));
         Stores.settle(store);
         Map<String, Object> figures = new LinkedHashMap<>();
         figures.put("openedAt", store.getMaxPhyOffset());
         if (options.number("drop", 0) > 0) {
             int dropped = store.getCommitLog().deleteExpiredFile(0, 0, 1000, true, options.small("drop", 0));
+            store.getIndexService().deleteExpiredFile(store.getMinPhyOffset());
             figures.put("dropped", dropped);
         }
         if (options.number("to", -1) >= 0) {
@@ -77,7 +81,7 @@ public final class Rewrite {
         figures.put("maxOffset", store.getMaxPhyOffset());
         switch (options.text("exit", "clean")) {
             case "clean" -> store.shutdown();
-            case "open" -> { }
+            case "open" -> OPEN.put(options.required("store"), store);
             case "halt" -> store.getStoreCheckpoint().flush(); // its timer does so every second
             default -> throw new IllegalArgumentException("exit is clean, open or halt");
         }

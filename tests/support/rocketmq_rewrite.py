@@ -1,0 +1,220 @@
+"""RocketMQ's own store at work on logs that exist: cut, written over, recovered; with a daemon of ours beside it.
+
+``Rewriter`` is the JVM; a ``Way`` is one history of a log, told to it step by step.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.daemon import Daemon, assert_same_index
+from support.naive import naive_frames
+from support.reopened import config_for, named_for, reopen
+from support.rocketmq import Program, arguments, start
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES
+
+if TYPE_CHECKING:
+    from support.naive_log import NaiveMessage
+
+MESSAGES = 4000
+STORED = {"segment": SEGMENT_SIZE, "slots": HASH_SLOT_NUM, "entries": INDEX_NUM}
+
+
+@dataclass
+class Rewriter:
+    """``Rewrite``, a JVM for all tests: RocketMQ's own code at work on one store after another."""
+
+    home: Path
+    program: Program | None = None
+
+    def write(self, store: Path, **options: object) -> dict[str, Any]:
+        """Open the store and do to it what the options say; the figures."""
+        return self._ask("write", store=store, **options)
+
+    def reindex(self, store: Path, index: Path) -> dict[str, Any]:
+        """The index that RocketMQ's own IndexService builds from the log as it is now."""
+        return self._ask("reindex", store=store, index=index)
+
+    def write_until_halted(self, store: Path, **options: object) -> None:
+        """The same, but everything ends in the middle of it."""
+        self._say("write", store=store, **options)
+        self.close()
+
+    def close(self) -> None:
+        if self.program is not None:
+            with self.program:
+                pass
+        self.program = None
+
+    def _say(self, mode: str, **options: object) -> Program:
+        if self.program is None or self.program.poll() is not None:
+            self.close()
+            self.program = start("Rewrite", home=self.home)
+        assert self.program.stdin is not None
+        self.program.stdin.write(" ".join([mode, *arguments(**STORED, **options)]) + "\n")
+        self.program.stdin.flush()
+        return self.program
+
+    def _ask(self, mode: str, **options: object) -> dict[str, Any]:
+        figures = self._say(mode, **options).figures(60)
+        if options.get("exit") == "halt":
+            self.close()
+        return figures
+
+
+@dataclass(frozen=True)
+class Before:
+    """A store as RocketMQ wrote it, and data directories built from it: after a clean stop, and after kill -9."""
+
+    store: Path
+    stopped: Path
+    killed: Path
+    frames: list[NaiveMessage]
+
+    def at(self, share: float) -> int:
+        """Where the message begins that stands so far into the log."""
+        return self.frames[int(len(self.frames) * share)].phy_offset
+
+    @property
+    def end(self) -> int:
+        return end_of(self.frames)
+
+
+def end_of(frames: list[NaiveMessage]) -> int:
+    return frames[-1].phy_offset + frames[-1].size
+
+
+def frames_of(store: Path) -> list[NaiveMessage]:
+    return list(naive_frames(store / "commitlog", SEGMENT_SIZE))
+
+
+def prepared(home: Path, rewriter: Rewriter, profile: str, leave: str) -> Before:
+    store = home / "store"
+    figures = rewriter.write(store, count=MESSAGES, profile=profile, exit=leave)
+    before = Before(store, home / "stopped", home / "killed", frames_of(store))
+    assert (len(before.frames), before.end) == (MESSAGES, figures["maxOffset"])
+    assert reopen(config_for(store, before.stopped)).phy_offset == before.end
+    assert_same_index(before.stopped, store)
+    with Daemon(store, before.killed, *SIZES) as daemon:
+        daemon.wait_durable(before.end)
+    return before
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A copy of a store, copies of its data directories, and a daemon that runs beside it all."""
+
+    rewriter: Rewriter
+    before: Before
+    store: Path
+    daemon: Daemon
+
+    def cut(self, offset: int, **options: object) -> dict[str, Any]:
+        figures = self.rewriter.write(self.store, to=offset, seed=2, first=1_000_000, **options)
+        assert figures["truncatedTo"] == offset
+        return figures
+
+    def wait_built(self, end: int) -> None:
+        self.daemon.wait_state(lambda row: bool(row["phyOffset"] == end), timeout=20)
+
+
+def copied(before: Before, home: Path) -> tuple[Path, dict[str, Path]]:
+    """The store again, and the data directories of three daemons as if they had been built from it."""
+    store = home / "store"
+    shutil.copytree(before.store, store)
+    datas = {name: home / name for name in ("beside", "stopped", "killed")}
+    for name, data in datas.items():
+        shutil.copytree(before.killed if name == "killed" else before.stopped, data)
+        named_for(store, data)
+    return store, datas
+
+
+# --- the ways in which a log is rewritten: each returns where it was cut and where RocketMQ then says it ends ---
+
+Way = Callable[[Beside], tuple[int, int]]
+
+
+def cut(share: float, **options: object) -> Way:
+    def way(beside: Beside) -> tuple[int, int]:
+        offset = beside.before.at(share)
+        return offset, beside.cut(offset, **options)["maxOffset"]
+
+    return way
+
+
+def cut_at_segment(beside: Beside) -> tuple[int, int]:
+    end = beside.before.end
+    offset = end - end % SEGMENT_SIZE - 3 * SEGMENT_SIZE
+    return offset, beside.cut(offset, count=600, profile="varied", exit="open")["maxOffset"]
+
+
+def cut_and_wait(beside: Beside) -> tuple[int, int]:
+    """Between the cut and the next message, the stale ones of the segment stand there as if they were the log's."""
+    offset = beside.before.at(0.55)
+    beside.cut(offset, exit="open")
+    segment_end = offset - offset % SEGMENT_SIZE + SEGMENT_SIZE
+    beside.daemon.wait_state(lambda row: bool(segment_end - SEGMENT_SIZE < row["phyOffset"] <= segment_end))
+    figures = beside.rewriter.write(beside.store, count=3, profile="plain", seed=2, exit="open")
+    return offset, figures["maxOffset"]
+
+
+def halt_inside(beside: Beside) -> tuple[int, int]:
+    """Cut, and while it is written on everything ends; then the store recovers and writes on."""
+    offset = beside.before.at(0.4)
+    words = {"count": 1_000_000, "profile": "varied", "seed": 2}
+    beside.rewriter.write_until_halted(beside.store, to=offset, haltAfter=int(1.5 * SEGMENT_SIZE), **words)
+    assert (beside.store / "abort").exists()
+    figures = beside.rewriter.write(beside.store, count=200, profile="varied", seed=3, exit="open")
+    assert figures["openedAt"] > offset + SEGMENT_SIZE
+    return offset, figures["maxOffset"]
+
+
+def lose_power(beside: Beside) -> tuple[int, int]:
+    """What was not on the disk yet is zeros, from the middle of a message on; then the store recovers and writes on."""
+    offset = beside.before.at(0.8)
+    zero_from(beside.store, offset + 50)
+    figures = beside.rewriter.write(beside.store, count=300, profile="varied", seed=2, exit="open")
+    assert figures["openedAt"] == offset
+    return offset, figures["maxOffset"]
+
+
+def zero_from(store: Path, offset: int) -> None:
+    for path in (store / "commitlog").iterdir():
+        kept = max(offset - int(path.name), 0)
+        if kept < SEGMENT_SIZE:
+            with path.open("r+b") as file:
+                file.seek(kept)
+                file.write(bytes(SEGMENT_SIZE - kept))
+    (store / "abort").touch()
+
+
+def stale_behind(beside: Beside) -> tuple[int, int]:
+    """Stale messages follow without a gap. RocketMQ takes them for its own at its next start, and so do we at once."""
+    offset = beside.before.at(0.55)
+    end = beside.cut(offset, count=3, profile="even", exit="open")["maxOffset"]
+    stale = end_of(frames_of(beside.store))
+    assert stale > end
+    return offset, stale
+
+
+def written_over(beside: Beside) -> tuple[int, int]:
+    """The same; but the store was not started again, and writes over those that are indexed by then."""
+    offset, stale = stale_behind(beside)
+    beside.wait_built(stale)
+    beside.rewriter.write(beside.store, count=100, profile="even", seed=3, first=2_000_000, exit="open")
+    figures = beside.rewriter.write(beside.store, count=1000, profile="plain", seed=4, first=3_000_000, exit="open")
+    return offset, figures["maxOffset"]
+
+
+def come_to_life(beside: Beside) -> tuple[int, int]:
+    """The same; but the store is stopped and started again, keeps the stale messages, and writes on behind them."""
+    offset = beside.before.at(0.55)
+    end = beside.cut(offset, count=3, profile="even", exit="halt")["maxOffset"]
+    stale = end_of(frames_of(beside.store))
+    figures = beside.rewriter.write(beside.store, count=100, profile="even", seed=3, first=2_000_000, exit="open")
+    assert figures["openedAt"] == stale > end
+    return offset, figures["maxOffset"]
