@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import shutil
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import read_frontier
+from indexd.recovery import recover as recover_module
+from indexd.recovery.open import open_data
 from indexd.storage.disk import Disk
 from support.daemon import assert_same_index, index_files
 from support.naive import naive_frames
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.config import Config
+    from indexd.recovery.against import Agreed
 
 SEED = 5
 
@@ -185,3 +188,26 @@ def test_a_log_that_is_shorter_is_followed(config: Config, tmp_path: Path) -> No
             writer.append(spec)
     came_to = check(config, tmp_path)
     assert came_to.resumed_messages == 700
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_what_is_written_while_a_start_compares_is_noticed_at_the_first_look(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int
+) -> None:
+    compare = recover_module.compare_with_log
+    known = offsets(config)
+    cut = [offset for offset in known if offset // SEGMENT_SIZE == known[-1] // SEGMENT_SIZE - back][-40]
+    with cut_at(tmp_path / "store", cut) as writer:
+
+        def compare_and_write(*args: Any) -> Agreed:
+            agreed = compare(*args)
+            write_on(writer, 3, seed=33)
+            return agreed
+
+        monkeypatch.setattr(recover_module, "compare_with_log", compare_and_write)
+        opened = open_data(config, Disk(), lambda *_: None, unclean=True)
+        monkeypatch.undo()
+        with pytest.raises(DisturbedError):
+            opened.outputs.check_log()
+    opened.outputs.index.close()
+    check(config, tmp_path, unclean=True)

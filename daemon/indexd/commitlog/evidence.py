@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE
 from indexd.commitlog.segments import Segment, SegmentList
@@ -34,6 +35,14 @@ class Evidence:
     store_timestamp: int
     crc: int
     messages: int
+
+
+class Stretch(NamedTuple):
+    """Bytes ``[begin, end)`` of one segment and their CRC-32 when they were read."""
+
+    begin: int
+    end: int
+    crc: int
 
 
 class FrameReader:

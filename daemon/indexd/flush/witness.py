@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.evidence import Evidence, FrameReader, newest, thinned
+from indexd.commitlog.evidence import Evidence, FrameReader, Stretch, newest, thinned
 from indexd.commitlog.segments import SegmentList
 from indexd.errors import DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk
@@ -26,13 +25,6 @@ _TAIL_SIZE = 256 << 10
 _TURNS = 4
 
 
-class _Stretch(NamedTuple):
-    # Bytes [begin, end) of one segment as they were when they were built.
-    begin: int
-    end: int
-    crc: int
-
-
 # The first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
 
@@ -43,19 +35,24 @@ class Witness:
     Raises DisturbedError when the log was cut or rewritten, DiskError when it cannot be read.
     """
 
-    def __init__(self, disk: Disk, list_log: Callable[[], SegmentList], points: tuple[Evidence, ...] = ()) -> None:
+    def __init__(self, disk: Disk, list_log: Callable[[], SegmentList]) -> None:
         self._disk = disk
         self._list_log = list_log
         self._log = SegmentList((), ())
-        self._points = list(points)
+        self._points: list[Evidence] = []
         # The newest bytes that were built, without a gap or with one.
-        self._tail: deque[_Stretch] = deque()
+        self._tail: deque[Stretch] = deque()
         self._turn = 0
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
     def __repr__(self) -> str:
         return f"Witness({len(self._points)} points, last={self._points[-1] if self._points else None})"
+
+    def take_over(self, points: tuple[Evidence, ...], tail: Iterable[Stretch]) -> None:
+        """Go on from evidence that was kept and is still true, and from the bytes that it was compared with."""
+        self._points = list(points)
+        self._tail = deque(tail)
 
     def saw(self, batch: DispatchBatch, messages: int) -> None:
         """``batch`` is built, and ``messages`` are counted with it."""
@@ -92,16 +89,15 @@ class Witness:
 
     def remember_tail(self, end: int) -> None:
         """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came."""
-        if end == 0 or (self._tail and self._tail[-1].end == end):
+        if end == 0 or (self._tail and self._tail[-1].end >= end):
             return
-        self._tail.clear()
         if self._log.at(end - 1) is None:
             self._list()
         segment = self._log.at(end - 1)
         if segment is not None:
-            begin = max(end - _TAIL_SIZE, segment.base)
+            begin = max(end - _TAIL_SIZE, segment.base, self._tail[-1].end if self._tail else 0)
             with FrameReader(self._disk, self._log) as frames:
-                self._tail.append(_Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
+                self._tail.append(Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
 
     def check(self) -> None:
         """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""
@@ -119,13 +115,13 @@ class Witness:
         if batch.crc is None:
             self._tail.clear()
             return
-        self._tail.append(_Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+        self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
         while batch.end_offset - self._tail[0].end >= _TAIL_SIZE:
             self._tail.popleft()
 
-    def _runs(self) -> list[list[_Stretch]]:
+    def _runs(self) -> list[list[Stretch]]:
         # What is left of the tail, joined where it has no gap and is of one segment.
-        runs: list[list[_Stretch]] = []
+        runs: list[list[Stretch]] = []
         for stretch in self._tail:
             if self._has_expired(stretch.begin):
                 continue
@@ -139,14 +135,14 @@ class Witness:
                 runs.append([stretch])
         return runs[-2:]
 
-    def _checked(self, frames: FrameReader, run: list[_Stretch]) -> _Stretch:
+    def _checked(self, frames: FrameReader, run: list[Stretch]) -> Stretch:
         begin, end = run[0].begin, run[-1].end
         data = frames.read(begin, end)
         for stretch in run:
             if zlib.crc32(data[stretch.begin - begin : stretch.end - begin]) != stretch.crc:
                 self._doubt(stretch.begin)
         kept = data[-_TAIL_SIZE:]
-        return _Stretch(end - len(kept), end, zlib.crc32(kept))
+        return Stretch(end - len(kept), end, zlib.crc32(kept))
 
     def _note(self, phy_offset: int, store_timestamp: int, messages: int) -> None:
         if self._points and self._points[-1].phy_offset >= phy_offset:

@@ -9,14 +9,16 @@ compared; they stand on the chain check alone.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.evidence import Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
@@ -50,11 +52,15 @@ class Comparison:
 
 @dataclass(slots=True)
 class Compared:
-    """How many messages of the log agree, how many of them lie before the anchor, when the last of them was stored."""
+    """How many messages of the log agree, how many of them lie before the anchor, when the last of them was stored.
+
+    ``tail``: the last bytes that agreed, as they were then.
+    """
 
     messages: int = 0
     before_anchor: int = 0
     store_timestamp: int = 0
+    tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=2))
 
     def add(self, batch: DispatchBatch, stop: int, anchor: int) -> None:
         """The rows of ``batch`` before physical offset ``stop`` agree."""
@@ -62,6 +68,8 @@ class Compared:
         agreeing = int(np.searchsorted(offsets, stop))
         self.messages += agreeing
         self.before_anchor += int(np.searchsorted(offsets, min(stop, anchor)))
+        if agreeing == batch.rows and batch.crc is not None:
+            self.tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
         if agreeing:
             self.store_timestamp = int(batch.columns.store_timestamp[agreeing - 1])
 

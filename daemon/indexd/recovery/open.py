@@ -132,12 +132,14 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
     standing = None
+    witness = Witness(disk, partial(_list_log, disk, config))
     if frontier is not None:
         standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
         standing.check_same_store(files.data, frontier)
     begin = reader.log.min_offset or 0
     plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments and not plan.is_clean else 0
+    # With checksums: what is compared, and what a crash has left to be read again.
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
     lookup = MessageLookup(
         disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
     )
@@ -151,12 +153,14 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     finally:
         lookup.close()
         reader.close()
-    evidence = standing.evidence_before(base.phy_offset) if standing else ()
+    witness.take_over(standing.evidence_before(base.phy_offset) if standing else (), recovered.compared.tail)
     index = IndexService(disk, files.index, layout, flavour)
     index.load(recovered.files)
-    outputs = Outputs(index, base, Witness(disk, partial(_list_log, disk, config), evidence))
+    outputs = Outputs(index, base, witness)
     outputs.remember_log()
     reader.position = base.phy_offset
+    if plan.is_clean:
+        reader.check_until = 0
     reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
     return Opened(
         outputs,

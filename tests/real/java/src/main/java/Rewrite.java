@@ -15,11 +15,11 @@ import org.apache.rocketmq.store.DefaultMessageStore;
  * Lets RocketMQ's own code cut, clean and write stores, one after another: a line {@code MODE name=value ...} of
  * standard input for each, lines of figures on standard output.
  *
- * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments and
- * index files go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are written. It
- * stops the store and says its figures. With exit=open it stays open as long as this program runs, for another write of
- * it, too. exit=halt ends this program in place of stopping; haltAfter=BYTES does so in the middle of writing, without
- * a word. {@code reindex} is that of {@link Store}.
+ * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments and index
+ * files go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are
+ * written. It stops the store and says its figures. With exit=open it stays open as long as this program runs, for
+ * another write of it, too. exit=halt ends this program in place of stopping; haltAfter=BYTES does so in the middle of
+ * writing, without a word. {@code reindex} is that of {@link Store}.
  */
 public final class Rewrite {
     private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
