@@ -117,8 +117,8 @@ _TRANSIENT = frozenset(
 )  # fmt: skip
 
 _DISK_HINTS = {
-    errno.ENOSPC: "free space on that file system; indexing goes on from the last durable point",
-    errno.EDQUOT: "raise the quota of this user; indexing goes on from the last durable point",
+    errno.ENOSPC: "free space on that file system; nothing durable is lost",
+    errno.EDQUOT: "raise the quota of this user; nothing durable is lost",
     errno.EROFS: "remount the file system read-write, or use another --data",
     errno.EACCES: "give this user the permission, or run as the user that owns the files",
     errno.EPERM: "give this user the permission, or run as the user that owns the files",

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from indexd.cli.compiler import prepare_compiler
+from support.arguments import more_than_zero
 from support.sim_fault import FaultMap
 
 _SECONDS = 60.0
@@ -63,8 +64,8 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     much = parser.add_mutually_exclusive_group()
-    much.add_argument("--seconds", type=float, default=_SECONDS, help="run for so long (60)")
-    much.add_argument("--seeds", type=int, help="run so many seeds")
+    much.add_argument("--seconds", type=more_than_zero(float), default=_SECONDS, help="run for so long (60)")
+    much.add_argument("--seeds", type=more_than_zero(int), help="run so many seeds")
     much.add_argument("--seed", type=int, help="replay one and say all that happens in it")
     parser.add_argument("--faults", default="", help="a fault map for each run, beside the random ones (sim_fault.py)")
     parser.add_argument("--rewrites", action="store_true", help="the broker also loses and rewrites the end of its log")

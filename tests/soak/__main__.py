@@ -15,6 +15,7 @@ from indexd.cli.compiler import prepare_compiler
 from indexd.errors import IndexdError
 from soak.stop import Stop
 from soak.tally import Tally
+from support.arguments import more_than_zero
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _SECONDS = 60.0
@@ -35,6 +36,7 @@ def main() -> int:
     _progress(f"seed {seed}, in {work}")
     started = time.monotonic()
     rounds = None
+    ended: str | int | None = 0
     try:
         rounds = Rounds(work, tally, stop, _progress)
         rounds.compile()
@@ -42,6 +44,8 @@ def main() -> int:
         rounds.run(started + args.seconds, args.rounds, args.queries)
     except (AssertionError, IndexdError, OSError, subprocess.SubprocessError) as error:
         tally.failure = f"round {tally.figures['rounds'] + 1}: {type(error).__name__}: {error}"
+    except SystemExit as stopped:  # what was survived until then counts
+        ended = stopped.code
     finally:
         stop.ignore()
         if rounds is not None:
@@ -52,16 +56,18 @@ def main() -> int:
     print(tally.to_json(seconds) if args.json else tally.to_text(seconds, WORDS), flush=True)
     if tally.failure is not None:
         _progress(f"seed {seed} failed; all files and what happened are in {work}")
-    return 1 if tally.failure is not None else 0
+    return 1 if tally.failure is not None else int(ended or 0)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=_SECONDS, metavar="N",
+    parser.add_argument("--seconds", type=more_than_zero(float), default=_SECONDS, metavar="N",
                         help="no round begins after so long (default: 60)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, metavar="N", help="so many rounds at most; two try every fault once")
+    parser.add_argument(
+        "--rounds", type=more_than_zero(int), metavar="N", help="so many rounds at most; two try every fault once"
+    )
     parser.add_argument("--seed", type=int, help="repeat the choices of a run, as far as timing allows")
-    parser.add_argument("--queries", type=int, default=5000, metavar="N",
+    parser.add_argument("--queries", type=more_than_zero(int), default=5000, metavar="N",
                         help="ask for so many keys after each round (default: 5000); the entries in the files are"
                         " compared all")  # fmt: skip
     parser.add_argument("--work", type=Path, metavar="DIR", help="where to make a directory for it (default: build/)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _give_up_output(_complain(f"the system refused: {error}", EXIT_INTERNAL))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - whatever it is, it ends with the exit code that says so
+        traceback.print_exc()
+        code = _complain(IndexdError(f"an internal error: {error!r}").line(), EXIT_INTERNAL)
     sys.exit(code)
 
 

@@ -21,6 +21,8 @@ _BYTES_MAX = 64 << 10
 # Points that lie closer together than this allows are thinned: dense at the end of the log, sparse far behind it.
 _NEAR_GAP = 4 << 20
 _STEPS_BACK = 16
+#: A running daemon looks at the points of so many bytes behind the last one.
+WATCHED_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.evidence import Evidence, FrameReader, Stretch, newest, thinned
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
 from indexd.commitlog.segments import SegmentList
-from indexd.errors import DisturbedError, MissingStoreError
+from indexd.errors import DiskError, DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk
 
 # Frames are noted at least so far apart, but for the last one of all: catching up must not wait for reads.
 _NOTE_EVERY = 64 << 10
-# A running daemon looks at the points of so many bytes behind the last one at each drain.
-_WATCHED = 64 << 20
 _POINTS_MAX = 8192
 # And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
 _TAIL_SIZE = 256 << 10
@@ -82,7 +81,9 @@ class Witness:
     def points(self) -> tuple[Evidence, ...]:
         """All of it, the newest message included, thinned."""
         if self._newest is not None:
-            self._note(*self._newest)
+            # Without it there is less evidence, and what is built is no less true: a stop must not depend on the log.
+            with suppress(DiskError, MissingStoreError):
+                self._note(*self._newest)
         if self._points:
             self._thin()
         return tuple(self._points)
@@ -107,7 +108,7 @@ class Witness:
         with FrameReader(self._disk, self._log) as frames:
             self._tail = deque(self._checked(frames, run) for run in self._runs())
             self._turn = (self._turn + 1) % _TURNS
-            for point in newest(tuple(self._points), _WATCHED)[self._turn :: _TURNS]:
+            for point in newest(tuple(self._points), WATCHED_SIZE)[self._turn :: _TURNS]:
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
                     self._doubt(point.phy_offset)
 

@@ -139,6 +139,12 @@ def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc
 def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     """The frontier; UsageError if the directory has none yet."""
     frontier = read_frontier(disk, files.frontier)
+    if (
+        frontier is None
+        and disk.exists(files.index)
+        and any(is_index_name(name) for name, _ in disk.list_dir(files.index))
+    ):
+        raise CorruptDataError(f"{files.data} has index files, but no frontier that says what they hold")
     if frontier is None:
         raise UsageError(f"{files.data} holds no index yet", f"run indexd --store DIR --data {files.data} first")
     if frontier.flavour not in FLAVOURS:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.evidence import Stretch
+from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
@@ -36,14 +36,14 @@ _EVERYTHING = 1 << 62
 class Comparison:
     """What to compare: the log that ``reader`` stands in, up to physical offset ``end``.
 
-    ``is_sound_behind`` tells of an offset at which no frame stands, and the store timestamp of the message before it,
-    whether the log behind it is as it was: then it is damaged there, and was not cut. ``is_whole``: from the begin of
+    ``first_behind`` tells of an offset at which no frame stands, and the store timestamp of the message before it, the
+    next frame that is as it was: then the log is damaged there, and was not cut. ``is_whole``: from the begin of
     the log. ``has_expired``: messages before that begin were indexed once, and the file that held them may be gone.
     """
 
     reader: LogReader
     end: int
-    is_sound_behind: Callable[[int, int], bool]
+    first_behind: Callable[[int, int], Evidence | None]
     is_whole: bool
     has_expired: bool = False
     #: A physical offset before which the messages of the comparison are counted.
@@ -61,6 +61,8 @@ class Compared:
     before_anchor: int = 0
     store_timestamp: int = 0
     tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=2))
+    #: Where the comparison went on behind damage; it counts from there.
+    since: Evidence | None = None
 
     def add(self, batch: DispatchBatch, stop: int, anchor: int) -> None:
         """The rows of ``batch`` before physical offset ``stop`` agree."""
@@ -170,6 +172,7 @@ def compare_with_log(
     cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
     cursor.seek(reader.position)
     compared, compared_until = Compared(), reader.position
+    unreadable: list[int] = []
     while reader.position < end or not cursor.is_done:
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
@@ -179,8 +182,13 @@ def compare_with_log(
             cursor.seek(poll.end)
             compared_until = poll.end
         elif isinstance(poll, (NotYetWritten, Corrupt)):
-            if comparison.is_sound_behind(poll.offset, compared.store_timestamp):
-                return Agreed(None, compared, f"compared up to offset {poll.offset}, where the log is unreadable")
+            behind = comparison.first_behind(poll.offset, compared.store_timestamp)
+            if behind is not None:
+                unreadable.append(poll.offset)
+                compared, compared_until = Compared(since=behind), behind.phy_offset
+                reader.position = compared_until
+                cursor.seek(compared_until)
+                continue
             # An entry before it is of a message that stood where the segment before ends now.
             stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
             return Agreed(stop, compared, f"the log holds no message at offset {stop}")
@@ -193,6 +201,8 @@ def compare_with_log(
                 return Agreed(differs, compared, f"the log says something else from offset {differs} on")
             compared_until = poll.end_offset
             on_progress(poll.end_offset)
+    if unreadable:
+        return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 

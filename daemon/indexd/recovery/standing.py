@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from indexd.commitlog.evidence import Evidence, FrameReader, compare
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, compare, newest
 from indexd.commitlog.reader import LogReader
 from indexd.errors import UnsafeStoreError
 from indexd.flush.frontier import Frontier
@@ -57,7 +57,7 @@ class Standing:
         return Comparison(
             self._reader,
             end,
-            self._is_sound_behind,
+            self._first_behind,
             is_whole=self._is_forced,
             has_expired=self._has_expired,
             anchor=self._anchor.phy_offset if self._anchor else 0,
@@ -65,6 +65,8 @@ class Standing:
 
     def messages_counted(self, compared: Compared, phy_offset: int) -> int:
         """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
+        if compared.since is not None:
+            return compared.since.messages + compared.messages
         if self._anchor is None:
             # All of it has expired.
             before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
@@ -74,10 +76,11 @@ class Standing:
     def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
         """The points before ``phy_offset`` that are still true."""
         before = tuple(point for point in self._points if point.phy_offset < phy_offset)
-        if self._agreement.differs is None:
-            return before
+        doubtful = before
+        if before and self._agreement.differs is None:
+            doubtful = newest(before, WATCHED_SIZE)  # a segment in the middle may be gone
         with FrameReader(self._disk, self._reader.log) as frames:
-            return tuple(point for point in before if frames.holds(point))
+            return (*before[: len(before) - len(doubtful)], *(point for point in doubtful if frames.holds(point)))
 
     def _newest_before(self, end: int) -> Evidence | None:
         # The point at which to begin: a frame begins there, and what lies before it is not in doubt.
@@ -91,10 +94,10 @@ class Standing:
         sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
         return next((point for point in reversed(sound) if point.phy_offset <= limit), None)
 
-    def _is_sound_behind(self, phy_offset: int, store_timestamp: int) -> bool:
-        behind = [point for point in self._points if point.phy_offset > phy_offset]
-        if not behind or behind[0].store_timestamp < store_timestamp:
+    def _first_behind(self, phy_offset: int, store_timestamp: int) -> Evidence | None:
+        behind = next((point for point in self._points if point.phy_offset > phy_offset), None)
+        if behind is None or behind.store_timestamp < store_timestamp:
             # Nothing is known of it, or it is older than what stands before: left behind by a longer log.
-            return False
+            return None
         with FrameReader(self._disk, self._reader.log) as frames:
-            return all(frames.holds(point) for point in behind)
+            return behind if frames.holds(behind) else None

@@ -150,7 +150,8 @@ class Daemon:
         try:
             self._look_after_files()
             removed = self.building.apply(items, self.reader.log.min_offset or 0)
-            self.outputs.remember_log()
+            if not self._stop.is_set():
+                self.outputs.remember_log()
         finally:
             self._write_state()
         if removed:
@@ -162,7 +163,8 @@ class Daemon:
         restored = self._watch.keep_lock()
         if "build" not in self.problems:  # while a drain is tried again the files are not as they were left
             self._watch.check_index(self.building)
-        self.outputs.check_log()
+        if not self._stop.is_set():  # a stop does not depend on the log
+            self.outputs.check_log()
         restored += self._watch.restore(self.building)
         if restored:
             self._log.warning("restored", names=restored)

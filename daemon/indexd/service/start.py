@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import TypeVar
 
 import uvloop
 
@@ -26,7 +28,10 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
+E = TypeVar("E", bound=BaseException)
 _RETRY_SECONDS_MIN = 1.0
+# The event loop alone fails without words when it has too few.
+_DESCRIPTORS_MIN = 32
 
 
 def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
@@ -36,6 +41,8 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     """
     log = configure_log(config.log)
     disk = Disk()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
+        raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     check_store(config)
     disk.make_dir(config.store.data)
     files = DataFiles(config.store.data)
@@ -44,7 +51,7 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     starts = Starts(disk, files.starts, config.recovery)
     try:
         while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts)) is not None:
-            log.error("disturbed", problem=disturbed.line())
+            log.error("disturbed", problem=str(disturbed))
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
         starts.forget()
@@ -97,8 +104,9 @@ def _run_once(
         opened = _open_patiently(config, disk, files, log, starts, wish)
         watch = Watch(disk, files, lock, opened.outputs.index.layout.file_size)
         daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(daemon.run())
+        _run_on_loop(daemon)
+    except* OSError as group:
+        raise DiskError("run beside", files.data, first_error(group)) from group  # descriptors for the event loop
     except* IndexdError as group:
         error = first_error(group)
         if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
@@ -111,6 +119,16 @@ def _run_once(
     else:
         return None
     return disturbed
+
+
+def _run_on_loop(daemon: Daemon) -> None:
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(daemon.run())
+    finally:
+        # Without a free descriptor uvloop cannot be closed; the process ends soon, or the next loop is another.
+        with suppress(RuntimeError):
+            loop.close()
 
 
 def _take_back(starts: Starts, error: IndexdError) -> None:
@@ -151,13 +169,10 @@ def _wait(log: Logger, wish: _StopWish, error: DiskError, seconds: float) -> Non
     wish.pause(seconds)
 
 
-def first_error(group: BaseExceptionGroup[IndexdError]) -> IndexdError:
+def first_error(group: BaseExceptionGroup[E]) -> E:
     """The one error of a group that the operator is shown."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, IndexdError)
-    return error
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def open_for_run(

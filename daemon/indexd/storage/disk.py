@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,12 @@ class Disk:
     def open_read(self, path: Path) -> DiskFile:
         """Open for reading only: the sole way a broker's files are ever opened."""
         with _named("open", path):
-            return DiskFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            # Not blocking: a pipe of that name would wait for a writer for ever.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise OSError(errno.EINVAL, "it is no plain file")
+            return DiskFile(path, fd)
 
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing; ``create`` makes it, and fails if it is already there."""

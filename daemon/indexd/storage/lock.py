@@ -54,11 +54,9 @@ class DirectoryLock:
 
         The old lock is kept until then, though no one can meet it any more.
         """
-        old, self._fd = self._fd, -1
-        try:
-            self.acquire()
-        finally:
-            os.close(old)
+        old = self._fd
+        self.acquire()
+        os.close(old)
 
     def release(self) -> None:
         """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""

@@ -123,6 +123,8 @@ class _Comparison:
         if self._is_over:
             return
         entry = self._cursor.entry()
+        if entry is None and poll.offset >= end:
+            return
         text = f"the log ends at {poll.offset}, but the frontier covers it to {end}"
         self._resync.found.setdefault("frontier", Findings()).add("frontier", 0, "log-end", text)
         if entry is not None:

@@ -74,7 +74,7 @@ def _check_mark(mark: FileMark, before: FileMark | None, frontier: Frontier) -> 
 def check_checkpoint(disk: Disk, files: DataFiles, ground: Ground, findings: Findings) -> None:
     """The checkpoint against the frontier: the same after a clean stop, never behind it while a daemon runs.
 
-    After an unclean stop either may be the newer one, so only its form is looked at.
+    After an unclean stop, too, it may be the newer one, but not the older.
     """
     for _ in range(_LOOKS):
         text = _checkpoint_problem(disk, files, ground)
@@ -95,14 +95,15 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | N
         return f"{len(data)} bytes, not {CHECKPOINT_SIZE}"
     if any(data[_USED_SIZE:]):
         return f"bytes behind the first {_USED_SIZE} are not zero"
-    if ground.is_unclean or ground.is_opening:
-        return None
     try:
         read = StoreCheckpoint.unpack(data, files.checkpoint)
     except CorruptDataError as error:
         return error.line()
     frontier = ground.frontier
-    if ground.owner is not None and read.confirm_phy_offset > frontier.phy_offset:
+    if read.logics_msg_timestamp or read.master_flushed_offset:
+        return "logicsMsgTimestamp or masterFlushedOffset is not zero"
+    may_differ = ground.owner is not None or ground.is_unclean or ground.is_opening
+    if may_differ and read.confirm_phy_offset > frontier.phy_offset:
         return None
     full = [mark for mark in frontier.index if mark.full]
     for name, found, wanted in (
