@@ -39,6 +39,8 @@ class ReputState:
     """
 
     caught_up: bool = False
+    #: It was caught up once.
+    has_caught_up: bool = False
     corrupt: Corrupt | None = None
     problem: IndexdError | None = None
     polls: int = 0
@@ -58,7 +60,7 @@ def poll_patiently(poll: Callable[[], Poll], pace: Pace, state: ReputState, stop
         if not state.caught_up:
             state.pause = pace.poll_min
             return found
-        if time.monotonic() >= give_up or stop.wait(max(state.pause, pace.poll_min)):
+        if not state.has_caught_up or time.monotonic() >= give_up or stop.wait(max(state.pause, pace.poll_min)):
             return found
         state.pause = min(2 * state.pause, pace.poll_max)
 
@@ -77,7 +79,6 @@ async def reput(
     ``on_problem`` hears of a log that cannot be read for now, with the seconds until the next try, and of its end.
     """
     retry = _CORRUPT_RETRY_SECONDS
-    has_caught_up = False
     try:
         while not stop.is_set():
             try:
@@ -94,9 +95,9 @@ async def reput(
             if state.corrupt is not None and not isinstance(found, Corrupt):
                 state.corrupt, retry = None, _CORRUPT_RETRY_SECONDS
                 on_event(None)
-            if state.caught_up and not has_caught_up:
+            if state.caught_up and not state.has_caught_up:
                 # What came while nobody indexed has waited long enough.
-                has_caught_up = True
+                state.has_caught_up = True
                 queue.hurry()
             if isinstance(found, (DispatchBatch, Skipped)):
                 if isinstance(found, Skipped):
