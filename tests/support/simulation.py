@@ -32,6 +32,7 @@ from support.sim_shape import Shape
 
 # One for what happened before, one for what is noticed then.
 _STARTS_MAX = 3
+_DRAINS = 6
 _CALLS_PER_STEP_MAX = 20_000
 
 
@@ -188,8 +189,8 @@ class World:
             if self.daemon is None and not self.start():
                 raise BrokenError("other", "a start on a sound disk failed")
             self.clock.advance(60)
-            # Twice: a log that was rewritten between reading and building is noticed at the next drain.
-            if self.catch_up() and self.catch_up():
+            # More than once: a log that was rewritten meanwhile is noticed at a later drain: all points have a turn.
+            if all(self.catch_up() for _ in range(_DRAINS)):
                 break
             if not self.is_outdated:
                 raise BrokenError("other", "building on a sound disk failed")

@@ -52,6 +52,7 @@ class Witness:
         """Go on from evidence that was kept and is still true, and from the bytes that it was compared with."""
         self._points = list(points)
         self._tail = deque(tail)
+        self._trim()
 
     def saw(self, batch: DispatchBatch, messages: int) -> None:
         """``batch`` is built, and ``messages`` are counted with it."""
@@ -117,7 +118,10 @@ class Witness:
             self._tail.clear()
             return
         self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
-        while batch.end_offset - self._tail[0].end >= _TAIL_SIZE:
+        self._trim()
+
+    def _trim(self) -> None:
+        while self._tail and self._tail[-1].end - self._tail[0].end >= _TAIL_SIZE:
             self._tail.popleft()
 
     def _runs(self) -> list[list[Stretch]]:

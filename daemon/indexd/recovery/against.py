@@ -60,7 +60,7 @@ class Compared:
     messages: int = 0
     before_anchor: int = 0
     store_timestamp: int = 0
-    tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=2))
+    tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=64))
     #: Where the comparison went on behind damage; it counts from there.
     since: Evidence | None = None
 
