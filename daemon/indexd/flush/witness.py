@@ -22,8 +22,6 @@ _POINTS_MAX = 8192
 _TAIL_SIZE = 256 << 10
 # Of the points each look takes only one in so many, in turn: an idle daemon is to stay idle.
 _TURNS = 4
-
-
 # The first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64
 
