@@ -10,6 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from indexd.index.kernel import swap
+
 #: What an entry can break; the order is that of ``check.ENTRY_KINDS``.
 (
     HASH_NEGATIVE,
@@ -34,17 +36,6 @@ _4 = np.uint64(4)
 _SIGN = np.uint32(0x80000000)
 # Entries whose slots are looked up ahead, so that the memory serves many of those loads at once (kernel._touch).
 _BLOCK = np.uint64(128)
-
-
-@numba.njit(inline="always")
-def _swap(x):  # type: ignore[no-untyped-def]
-    # Compiled, a shifted uint32 is a uint64 with more bits than it should have: cut it back.
-    return np.uint32(
-        (x >> np.uint32(24))
-        | ((x >> np.uint32(8)) & np.uint32(0xFF00))
-        | ((x << np.uint32(8)) & np.uint32(0xFF0000))
-        | (x << np.uint32(24))
-    )
 
 
 @numba.njit(inline="always")
@@ -97,7 +88,7 @@ def _touch(entries, start, end, slots, block):  # type: ignore[no-untyped-def]
     seen = np.uint32(0)
     i = start
     while i < end:
-        slot = _swap(entries[i, _0]) % hash_slot_num
+        slot = swap(entries[i, _0]) % hash_slot_num
         block[i - start] = slot
         seen |= slots[np.uint64(slot)]
         i += _1
@@ -122,10 +113,10 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
             block_start = i
             block_end = min(i + _BLOCK, rows)
             _touch(entries, block_start, block_end, slots, block)
-        key_hash = _swap(entries[i, _0])
-        high = _swap(entries[i, _1])
-        time_diff = _swap(entries[i, _3])
-        phy = np.int64(np.uint64(high) << np.uint64(32) | np.uint64(_swap(entries[i, _2])))
+        key_hash = swap(entries[i, _0])
+        high = swap(entries[i, _1])
+        time_diff = swap(entries[i, _3])
+        phy = np.int64(np.uint64(high) << np.uint64(32) | np.uint64(swap(entries[i, _2])))
         if phy < state[LAST_PHY_OFFSET] or phy > end_phy:
             _judge_phy(phy, number, begin_phy, end_phy, state, counts, found)
         else:
@@ -139,10 +130,10 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
             slot = np.uint64(block[i - block_start])
             old = slots[slot]
             if entries[i, _4] != old:
-                previous = _signed(_swap(entries[i, _4]))
-                _judge_previous(previous, np.int64(_swap(old)), number, index_num, state, counts, found)
+                previous = _signed(swap(entries[i, _4]))
+                _judge_previous(previous, np.int64(swap(old)), number, index_num, state, counts, found)
             if old == np.uint32(0) or counts_every_put:
                 state[USED_SLOT_COUNT] += np.int64(1)
-            slots[slot] = _swap(np.uint32(number))
+            slots[slot] = swap(np.uint32(number))
         number += _1
         i += _1

@@ -35,7 +35,8 @@ _THOUSAND = np.int64(1000)
 
 
 @numba.njit(inline="always")
-def _swap(x):  # type: ignore[no-untyped-def]
+def swap(x):  # type: ignore[no-untyped-def]
+    """A big-endian uint32 of the file as a number, or back."""
     # Compiled, a shifted uint32 is a uint64 with more bits than it should have: cut it back.
     return np.uint32(
         (x >> np.uint32(24))
@@ -73,10 +74,10 @@ def _skips(phy, sys_flag, skip_mask, state):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _write_entry(entries, at, key_hash, phy, time_diff, swapped_old):  # type: ignore[no-untyped-def]
-    entries[at, _0] = _swap(key_hash)
-    entries[at, _1] = _swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
-    entries[at, np.uint64(2)] = _swap(np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF)))
-    entries[at, np.uint64(3)] = _swap(time_diff)
+    entries[at, _0] = swap(key_hash)
+    entries[at, _1] = swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
+    entries[at, np.uint64(2)] = swap(np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF)))
+    entries[at, np.uint64(3)] = swap(time_diff)
     entries[at, np.uint64(4)] = swapped_old
 
 
@@ -137,7 +138,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
             slot = np.uint64(block[at - block_start])
             old = slots[slot]
             _write_entry(entries, written, key_hash, phy, _time_diff(timestamp, state[0]), old)
-            slots[slot] = _swap(np.uint32(count))
+            slots[slot] = swap(np.uint32(count))
             pages[slot >> _PAGE_SHIFT] = np.uint8(1)
             if count <= _1:
                 # Behind the time difference: a rolled file's first entry counts from the previous file's end.
@@ -176,18 +177,18 @@ def replay_entries(entries, count, slots, counts_every_put, used_slot_count, las
             block_start = i
             block_end = min(i + np.uint64(_BLOCK), size)
             for at in range(np.uint64(block_end - block_start)):
-                hashes[at] = _swap(entries[block_start + np.uint64(at), _0])
+                hashes[at] = swap(entries[block_start + np.uint64(at), _0])
             _touch(hashes, _0, block_end - block_start, slots, hash_slot_num, block)
-        key_hash = _swap(entries[i, _0])
-        if (key_hash | _swap(entries[i, _1]) | _swap(entries[i, np.uint64(3)])) & sign:
+        key_hash = swap(entries[i, _0])
+        if (key_hash | swap(entries[i, _1]) | swap(entries[i, np.uint64(3)])) & sign:
             break
-        phy = np.int64(np.uint64(_swap(entries[i, _1])) << np.uint64(32) | np.uint64(_swap(entries[i, np.uint64(2)])))
+        phy = np.int64(np.uint64(swap(entries[i, _1])) << np.uint64(32) | np.uint64(swap(entries[i, np.uint64(2)])))
         slot = np.uint64(block[i - block_start])
         old = slots[slot]
         if entries[i, np.uint64(4)] != old or phy < last_phy:
             break
         last_phy = phy
-        slots[slot] = _swap(np.uint32(number))
+        slots[slot] = swap(np.uint32(number))
         if old == np.uint32(0) or counts_every_put:
             used_slot_count += np.int64(1)
         number += _1
@@ -217,10 +218,10 @@ def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type
             if at >= np.uint64(len(entries)):
                 return BUFFER_FULL, row, key, at
             if (
-                _swap(entries[at, _0]) != columns.key_hash[np.uint64(key)]
-                or _swap(entries[at, _1]) != np.uint32(np.uint64(phy) >> np.uint64(32))
-                or _swap(entries[at, np.uint64(2)]) != np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF))
-                or _swap(entries[at, np.uint64(3)]) != _time_diff(timestamp, state[0])
+                swap(entries[at, _0]) != columns.key_hash[np.uint64(key)]
+                or swap(entries[at, _1]) != np.uint32(np.uint64(phy) >> np.uint64(32))
+                or swap(entries[at, np.uint64(2)]) != np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF))
+                or swap(entries[at, np.uint64(3)]) != _time_diff(timestamp, state[0])
             ):
                 return MISMATCH, row, key, at
             if state[5] <= np.int64(1):

@@ -106,6 +106,13 @@ def open_index(disk: Disk, config: Config) -> QueryIndex:
     """The index in DATA; UsageError if there is none, or if it was built with other settings than were given."""
     files = DataFiles(config.store.data)
     frontier = known_frontier(disk, files)
+    check_as_built(config, frontier)
+    return QueryIndex(disk, config, open_log(disk, config, frontier, check_crc=False))
+
+
+def check_as_built(config: Config, frontier: Frontier) -> None:
+    """UsageError if the data directory was built with other settings than were given."""
+    data = config.store.data
     for key, built, given in (
         ("flavour", frontier.flavour, config.index.flavour),
         ("hash_slot_num", frontier.layout.hash_slot_num, config.index.hash_slot_num),
@@ -113,10 +120,9 @@ def open_index(disk: Disk, config: Config) -> QueryIndex:
     ):
         if config.provenance.get(key, _DEFAULT) != _DEFAULT and built != given:
             raise UsageError(
-                f"{flag_name(key)} {given} (from {config.provenance[key]}), but {files.data} was built with {built}",
+                f"{flag_name(key)} {given} (from {config.provenance[key]}), but {data} was built with {built}",
                 f"leave {flag_name(key)} out: the data directory knows it",
             )
-    return QueryIndex(disk, config, open_log(disk, config, frontier, check_crc=False))
 
 
 def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc: bool) -> LogView:

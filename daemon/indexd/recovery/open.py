@@ -29,7 +29,7 @@ from indexd.index import file as index_file
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
-from indexd.recovery.plan import RecoveryPlan, plan_recovery
+from indexd.recovery.plan import plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
 from indexd.recovery.standing import Standing
 from indexd.storage.disk import Disk
@@ -51,7 +51,6 @@ class Opened:
     outputs: Outputs
     flusher: Flusher
     reader: LogReader
-    plan: RecoveryPlan
     recovered: Recovered
     is_changed: bool
     seconds: float
@@ -166,7 +165,6 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         outputs,
         Flusher(disk, files, base),
         reader,
-        plan,
         recovered,
         is_changed=not plan.is_clean or frontier is None or base.phy_offset != frontier.phy_offset,
         seconds=time.monotonic() - started,

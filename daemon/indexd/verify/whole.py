@@ -11,14 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from indexd.commitlog.segments import list_segments
-from indexd.config import Config, flag_name
-from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.config import Config
+from indexd.errors import DiskError, IndexdError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
 from indexd.index.check import check_file
 from indexd.index.check_ground import Place
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import FileMark, IndexHeader
+from indexd.query.source import check_as_built
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from indexd.verify.deep import compare
@@ -38,7 +39,7 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -
     started = time.monotonic()
     files = DataFiles(config.store.data)
     ground = look(disk, files)
-    config = _as_built(config, ground.frontier, files)
+    config = _as_built(config, ground.frontier)
     progress = _Progress(on_progress, ground.frontier, deep=deep)
     report = Report()
     ground = _Outputs(disk, files, config, report, progress).check(ground)
@@ -143,18 +144,9 @@ class _Outputs:
             return None
 
 
-def _as_built(config: Config, frontier: Frontier, files: DataFiles) -> Config:
+def _as_built(config: Config, frontier: Frontier) -> Config:
     # What the data directory was built with holds where nothing was given; something else that was given is an error.
-    for key, built, given in (
-        ("flavour", frontier.flavour, config.index.flavour),
-        ("hash_slot_num", frontier.layout.hash_slot_num, config.index.hash_slot_num),
-        ("index_num", frontier.layout.index_num, config.index.index_num),
-    ):
-        if config.provenance.get(key, _DEFAULT) != _DEFAULT and built != given:
-            raise UsageError(
-                f"{flag_name(key)} {given} (from {config.provenance[key]}), but {files.data} was built with {built}",
-                f"leave {flag_name(key)} out: the data directory knows it",
-            )
+    check_as_built(config, frontier)
     store: dict[str, object] = {}
     if config.store.store is None and not config.store.commit_log_paths:
         store["commit_log_paths"] = tuple(Path(path) for path in frontier.commit_log_paths)
