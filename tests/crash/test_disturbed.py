@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -50,7 +51,7 @@ def overwrite(path: Path, position: int) -> None:
     ("damage", "says"),
     [
         (lambda path: path.unlink(), "removed"),
-        (lambda path: path.write_bytes(path.read_bytes()[:1000]), "cut to 1000 bytes"),
+        (lambda path: os.truncate(path, 1000), "cut to 1000 bytes"),
         (lambda path: overwrite(path, 0), "written"),
         (lambda path: overwrite(path, LAYOUT.slot_position(10)), "written"),
         (lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
