@@ -264,6 +264,8 @@ class SimDisk(Disk):
     def _open(self, operation: str, path: Path, *, is_writable: bool) -> SimFile:
         self.meet(operation, path)
         found = self._find(operation, path)
+        if isinstance(found, SimDirectory) and not is_writable:
+            raise DiskError(WORDS[operation], path, OSError(errno.EINVAL, "it is no plain file"))
         if not isinstance(found, SimInode):
             raise self.error(operation, path, errno.ENOENT if found is None else errno.EISDIR)
         return SimFile(self, path, found, is_writable=is_writable)
