@@ -1,6 +1,7 @@
 """The configuration: what may be set, where it is read from, and which source of a value wins.
 
     model        one frozen model a stage; the bounds of everything that has a bound
+    facts        what broker.conf says about the broker itself
     units        sizes, durations, paths as people write them
     keys         the list of all keys, for flags and help
     sources      flags, environment, TOML file -> key, value, source
@@ -12,10 +13,10 @@ Importing this costs every command its start-up: standard library and pydantic o
 """
 
 from .broker_conf import Entry, PropertiesError, parse_properties
+from .facts import BrokerFacts
 from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
 from .load import DEFAULT_CONFIG_FILE, load, refuse_double_index
 from .model import (
-    BrokerFacts,
     Config,
     Flavour,
     FlushConfig,
@@ -23,6 +24,7 @@ from .model import (
     LogConfig,
     Mode,
     OnCorrupt,
+    OutputsConfig,
     QueryConfig,
     QueueConfig,
     ReaderConfig,
@@ -46,6 +48,7 @@ __all__ = [
     "LogConfig",
     "Mode",
     "OnCorrupt",
+    "OutputsConfig",
     "PropertiesError",
     "QueryConfig",
     "QueueConfig",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 from ..errors import UsageError
-from .model import BrokerFacts
+from .facts import BrokerFacts
 from .sources import Given, read_file
 from .units import parse_choice, printable, shown
 

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from ..errors import UnsafeStoreError, UsageError
 from .broker_conf import read_broker_conf
+from .facts import BrokerFacts
 from .keys import KEYS, SECTIONS
-from .model import BrokerFacts, Config, ConflictError, state_directory
+from .model import Config, ConflictError, state_directory
 from .sources import CONFIG_VARIABLE, Given, from_environment, from_flags, from_toml
 from .units import parse_path, printable, shown
 

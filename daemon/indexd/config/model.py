@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import UsageError
+from .facts import BrokerFacts, Stage
 from .units import (
     JAVA_INT_MAX,
     Count,
@@ -67,12 +68,7 @@ def state_directory(environ: Mapping[str, str]) -> Path:
         raise UsageError("there is no home directory to keep data in", "give --data") from None
 
 
-class _Stage(BaseModel):
-    # Built at first use: Config's one validator covers every stage, and each stage's own would double the start-up.
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
-
-
-class StoreConfig(_Stage):
+class StoreConfig(Stage):
     """Where the broker's files are and how large it makes them; where ours are."""
 
     store: OptionalPath = Field(default=None, description="The broker's store root (storePathRootDir): a directory")
@@ -128,7 +124,7 @@ class StoreConfig(_Stage):
         return written + tuple(path for path in self.read_only_commit_log_paths if path not in written)
 
 
-class ReaderConfig(_Stage):
+class ReaderConfig(Stage):
     """How the commitlog is tailed, and when bytes count as written or as corrupt."""
 
     poll_min_ms: Millis = Field(default=1, ge=1, le=60_000, description="Shortest wait for new bytes at the tail; ms")
@@ -174,7 +170,7 @@ class ReaderConfig(_Stage):
         return self
 
 
-class QueueConfig(_Stage):
+class QueueConfig(Stage):
     """The bounded queue between reading and building."""
 
     drain_interval: Seconds = Field(
@@ -188,7 +184,7 @@ class QueueConfig(_Stage):
     )
 
 
-class IndexConfig(_Stage):
+class IndexConfig(Stage):
     """The shape of an index file: 40 + 4 * hash_slot_num + 20 * index_num bytes, so 48 GiB at the bounds."""
 
     flavour: Annotated[Flavour, BeforeValidator(parse_choice)] = Field(
@@ -205,7 +201,7 @@ class IndexConfig(_Stage):
     )
 
 
-class FlushConfig(_Stage):
+class FlushConfig(Stage):
     """When what was built becomes durable."""
 
     flush_interval: Seconds = Field(
@@ -213,7 +209,7 @@ class FlushConfig(_Stage):
     )
 
 
-class RecoveryConfig(_Stage):
+class RecoveryConfig(Stage):
     """What a start makes sure of, and when it gives up."""
 
     recheck_bytes: Size = Field(
@@ -230,7 +226,7 @@ class RecoveryConfig(_Stage):
     )
 
 
-class QueryConfig(_Stage):
+class QueryConfig(Stage):
     """The bounds of one query."""
 
     query_max_num: Count = Field(
@@ -250,7 +246,7 @@ class QueryConfig(_Stage):
     )
 
 
-class LogConfig(_Stage):
+class LogConfig(Stage):
     """What indexd says about itself."""
 
     log_level: Annotated[LogLevel, BeforeValidator(parse_choice)] = Field(
@@ -261,35 +257,29 @@ class LogConfig(_Stage):
     )
 
 
-class BrokerFacts(_Stage):
-    """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
+class OutputsConfig(Stage):
+    """What is built beside the key index."""
 
-    message_index_enable: bool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
-    message_index_safe: bool = Field(default=False, description="messageIndexSafe: its recovery builds the index, too")
-    index_file_write_enable: bool = Field(default=True, description="indexFileWriteEnable (5.4): it writes index files")
-    index_rocksdb_enable: bool = Field(default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB")
-    store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
-    enable_dledger_commit_log: bool = Field(default=False, description="enableDLegerCommitLog: DLedger's own format")
-    enable_controller_mode: bool = Field(default=False, description="enableControllerMode: a failover may cut the tail")
-    duplication_enable: bool = Field(
-        default=False, description="duplicationEnable: only confirmed messages are dispatched"
+    consume_queue: Flag = Field(default=True, description="Build the ConsumeQueues; true or false")
+    queues_max: Count = Field(
+        default=1_000_000, ge=1, le=JAVA_INT_MAX, description="Most queues of all topics together; queues"
     )
-    transient_store_pool_enable: bool = Field(
-        default=False, description="transientStorePoolEnable: bytes appear at commit"
+    sparse: Flag = Field(
+        default=True, description="Build an OffsetIndex and a TimeIndex for every segment; true or false"
     )
-    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = Field(default="ASYNC_FLUSH", description="flushDiskType")
-    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
-        default="ASYNC_MASTER", description="brokerRole"
+    sparse_interval: Size = Field(
+        default=4096, ge=0, le=2**30, description="Log between two of their entries (index.interval.bytes); bytes"
     )
 
 
-class Config(_Stage):
+class Config(Stage):
     """The whole configuration: an attribute a stage, the broker's facts, and where each value came from."""
 
     store: StoreConfig = Field(default_factory=StoreConfig)
     reader: ReaderConfig = Field(default_factory=ReaderConfig)
     queue: QueueConfig = Field(default_factory=QueueConfig)
     index: IndexConfig = Field(default_factory=IndexConfig)
+    outputs: OutputsConfig = Field(default_factory=OutputsConfig)
     flush: FlushConfig = Field(default_factory=FlushConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     query: QueryConfig = Field(default_factory=QueryConfig)

@@ -49,6 +49,8 @@ class DataFiles:
     def __init__(self, data: Path) -> None:
         self.data = data
         self.index = data / "index"
+        self.consumequeue = data / "consumequeue"
+        self.sparse = data / "sparse"
         self.checkpoint = data / "checkpoint"
         self.frontier = data / "frontier"
         self.state = data / "state"

@@ -1,0 +1,90 @@
+"""The bytes of a ConsumeQueue (spec rocketmq-store 5.1).
+
+::
+
+    DATA/consumequeue/TOPIC/QUEUE/FILE      FILE: the queue's byte offset of its first unit, 20 digits
+    unit q at byte 20 * q of the queue:
+    +0   i64 phyOffset     where the message stands in the log
+    +8   i32 size          its total size, more than 0
+    +12  i64 tagsCode      hash of its tag, 0 without; of a delayed message the time it is delivered, ms
+    behind the last unit: zeros
+
+A queue that starts at q > 0 has blank units (0, 2147483647, 0) from the start of its first file to q. Files have one
+size, a whole number of units, and lie on disk only where they were written. Written by ConsumeQueueStore with pwrite,
+in order; read by queries and recovery. After a crash any page behind the durable units may hold anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+UNIT_SIZE = 20
+UNIT = struct.Struct(">qiq")
+BLANK_UNIT = UNIT.pack(0, 2147483647, 0)
+FILE_DIGITS = 20
+#: A tags code of this and below is an address in the broker's ConsumeQueueExt, never written by indexd.
+EXT_ADDRESS_MAX = -2147483649
+#: sysFlag of a message that holds a batch: its topic's queues are BatchConsumeQueues, which are not built.
+FLAG_INNER_BATCH = 0x80
+_NAME_SIZE_MAX = 255
+
+
+class Unit(NamedTuple):
+    """One unit; offsets and sizes in bytes."""
+
+    phy_offset: int
+    size: int
+    tags_code: int
+
+    @property
+    def is_valid(self) -> bool:
+        """RocketMQ's own test, which blank units pass."""
+        return self.phy_offset >= 0 and self.size > 0
+
+    @property
+    def is_blank(self) -> bool:
+        """It stands for no message."""
+        return self.phy_offset == 0 and self.size == 2147483647
+
+
+class QueueMark(NamedTuple):
+    """What holds of one queue: units ``[min_offset, max_offset)``, and where its newest message ends in the log.
+
+    ``min_offset``: the first unit whose message may still be in the log; units before it are blank or have expired.
+    ``first_offset``: the first unit of the oldest file. ``max_phy_offset`` is -1 in a queue without messages.
+    """
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    min_offset: int
+    max_offset: int
+    max_phy_offset: int
+
+
+def file_name(offset: int) -> str:
+    """The name of the file whose first byte is byte ``offset`` of the queue."""
+    return f"{offset:0{FILE_DIGITS}d}"
+
+
+def file_offset(name: str) -> int | None:
+    """The opposite; None if that is no file of a queue."""
+    return int(name) if len(name) == FILE_DIGITS and name.isascii() and name.isdecimal() else None
+
+
+def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
+    """Where the files of a queue lie below the folder ``consumequeue``."""
+    return root / topic / str(queue_id)
+
+
+def is_topic_name(topic: str) -> bool:
+    """Whether a folder may have that name: whatever a log says, nothing is written elsewhere."""
+    return (
+        topic not in ("", ".", "..")
+        and "/" not in topic
+        and "\0" not in topic
+        and not any("\ud800" <= c <= "\udfff" for c in topic)
+        and len(topic.encode("utf-8")) <= _NAME_SIZE_MAX
+    )
