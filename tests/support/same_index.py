@@ -1,4 +1,4 @@
-"""Whether two index folders hold the same files, and where they part."""
+"""Whether two directories hold the same outputs, and where they part."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ def index_files(root: Path) -> list[Path]:
 
 
 def assert_same_index(a: Path, b: Path) -> None:
-    """The index files of two directories are the same, one by one, byte for byte; names may differ.
+    """All that two directories hold of what is built from a log is the same, byte for byte; index files by number.
 
-    One of the two is indexd's own: its frontier says how the files are divided.
+    One of the two is indexd's own: its frontier says how the files are divided. The other may be a store, which has no
+    sparse indexes.
     """
+    for name in ("consumequeue", "sparse"):
+        if (a / name).exists() and (b / name).exists():
+            assert_same_tree(a / name, b / name)
     files_a, files_b = index_files(a), index_files(b)
     layout = _layout(a, b)
     for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
@@ -33,6 +37,19 @@ def assert_same_index(a: Path, b: Path) -> None:
                 f"  {path_a}: {IndexHeader.unpack(data_a)}\n  {path_b}: {IndexHeader.unpack(data_b)}"
             )
     assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
+
+
+def assert_same_tree(a: Path, b: Path) -> None:
+    """The same files of the same bytes; folders without files do not count."""
+    files = [{path.relative_to(root): path for path in root.rglob("*") if path.is_file()} for root in (a, b)]
+    only = [sorted(map(str, one.keys() - other.keys())) for one, other in (files, files[::-1])]
+    assert only == [[], []], f"only in {a}: {only[0][:9]}; only in {b}: {only[1][:9]}"
+    for name in sorted(files[0]):
+        data = [one[name].read_bytes() for one in files]
+        if data[0] != data[1]:
+            at = next((at for at, pair in enumerate(zip(*data, strict=False)) if pair[0] != pair[1]), "the end")
+            sizes = f"{len(data[0])} and {len(data[1])} bytes"
+            raise AssertionError(f"{name} differs from byte {at} on, {sizes}: {a} and {b}")
 
 
 def _layout(a: Path, b: Path) -> IndexLayout:

@@ -93,7 +93,7 @@ def check_stopped(world: World) -> None:
         )
     full = [mark.header.end_timestamp for mark in frontier.index if mark.full]
     newest = covered[-1].store_timestamp if covered else 0
-    wanted = StoreCheckpoint(newest, 0, full[-1] if full else 0, 0, frontier.phy_offset)
+    wanted = StoreCheckpoint(newest, newest, full[-1] if full else 0, 0, frontier.phy_offset)
     found = StoreCheckpoint.unpack(disk.peek(files.checkpoint), files.checkpoint)
     if found != wanted:
         raise BrokenError("other", f"the checkpoint is {found}, not {wanted}")

@@ -68,8 +68,7 @@ class SimDaemon:
         if disk.exists(self.files.abort):
             self.starts.begin()
         self.opened: Opened = open_for_run(config, disk, self.files, self.log, forced=forced)
-        file_size = self.opened.outputs.index.layout.file_size
-        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), file_size)
+        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.flusher.frontier)
         self.building = Building(self.opened.outputs, self.opened.flusher)
         self.outputs, self.flusher, self.reader = self.opened.outputs, self.opened.flusher, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.
@@ -118,6 +117,7 @@ class SimDaemon:
     def _build(self) -> None:
         if not self.is_waiting:
             self.watch.check_index(self.building)
+            self.watch.check_beside(self.building)
         self.outputs.check_log()
         restored = self.watch.restore(self.building)
         self.must_flush = self.must_flush or bool(set(restored) & set(self.flusher.written))
@@ -176,7 +176,7 @@ class SimDaemon:
 
     def give_way(self) -> None:
         """Something was disturbed: what is open is closed, and the same process opens anew."""
-        self.outputs.index.close()
+        self.outputs.close()
         self.reader.close()
 
     def query(self, query: KeyQuery) -> Answer:

@@ -8,7 +8,6 @@ leaves: all of it, but every handle is dead.
 from __future__ import annotations
 
 import errno
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -19,20 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.errors import DiskError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import DiskFile
 from support.sim_fault import CHANGES, WORDS, FaultMap, SimCrash, errno_of
 from support.sim_file import SimFile, stamp_of
 from support.sim_inode import Change, Memo, SimDirectory, SimInode
+from support.sim_tree import SimTree
 
 if TYPE_CHECKING:
     from indexd.storage.disk import Stamp
 
 
-class SimDisk(Disk):
+class SimDisk(SimTree):
     """``rand`` decides what a failed or interrupted call leaves; ``limit`` ends a run that does not end by itself."""
 
     def __init__(self, root: Path, seed: int = 0, faults: FaultMap | None = None) -> None:
-        self.root = root
+        super().__init__(root)
         self.rand = random.Random(seed)
         self.faults = faults or FaultMap()
         self.counts: Counter[str] = Counter()
@@ -46,7 +46,6 @@ class SimDisk(Disk):
         self.lives = 0
         self._is_dead = False
         self.ticks = count(2)  # inode numbers, and times of writing
-        self._tree = SimDirectory(1)
 
     def __repr__(self) -> str:
         return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
@@ -181,15 +180,22 @@ class SimDisk(Disk):
         self.meet("list_dir", path)
         return sorted((name, node.size) for name, node in self._files("list_dir", path))
 
+    def list_dirs(self, path: Path) -> list[str]:
+        if not self.holds(path):
+            return super().list_dirs(path)
+        self.meet("list_dir", path)
+        names = self._directory("list_dir", path).names
+        return sorted(name for name, node in names.items() if isinstance(node, SimDirectory))
+
     def stamps(self, path: Path) -> dict[str, Stamp]:
         if not self.holds(path):
             return super().stamps(path)
         self.meet("stamps", path)
         return {name: stamp_of(node) for name, node in sorted(self._files("stamps", path))}
 
-    def make_dir(self, path: Path) -> None:
+    def make_dir(self, path: Path, *, durable: bool = True) -> None:
         if not self.holds(path):
-            super().make_dir(path)
+            super().make_dir(path, durable=durable)
             return
         missing = []
         step = path
@@ -197,7 +203,8 @@ class SimDisk(Disk):
             missing.append(step)
             step = step.parent
         try:
-            self.sync_dir(step.parent)
+            if durable:
+                self.sync_dir(step.parent)
         except DiskError as error:
             if not error.is_forbidden:
                 raise
@@ -205,7 +212,8 @@ class SimDisk(Disk):
             fault = self.meet("make_dir", step)
             self._parent("make_dir", step).change(Change(None, step.name, SimDirectory(next(self.ticks))))
             self.leave(fault)
-            self.sync_dir(step.parent)
+            if durable:
+                self.sync_dir(step.parent)
         if not isinstance(self._find("make_dir", path), SimDirectory):
             raise DiskError("use", path, OSError(errno.ENOTDIR, "it is not a directory"))
 
@@ -224,10 +232,6 @@ class SimDisk(Disk):
         return found.read(found.size, 0)
 
     # What the calls are made of, for SimFile too.
-
-    def holds(self, path: Path) -> bool:
-        """Whether ``path`` is simulated."""
-        return path == self.root or self.root in path.parents
 
     def meet(self, operation: str, path: Path, words: str | None = None) -> str | None:
         """Count the call; it fails here with an errno, or crashes; other faults are the call's to act on."""
@@ -257,10 +261,6 @@ class SimDisk(Disk):
             self._is_dead = True
             raise SimCrash
 
-    def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
-        """The error that the real call raises."""
-        return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
-
     def _open(self, operation: str, path: Path, *, is_writable: bool) -> SimFile:
         self.meet(operation, path)
         found = self._find(operation, path)
@@ -275,26 +275,3 @@ class SimDisk(Disk):
         parent.change(Change(None, path.name, inode))
         self.leave(fault)
         return SimFile(self, path, inode, is_writable=True)
-
-    def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
-        try:
-            return self._tree.find(path.relative_to(self.root).parts)
-        except NotADirectoryError:
-            raise self.error(operation, path, errno.ENOTDIR, words) from None
-
-    def _parent(self, operation: str, path: Path, words: str | None = None) -> SimDirectory:
-        self._find(operation, path, words)  # so that an error names what was asked for
-        found = self._find(operation, path.parent, words)
-        if not isinstance(found, SimDirectory):
-            raise self.error(operation, path, errno.ENOENT, words)
-        return found
-
-    def _directory(self, operation: str, path: Path) -> SimDirectory:
-        found = self._find(operation, path)
-        if not isinstance(found, SimDirectory):
-            raise self.error(operation, path, errno.ENOENT if found is None else errno.ENOTDIR)
-        return found
-
-    def _files(self, operation: str, path: Path) -> list[tuple[str, SimInode]]:
-        names = self._directory(operation, path).names
-        return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]

@@ -23,6 +23,9 @@ class Shape:
     recheck_size: int = 64 << 20
     #: Frames are noted this far apart, in bytes: segments are a ten-thousandth of a broker's, and so is this.
     note_every: int = 1 << 10
+    #: Units of a ConsumeQueue file, and bytes of log between two entries of a sparse index.
+    queue_units: int = 10
+    sparse_interval: int = 1000
     #: As in a container, where each daemon is process 1.
     same_pid: bool = False
 
@@ -37,6 +40,8 @@ class Shape:
             rewrites,
             rand.choice([7, 50, 1000]),
             64 << 20 if rewrites else rand.choice([0, 8 << 10, 64 << 20]),
+            queue_units=rand.choice([1, 3, 10, 300]),
+            sparse_interval=rand.choice([0, 300, 1000, 4096]),
         )
 
     def config(self, store: Path, data: Path) -> Config:
@@ -45,6 +50,7 @@ class Shape:
             "store": store, "data": data, "segment_size": self.segment_size, "read_bytes": 64 << 10,
             "hash_slot_num": self.hash_slot_num, "index_num": self.index_num,
             "flavour": self.flavour, "settle_ms": 1, "corrupt_after_ms": 100,
+            "consume_queue_file_size": 20 * self.queue_units, "sparse_interval": self.sparse_interval,
             "unclean_starts_max": 0, "recheck_bytes": self.recheck_size,
         }  # fmt: skip
         return load({key: str(value) for key, value in flags.items()}, None, {})

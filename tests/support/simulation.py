@@ -21,6 +21,7 @@ from pathlib import Path
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
 from indexd.index.format import FileMark, IndexLayout
 from indexd.query import Answer
+from support.sim_beside import check_beside, check_stopped_beside
 from support.sim_checks import BrokenError, check_answer, check_refusal, check_stopped, draw_query
 from support.sim_clock import SimClock, steered
 from support.sim_daemon import SimDaemon, ask
@@ -199,6 +200,7 @@ class World:
         if not self.stop():
             raise BrokenError("other", "a stop on a sound disk failed")
         check_stopped(self)
+        check_stopped_beside(self)
 
     def query(self, *, live: bool) -> None:
         """Ask for a key, most often one that is there, of the running daemon or of the directory as it lies there."""
@@ -265,6 +267,7 @@ class World:
         progress = self.up.building.progress
         if not self.up.is_waiting and not self.is_outdated:
             self.check_files(progress.phy_offset, progress.index.files)
+            check_beside(self, progress.phy_offset, progress)
 
     def _check_start(self, daemon: SimDaemon) -> None:
         outputs = daemon.outputs
@@ -278,6 +281,7 @@ class World:
         self.gaps = tuple((gap[0], min(gap[1], end)) for gap in self.gaps if gap[0] < (end := outputs.phy_offset))
         self.is_outdated = False
         self.check_files(outputs.phy_offset, daemon.building.progress.index.files)
+        check_beside(self, outputs.phy_offset, daemon.building.progress)
 
     def _note(self, daemon: SimDaemon) -> None:
         # What this life has come to, for those after it.

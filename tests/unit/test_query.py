@@ -108,7 +108,7 @@ def test_not_yet_indexed(store: Store) -> None:
     (offset,) = store.append(spec())
     with store.index() as index:
         answer = query_exact(index, KeyQuery("T", "other"))
-    assert answer.why == "not yet indexed"
+    assert answer.why == f"not yet indexed: {store.writer.max_offset - offset} bytes behind"
     assert (answer.coverage.end, answer.coverage.complete) == (offset, False)
 
 
@@ -120,7 +120,8 @@ def test_a_log_that_goes_on_in_the_next_segment_is_not_complete(store: Store) ->
         assert query_exact(index, KeyQuery("T", "other")).coverage.complete
         (offset,) = store.append(spec(size=3800))
         assert offset == SEGMENT
-        assert query_exact(index, KeyQuery("T", "other")).why == "not yet indexed"
+        behind = store.writer.max_offset - store.frontier.phy_offset
+        assert query_exact(index, KeyQuery("T", "other")).why == f"not yet indexed: {behind} bytes behind"
 
 
 def test_uncovered_ranges_count_while_their_log_is_there(store: Store) -> None:
@@ -129,10 +130,10 @@ def test_uncovered_ranges_count_while_their_log_is_there(store: Store) -> None:
     store.change_frontier(uncovered=(Uncovered(100, 150, "corrupt"), Uncovered(10**6, 10**6 + 5, "behind the end")))
     with store.index() as index:
         answer = query_exact(index, KeyQuery("T", "other"))
-    assert answer.why == "not yet indexed"
+    assert answer.why == "left out: 50 bytes of the log (corrupt)"
     assert answer.coverage.to_json()["uncovered"] == [[100, 150, "corrupt"]]
     store.change_frontier(begin_offset=120, uncovered=())
-    assert store.why("other") == "not yet indexed"
+    assert store.why("other") == "before the index begins: that is at 120, the log begins at 0"
 
 
 def test_expired(store: Store) -> None:
@@ -188,7 +189,8 @@ def test_a_running_daemon_has_newer_files_and_says_how_far_it_is(store: Store) -
     state = {"pid": os.getpid(), "phyOffset": store.writer.max_offset, "storeTimestamp": T0, "dispatchBehindBytes": 0}
     (store.data / "state").write_text(json.dumps(state))
     assert service.files[-1].index_count < LAYOUT.index_num
-    assert store.why("other") == "not yet indexed"  # no one runs: the state is an old one
+    behind = f"not yet indexed: {store.writer.max_offset - offset} bytes behind"
+    assert store.why("other") == behind  # no one runs: the state is an old one
     lock = DirectoryLock(store.data / "lock")
     lock.acquire()
     try:
@@ -199,7 +201,7 @@ def test_a_running_daemon_has_newer_files_and_says_how_far_it_is(store: Store) -
             assert [hit.phy_offset for hit in answer.hits] == [offset]
             assert answer.coverage.daemon_pid == os.getpid()
         (store.data / "state").write_text("{")
-        assert store.why("other") == "not yet indexed"
+        assert store.why("other") == behind
     finally:
         lock.release()
     with store.index() as index:

@@ -4,8 +4,11 @@
 ``options``  a flag for every configuration key
 ``run``      run, --recover, rebuild: what needs the compiler is loaded when called
 ``query``    query-key, query-unique-key, message
+``query_queue``  query-offset, query-time
+``words``    numbers, tables and coverage, as all queries read and show them
 ``inspect``  inspect, with inspect_index and inspect_log for the two kinds of file
 ``verify``   verify, which loads the compiler too
+``kafka``    kafka check, kafka rebuild: loads the compiler too
 ``demo``     demo
 ``compiler`` where compiled kernels are kept
 ``progress`` the bar of a rebuild or a verification

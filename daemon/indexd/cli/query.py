@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
+from indexd.cli.words import cell, coverage_line, int64, print_table
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
 from indexd.config.units import printable
@@ -29,7 +29,6 @@ from indexd.query import (
     query_exact,
     query_rocketmq,
 )
-from indexd.query.coverage import Coverage
 from indexd.query.message import NotFound, find_by_id, find_by_offset, message_fields, parse_message_id, unpack_body
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -37,8 +36,8 @@ from indexd.storage.names import DataFiles
 _MODES = {"exact": query_exact, "rocketmq": query_rocketmq}
 _MAX_NUM = 64
 TIME_MIN = -(1 << 63)
-_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _LINE_SIZE_MAX = 1 << 20
+_HEAD = ("STORE TIME", "PHY OFFSET", "QUEUE/OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY")
 _EXIT_FINDINGS = 1
 
 
@@ -63,7 +62,7 @@ def register(commands: Any, common: Parser) -> None:
     parser = add_command(commands, "message", [common], "show one message")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("-i", "--msg-id", metavar="ID", help="its offset message id, 32 or 56 hex digits")
-    which.add_argument("-o", "--offset", type=_int64, metavar="OFFSET", help="its physical offset")
+    which.add_argument("-o", "--offset", type=int64, metavar="OFFSET", help="its physical offset")
     parser.add_argument("--body", action="store_true", help="show the body too (JSON always holds it)")
     parser.set_defaults(function=message)
 
@@ -71,8 +70,8 @@ def register(commands: Any, common: Parser) -> None:
 def query_key(args: argparse.Namespace, config: Config) -> int:
     """Answer one query, or each line of --batch."""
     if args.batch is not None:
-        if args.topic is not None or args.key is not None:
-            raise UsageError("--batch brings topics and keys with it", "leave -t and -k out")
+        if args.topic is not None or args.key is not None or args.cursor is not None:
+            raise UsageError("--batch brings topics and keys with it", "leave -t, -k and --cursor out")
         return _batch(args, config)
     if args.topic is None or args.key is None:
         raise UsageError("query-key needs a topic and a key", "say -t TOPIC -k KEY, or --batch FILE")
@@ -113,12 +112,15 @@ def _query_command(commands: Any, common: Parser, name: str, text: str) -> argpa
         help="exact: every message that matches, once; rocketmq: what the broker itself would answer",
     )
     parser.add_argument(
-        "-b", "--begin", type=_int64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
+        "-b", "--begin", type=int64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
     )
     parser.add_argument(
-        "-e", "--end", type=_int64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
+        "-e", "--end", type=int64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
     )
-    parser.add_argument("-m", "--max", type=_int64, metavar="MAX", help="most messages, the newest first (default: 64)")
+    parser.add_argument("-m", "--max", type=int64, metavar="MAX", help="most messages, the newest first (default: 64)")
+    parser.add_argument(
+        "--cursor", type=int64, metavar="CURSOR", help="go on behind an exact answer that was cut off: its cursor"
+    )
     return parser
 
 
@@ -130,7 +132,9 @@ def _query(args: argparse.Namespace, key: str, max_num: int, index_type: str | N
     most = max_num if args.max is None else args.max
     if most < 1 and args.mode == "exact":
         raise UsageError(f"-m {most} asks for nothing", "ask for at least 1")
-    return KeyQuery(args.topic, key, most, begin, args.end, index_type)
+    if args.cursor is not None and args.mode != "exact":
+        raise UsageError("--cursor goes on behind an exact answer, and the broker's own has none", "leave --mode out")
+    return KeyQuery(args.topic, key, most, begin, args.end, index_type, args.cursor)
 
 
 def _one(args: argparse.Namespace, config: Config, query: KeyQuery) -> int:
@@ -186,25 +190,21 @@ def parse_batch_line(line: bytes, number: int) -> KeyQuery:
     if index_type and index_type not in INDEX_TYPES:
         raise UsageError(f"line {number}: index type {index_type!r} is not one of {', '.join(INDEX_TYPES)}")
     try:
-        max_num, begin, end = (_int64(text) for text in numbers)
+        max_num, begin, end = (int64(text) for text in numbers)
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"line {number}: {error}") from None
     return KeyQuery(topic, key, max_num, begin, end, index_type or None)
 
 
-def _int64(text: str) -> int:
-    if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-        raise argparse.ArgumentTypeError(f"{printable(text)!r} is no whole number of 64 bits")
-    return int(text)
-
-
 def _print_answer(answer: Answer) -> None:
     if answer.hits:
-        _print_table([_row(hit) for hit in answer.hits])
+        print_table(_HEAD, [_row(hit) for hit in answer.hits])
     else:
         print_line(f"no message{': ' + answer.why if answer.why else ''}")
     if answer.truncated is not None:
         print_line(f"cut off by {answer.truncated}: there may be more (-m, or --query-walk-max)")
+    if answer.cursor is not None:
+        print_line(f"more: --cursor {answer.cursor}")
     if answer.expired:
         print_line(f"{answer.expired} entries of this key's hash point to messages that have expired")
     if answer.unreadable:
@@ -213,7 +213,7 @@ def _print_answer(answer: Answer) -> None:
         print_line(
             f"index last updated at {show_time(answer.last_update.timestamp)}, offset {answer.last_update.phy_offset}"
         )
-    print_line(_coverage_line(answer.coverage))
+    print_line(coverage_line(answer.coverage))
 
 
 def _print_message(found: Message, *, with_body: bool) -> None:
@@ -228,9 +228,9 @@ def _print_message(found: Message, *, with_body: bool) -> None:
         unpacked = f"unpacked from {len(found.body)} bytes" if body.is_unpacked else "as stored, not unpacked"
         fields["body"] += f", {body.compression}, {unpacked}"
     for name, value in fields.items():
-        print_line(f"{name:<26} {_cell(value)}")
+        print_line(f"{name:<26} {cell(value)}")
     for name, value in properties.items():
-        print_line(f"  {_cell(name)} = {_cell(value)}")
+        print_line(f"  {cell(name)} = {cell(value)}")
     if with_body:
         row = body.to_json()
         print_line(f"body ({row['bodyEncoding']}):")
@@ -241,26 +241,4 @@ def _row(hit: Hit) -> tuple[str, ...]:
     time = "-" if hit.store_timestamp is None else show_time(hit.store_timestamp)
     queue = "-" if hit.queue_id is None else f"{hit.queue_id}/{hit.queue_offset}"
     size = "-" if hit.size is None else str(hit.size)
-    return (time, str(hit.phy_offset), queue, size, _cell(hit.tags), _cell(hit.keys), _cell(hit.uniq_key))
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else printable(str(value))
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    head = ("STORE TIME", "PHY OFFSET", "QUEUE/OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY")
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
-        print_line("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _coverage_line(coverage: Coverage) -> str:
-    rest = "all of the log" if coverage.complete else "the log goes on behind that"
-    daemon = f"kept by pid {coverage.daemon_pid}" if coverage.daemon_pid is not None else "no daemon runs"
-    line = f"covered: log bytes {coverage.begin} to {coverage.end}, {rest}; {daemon}"
-    if coverage.uncovered:
-        size = sum(gap.end - gap.begin for gap in coverage.uncovered)
-        line += f"; {len(coverage.uncovered)} ranges of {show_bytes(size)} in it are not indexed"
-    return line
+    return (time, str(hit.phy_offset), queue, size, cell(hit.tags), cell(hit.keys), cell(hit.uniq_key))

@@ -62,6 +62,10 @@ def _print_summary(report: Report, data: str) -> None:
     for note in report.notes:
         print_line(f"not checked: {printable(note)}")
     words = [f"{report.files} index files", f"{report.entries:,} entries", show_bytes(report.bytes)]
+    if report.queues:
+        words.append(f"{report.units:,} units of {report.queues:,} queues")
+    if report.segments:
+        words.append(f"sparse indexes of {report.segments:,} segments")
     if report.compared is not None:
         compared = report.compared
         words.append(f"{compared.entries:,} entries compared with {compared.messages:,} messages of the log")

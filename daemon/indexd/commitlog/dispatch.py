@@ -6,7 +6,7 @@ object per message. A batch owns its arrays: the reader's buffer may be reused a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -121,6 +121,14 @@ class DispatchBatch:
 
     def __repr__(self) -> str:
         return f"DispatchBatch([{self.begin_offset}, {self.end_offset}), rows={self.rows}, keys={self.keys})"
+
+
+def before(batch: DispatchBatch, end: int) -> DispatchBatch:
+    """The messages of ``batch`` before physical offset ``end``."""
+    if batch.end_offset <= end:
+        return batch
+    rows = int(np.searchsorted(batch.columns.phy_offset[: batch.rows], end))
+    return replace(batch, rows=rows, end_offset=end, crc=None)
 
 
 def make_columns(rows_max: int, keys_max: int) -> Columns:

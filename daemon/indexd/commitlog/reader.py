@@ -138,7 +138,7 @@ class LogReader:
             return NotYetWritten(self.position)
         if self.position < first:
             self.counters.expired_bytes += first - self.position
-            return self._skip_to(first, "the log begins behind it: its segments have expired")
+            return self._skip_to(first, "the log begins behind it: its segments have expired", is_expired=True)
         later = self.log.after(self.position)
         if later is None:
             if self.position > self.log.segments[-1].end:
@@ -293,8 +293,8 @@ class LogReader:
     def _corrupt(self, reason: str, path: Path | None) -> Corrupt:
         return Corrupt(self.position, reason, path)
 
-    def _skip_to(self, target: int, reason: str) -> Skipped:
-        skipped = Skipped(self.position, target, reason)
+    def _skip_to(self, target: int, reason: str, *, is_expired: bool = False) -> Skipped:
+        skipped = Skipped(self.position, target, reason, is_expired)
         self.position = target
         self._settling.clear()
         return skipped

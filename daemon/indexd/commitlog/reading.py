@@ -12,6 +12,8 @@ class Skipped:
     begin: int
     end: int
     reason: str
+    #: It expired, and everything before it.
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ FILE_DIGITS = 20
 EXT_ADDRESS_MAX = -2147483649
 #: sysFlag of a message that holds a batch: its topic's queues are BatchConsumeQueues, which are not built.
 FLAG_INNER_BATCH = 0x80
+#: The last unit that a file's name and 64 bits can place, with room for a whole file behind it.
+OFFSET_MAX = (1 << 62) // UNIT_SIZE
 _NAME_SIZE_MAX = 255
+_ID_DIGITS_MAX = 10
 
 
 class Unit(NamedTuple):
@@ -77,6 +80,14 @@ def file_offset(name: str) -> int | None:
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
     """Where the files of a queue lie below the folder ``consumequeue``."""
     return root / topic / str(queue_id)
+
+
+def queue_id_of(name: str) -> int | None:
+    """The queue id that a queue's folder is named after; None if that is no queue's folder."""
+    digits = name.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _ID_DIGITS_MAX or str(int(name)) != name:
+        return None
+    return int(name)
 
 
 def is_topic_name(topic: str) -> bool:

@@ -5,8 +5,6 @@ Plain steps in the order in which a daemon takes them; who calls them, from whic
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.reading import Skipped
 from indexd.errors import DiskError
@@ -57,19 +55,13 @@ class Building:
         Building has gone on meanwhile: a file that was open in ``progress`` may be full by now, but not durable to its
         end; and what is to be persisted next was marked before these files are closed.
         """
-        names = {mark.name for mark in progress.index.files if mark.full}
-        full = tuple(file for file in progress.index.unsynced if file.path.name in names)
-        self.outputs.index.synced(full)
-        self.outputs.index.remove_expired(progress.index.expired)
-        left = self.progress.index
-        unsynced = tuple(file for file in left.unsynced if file not in full)
-        expired = tuple(name for name in left.expired if name not in progress.index.expired)
-        self.progress = replace(self.progress, index=replace(left, unsynced=unsynced, expired=expired))
+        self.outputs.synced(progress)
+        self.progress = self.progress.without(progress)
 
     def finish(self) -> None:
         """Bring everything into the form a clean stop leaves, durably, and close it."""
         self.outputs.flush()
         progress = self.outputs.progress()
         self.persist(progress)
-        self.outputs.index.remove_expired(progress.index.expired)
-        self.outputs.index.close()
+        self.outputs.synced(progress)
+        self.outputs.close()

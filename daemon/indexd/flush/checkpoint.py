@@ -3,7 +3,7 @@
 ::
 
     +0   i64 physicMsgTimestamp     store time, ms, of the newest message that is durably indexed
-    +8   i64 logicsMsgTimestamp     of the newest message in the consume queues; 0 while indexd builds none
+    +8   i64 logicsMsgTimestamp     the same once the ConsumeQueues hold it, 0 while they are not built that far
     +16  i64 indexMsgTimestamp      end time of the newest FULL index file that is durable, as RocketMQ sets it
     +24  i64 masterFlushedOffset    0: replication is the broker's
     +32  i64 confirmPhyOffset       the physical offset up to which everything is durable

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from indexd import __version__
 from indexd.commitlog.evidence import Evidence
+from indexd.consumequeue.store import QueuesProgress
+from indexd.errors import DiskError, DisturbedError
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import Frontier, Uncovered, write_frontier
 from indexd.index.service import IndexMark
+from indexd.sparse.service import SparseProgress
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
 
@@ -19,12 +23,49 @@ class Progress:
     """How far building has come at one moment: the outputs' marks and the physical offset that they cover."""
 
     index: IndexMark
+    queues: QueuesProgress | None
+    sparse: SparseProgress | None
     begin_offset: int
     phy_offset: int
     store_timestamp: int
     messages: int
     uncovered: tuple[Uncovered, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    #: Less than ``phy_offset`` while queues and sparse indexes are built after the key index.
+    refill_offset: int | None = None
+
+    @property
+    def beside(self) -> tuple[QueuesProgress | SparseProgress, ...]:
+        """The outputs besides the key index."""
+        return tuple(output for output in (self.queues, self.sparse) if output is not None)
+
+    @property
+    def filled_offset(self) -> int:
+        """All outputs hold every message before this physical offset."""
+        return self.phy_offset if self.refill_offset is None else self.refill_offset
+
+    @property
+    def has_expired(self) -> bool:
+        """Files wait for a frontier that does not name them, to be removed."""
+        return bool(self.index.expired) or any(output.expired for output in self.beside)
+
+    def without(self, done: Progress) -> Progress:
+        """What is left to do of this newer one once ``done`` is durable, full files closed and expired ones removed."""
+        names = {mark.name for mark in done.index.files if mark.full}
+        full = {file for file in done.index.unsynced if file.path.name in names}
+        index = replace(
+            self.index,
+            unsynced=tuple(file for file in self.index.unsynced if file not in full),
+            expired=tuple(name for name in self.index.expired if name not in done.index.expired),
+        )
+        queues, sparse = self.queues, self.sparse
+        if queues is not None and done.queues is not None:
+            gone = set(done.queues.expired)
+            queues = replace(queues, expired=tuple(path for path in queues.expired if path not in gone))
+        if sparse is not None and done.sparse is not None:
+            left = set(done.sparse.expired)
+            sparse = replace(sparse, expired=tuple(name for name in sparse.expired if name not in left))
+        return replace(self, index=index, queues=queues, sparse=sparse)
 
 
 @dataclass(slots=True)
@@ -54,12 +95,13 @@ class Flusher:
     def persist(self, progress: Progress) -> None:
         """Sync the files of ``progress``, then replace the checkpoint, then the frontier."""
         started = time.monotonic()
-        for file in progress.index.unsynced:
-            file.file.fsync()
+        synced = self._sync(progress)
         self.written = {}
         full = [mark for mark in progress.index.files if mark.full]
+        has_queues = progress.queues is not None and progress.filled_offset == progress.phy_offset
         StoreCheckpoint(
             physic_msg_timestamp=progress.store_timestamp,
+            logics_msg_timestamp=progress.store_timestamp if has_queues else 0,
             index_msg_timestamp=full[-1].header.end_timestamp if full else 0,
             confirm_phy_offset=progress.phy_offset,
         ).write(self._disk, self._files.checkpoint)
@@ -71,6 +113,9 @@ class Flusher:
             messages=progress.messages,
             uncovered=progress.uncovered,
             index=progress.index.files,
+            queues=progress.queues.marks if progress.queues is not None else None,
+            sparse=progress.sparse.mark if progress.sparse is not None else None,
+            refill_offset=progress.filled_offset,
             evidence=progress.evidence,
         )
         write_frontier(self._disk, self._files.frontier, frontier, __version__)
@@ -79,6 +124,29 @@ class Flusher:
         names = (self._files.checkpoint.name, self._files.frontier.name)
         self.written = {name: stamps[name] for name in names if name in stamps}
         self.counters.flushes += 1
-        self.counters.files_synced += len(progress.index.unsynced)
+        self.counters.files_synced += synced
         self.counters.last_seconds = time.monotonic() - started
         self.counters.seconds += self.counters.last_seconds
+
+    def _sync(self, progress: Progress) -> int:
+        for file in progress.index.unsynced:
+            file.file.fsync()
+        count = len(progress.index.unsynced)
+        for output in progress.beside:
+            for path in output.unsynced_files:
+                _sync_file(self._disk, path)
+            # The names after what they name: a file that is found is whole.
+            for path in output.unsynced_directories:
+                self._disk.sync_dir(path)
+            count += len(output.unsynced_files)
+        return count
+
+
+def _sync_file(disk: Disk, path: Path) -> None:
+    try:
+        with disk.open_write(path) as file:
+            file.fsync()
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        raise DisturbedError(f"{path} was removed by somebody else") from error

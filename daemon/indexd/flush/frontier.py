@@ -8,11 +8,15 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
+     "consumeQueue": null or {"fileSize": 6000000, "queues": [[topic, queueId, first, min, max, maxPhyOffset]]},
+     "sparse": null or {"interval": 4096, ...},
+     "refillOffset": 81234,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
      "crc32": of the object without this key}
 
-Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. ``evidence`` says
-what stood in the log then. Written by the flusher, read by recovery and by queries.
+Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. While
+ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
+``evidence`` says what stood in the log then. Written by the flusher, read by recovery and by queries.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.evidence import Evidence
+from indexd.consumequeue.format import QueueMark, is_topic_name
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 
 FORMAT = 1
@@ -57,6 +63,10 @@ class Frontier:
     messages: int = 0
     uncovered: tuple[Uncovered, ...] = ()
     index: tuple[FileMark, ...] = field(default=())
+    queue_file_size: int = 0
+    queues: tuple[QueueMark, ...] | None = None
+    sparse: SparseMark | None = None
+    refill_offset: int = 0
     evidence: tuple[Evidence, ...] = ()
 
     def to_json(self, version: str) -> dict[str, Any]:
@@ -84,6 +94,11 @@ class Frontier:
                 }
                 for mark in self.index
             ],
+            "consumeQueue": None
+            if self.queues is None
+            else {"fileSize": self.queue_file_size, "queues": [list(mark) for mark in self.queues]},
+            "sparse": None if self.sparse is None else self.sparse.to_json(),
+            "refillOffset": self.refill_offset,
             "evidence": [list(astuple(point)) for point in self.evidence],
         }
 
@@ -122,6 +137,10 @@ class Frontier:
                     )
                     for row in data["index"]
                 ),
+                queue_file_size=int(data["consumeQueue"]["fileSize"]) if data.get("consumeQueue") else 0,
+                queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
+                sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
+                refill_offset=int(data.get("refillOffset", data["phyOffset"])),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -149,6 +168,13 @@ def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> 
 
 def _checksum(row: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(row).encode())
+
+
+def _queues(rows: list[list[Any]]) -> tuple[QueueMark, ...]:
+    marks = tuple(QueueMark(str(topic), *(int(number) for number in numbers)) for topic, *numbers in rows)
+    if not all(is_topic_name(mark.topic) and all(abs(number) < 1 << 63 for number in mark[1:]) for mark in marks):
+        raise ValueError("a queue of no possible topic, or a number of more than 64 bits")
+    return marks
 
 
 def add_uncovered(gaps: tuple[Uncovered, ...], gap: Uncovered) -> tuple[Uncovered, ...]:

@@ -26,15 +26,19 @@ class IndexFileReader:
     """Reads one file of a known layout; raises CorruptDataError if the file is too short for it."""
 
     def __init__(self, file: DiskFile, layout: IndexLayout) -> None:
-        size = file.size()
-        if size != layout.file_size:
-            raise CorruptDataError(
-                f"index file {file.path} has {size} bytes, but {layout.hash_slot_num} slots and {layout.index_num} "
-                f"entries make {layout.file_size}",
-                "give the --hash-slot-num and --index-num it was made with, or run indexd --recover",
-            )
         self.file = file
         self.layout = layout
+        self.check_size()
+
+    def check_size(self) -> None:
+        """CorruptDataError if the file is not as long as its layout says, or not any more."""
+        size, layout = self.file.size(), self.layout
+        if size != layout.file_size:
+            raise CorruptDataError(
+                f"index file {self.file.path} has {size} bytes, but {layout.hash_slot_num} slots and "
+                f"{layout.index_num} entries make {layout.file_size}",
+                "give the --hash-slot-num and --index-num it was made with, or run indexd --recover",
+            )
 
     def header(self) -> IndexHeader:
         """The header as it stands in the file now."""

@@ -1,28 +1,78 @@
-"""Queries: by key, by unique key, one message. Read only, beside a running daemon or without one, without the compiler.
+"""Queries: by key, by queue, by time, one message. Read only, beside a running daemon or without one, no compiler.
 
+This is the public Python API. ``open_data`` opens a data directory; the answers are frozen dataclasses that say what
+they found, which part of the log they cover, and why they are empty:
+
+>>> from indexd.query import open_data
+>>> with open_data(DATA) as data:
+...     answer = data.by_key("TopicTest", "order-7", max_num=2)
+...     for hit in answer.hits:
+...         print(hit.phy_offset, hit.queue_id, hit.queue_offset, hit.keys)
+...     older = data.by_key("TopicTest", "order-7", before=answer.cursor)
+...     print(len(older.hits), data.by_key("TopicTest", "never sent").why)
+...     page = data.by_queue("TopicTest", 0, 3, max_num=2)
+...     print([hit.queue_offset for hit in page.hits], page.next_offset, page.max_offset)
+...     print(data.at_time("TopicTest", 0, 1700000000045).queue_offset)
+...     first = data.log_at_time(1700000000045)
+...     print(data.message(first.phy_offset).body)
+701 0 6 order-7
+584 0 5 order-7
+5 absent
+[3, 4] 5 10
+5
+b'five'
+
+``data``      open_data and Data: everything below as methods
 ``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
 ``log``       LogView: the broker's log, listed again when it has grown
+``frames``    the frames of a stretch of log, by their heads
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
+``kept``      what is not read again while its file is the same
+``queues``    the queue that is asked about
 ``coverage``  which part of the log an answer speaks for, and why it is empty
 ``rocketmq``  the broker's own answer
-``by_key``    the exact answer
+``by_key``    the exact answer, in pages
+``by_queue``  messages by queue offset
+``by_time``   queue offsets by store time, as the broker finds them
+``by_log_time``  the first message of the log at a time
+``bound``     before which offset all messages are older
 ``walk``      the entries of one hash in one file
 ``message``   one message, whole
 """
 
 from indexd.query.answer import TIME_MAX, Answer, Hit, KeyQuery
 from indexd.query.by_key import query_exact
+from indexd.query.by_log_time import LogTimeAnswer, query_log_time
+from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
+from indexd.query.by_time import Boundary, QueueTimeAnswer, query_time
+from indexd.query.coverage import Coverage
+from indexd.query.data import Data, open_data
+from indexd.query.message import NotFound, unpack_body
 from indexd.query.rocketmq import query_rocketmq
 from indexd.query.source import QueryIndex, open_index, open_log
 
 __all__ = [
     "TIME_MAX",
     "Answer",
+    "Boundary",
+    "Coverage",
+    "Data",
     "Hit",
     "KeyQuery",
+    "LogTimeAnswer",
+    "NotFound",
+    "OffsetAnswer",
+    "OffsetQuery",
     "QueryIndex",
+    "QueueHit",
+    "QueueTimeAnswer",
+    "open_data",
     "open_index",
     "open_log",
     "query_exact",
+    "query_log_time",
+    "query_offset",
     "query_rocketmq",
+    "query_time",
+    "unpack_body",
 ]

@@ -13,7 +13,10 @@ TIME_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """Times inclusive. ``index_type``: K a piece of KEYS, U the UNIQ_KEY, T the whole TAGS, None K or U."""
+    """Times inclusive. ``index_type``: K a piece of KEYS, U the UNIQ_KEY, T the whole TAGS, None K or U.
+
+    ``before``: only messages before this physical offset, such as an earlier answer's ``cursor``.
+    """
 
     topic: str
     key: str
@@ -21,6 +24,7 @@ class KeyQuery:
     begin: int = 0
     end: int = TIME_MAX
     index_type: str | None = None
+    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ class Answer:
 
     ``expired`` and ``unreadable`` count entries of the asked hash, and perhaps of the asked time, whose message is gone
     or is no message: they may or may not have been hits. ``why`` is there when an exact answer is empty.
+
+    ``cursor``: the ``before`` of the query that goes on where this exact answer was cut off. New messages do not move
+    it, so the pages together are the whole and hold nothing twice.
     """
 
     query: KeyQuery
@@ -75,6 +82,7 @@ class Answer:
     unreadable: int = 0
     why: str | None = None
     last_update: LastUpdate | None = None
+    cursor: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
@@ -86,6 +94,8 @@ class Answer:
         row["truncated"] = self.truncated is not None
         if self.truncated is not None:
             row["truncatedBy"] = self.truncated
+        if self.cursor is not None:
+            row["cursor"] = str(self.cursor)
         if self.expired:
             row["expired"] = self.expired
         if self.unreadable:

@@ -1,7 +1,8 @@
 """The exact answer: every message that matches, none that does not, each once (ARCHITECTURE.md, decision 10).
 
 The index says where to look; whether a message matches, the message itself says. So collisions and repeats fall out,
-and no rule about time cuts a walk short, whatever the broker's clock did.
+and no rule about time cuts a walk short, whatever the broker's clock did. What does end a walk early is ``bound``: a
+physical offset before which no message has a store time that was asked for.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import FLAG_TRANSACTION_MASK
 from indexd.errors import UsageError
 from indexd.index.flavour import Flavour
-from indexd.index.format import FileMark
+from indexd.index.format import IndexEntry
 from indexd.index.key_hash import index_key_hash
-from indexd.index.reader import IndexFileReader
 from indexd.query.answer import Answer, Hit, KeyQuery
+from indexd.query.bound import TimeBound
 from indexd.query.coverage import why_empty
 from indexd.query.log import LogView
-from indexd.query.source import Look, QueryIndex
+from indexd.query.source import Look, OpenIndexFile, QueryIndex
 from indexd.query.walk import chain, may_match, scan
+
+# Walks of no more entries than this are over before their bound would be found.
+_BOUND_AFTER = 32
 
 
 def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
@@ -27,56 +31,73 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
         raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
     look = index.look()
     never_indexed = not _is_indexed(look.flavour, query.index_type)
-    search = _Search(look, query, index.log, index.config.query.query_walk_max)
+    search = _Search(look, query, index.log, index.config.query.query_walk_max, TimeBound(index, look))
     if not never_indexed:
-        for file, mark in index.newest_first(look):
-            search.search_file(file, mark)
-            if search.truncated is not None:
+        for file in index.newest_first(look):
+            search.search_file(file)
+            if search.is_over:
                 break
     why = None
     if not search.hits and not search.has_more:
         why = why_empty(
             look.coverage,
+            index.log,
             expired=search.expired,
             unreadable=search.unreadable,
             cut_off=search.truncated is not None,
             never_indexed=never_indexed,
         )
-    return Answer(query, tuple(search.hits), look.coverage, search.truncated, search.expired, search.unreadable, why)
+    return Answer(
+        query,
+        tuple(search.hits),
+        look.coverage,
+        search.truncated,
+        search.expired,
+        search.unreadable,
+        why,
+        cursor=search.cursor,
+    )
 
 
 class _Search:
     """One query's walk over the files, and what it has come to."""
 
-    def __init__(self, look: Look, query: KeyQuery, log: LogView, walk_max: int) -> None:
+    def __init__(self, look: Look, query: KeyQuery, log: LogView, walk_max: int, bound: TimeBound) -> None:
         self._query = query
         self._flavour = look.flavour
         self._is_unclean = look.is_unclean
         self._log = log
         self._walk_max = walk_max
         self._walked = 0
+        self._last_offset = -1
         self._seen: set[int] = set()
         self._key_hash = index_key_hash(query.topic, query.key, query.index_type)
+        self._bound = bound
         self.hits: list[Hit] = []
         self.has_more = False
+        self.is_over = False
         self.truncated: str | None = None
+        self.cursor: int | None = None
         self.expired = 0
         self.unreadable = 0
 
-    def search_file(self, file: IndexFileReader, mark: FileMark | None) -> None:
-        """Walk the hash's entries of one file; ends early when ``truncated`` is set."""
-        header = None
+    def search_file(self, file: OpenIndexFile) -> None:
+        """Walk the hash's entries of one file; ends early when ``is_over`` is set."""
+        mark, before = file.mark, self._query.before
+        header = mark.header if mark is not None and mark.full else None
+        if before is not None and header is not None and header.begin_phy_offset >= before:
+            return
         if self._is_unclean and mark is not None and not mark.full:
-            entries, header = scan(file, self._key_hash, mark), mark.header
+            entries, header = scan(file.reader, self._key_hash, mark), mark.header
         else:
-            entries = chain(file, self._key_hash)
+            entries = chain(file.reader, self._key_hash)
         for number, entry in entries:
-            if self._walked >= self._walk_max:
-                self.truncated = f"walk {self._walk_max}"
+            if before is not None and entry.phy_offset >= before:
+                continue
+            if self._ends_before(entry):
                 return
-            self._walked += 1
             # After the slot, never before: the first put of a rolled file moves its begin timestamp.
-            header = header or file.header()
+            header = header or file.reader.header()
             if entry.key_hash != self._key_hash or entry.phy_offset in self._seen:
                 continue
             if not may_match(number, entry.time_diff, header, self._query.begin, self._query.end):
@@ -84,8 +105,23 @@ class _Search:
             self._seen.add(entry.phy_offset)
             self._take(entry.phy_offset)
             if self.has_more:
-                self.truncated = f"max {self._query.max_num}"
+                self._cut_off(f"max {self._query.max_num}", entry.phy_offset + 1)
                 return
+
+    def _ends_before(self, entry: IndexEntry) -> bool:
+        # Whether the walk is over. Several entries of one message are walked together, so that a cursor can stand
+        # between messages.
+        if entry.phy_offset != self._last_offset and self._walked >= self._walk_max:
+            self._cut_off(f"walk {self._walk_max}", self._last_offset)
+            return True
+        self._walked += 1
+        self._last_offset = entry.phy_offset
+        if self._walked > _BOUND_AFTER and self._bound.is_before(entry.phy_offset, self._query.begin):
+            self.is_over = True
+        return self.is_over
+
+    def _cut_off(self, by: str, cursor: int) -> None:
+        self.truncated, self.cursor, self.is_over = by, cursor, True
 
     def _take(self, phy_offset: int) -> None:
         message = self._log.at(phy_offset)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from indexd.commitlog.decoder import Message
 from indexd.flush.frontier import Uncovered
+from indexd.query.frames import FrameScan
+from indexd.query.log import LogView
 
 ABSENT = "absent"
 NOT_YET_INDEXED = "not yet indexed"
@@ -13,6 +16,10 @@ EXPIRED = "expired"
 UNREADABLE = "unreadable"
 CUT_OFF = "cut off"
 NEVER_INDEXED = "never indexed"
+BEFORE_BEGIN = "before the index begins"
+LEFT_OUT = "left out"
+# Frames that are walked to find the end of the log, before its distance is only said to be more than that.
+_BEHIND_FRAMES_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +38,14 @@ class Coverage:
     daemon_pid: int | None = None
 
     @property
+    def starts_late(self) -> bool:
+        """Whether the log has messages from before the index begins."""
+        return self.log_begin is not None and self.log_begin < self.begin
+
+    @property
     def has_gaps(self) -> bool:
         """Whether messages that are still in the log are missing from the index."""
-        starts_late = self.log_begin is not None and self.log_begin < self.begin
-        return not self.complete or bool(self.uncovered) or starts_late
+        return not self.complete or bool(self.uncovered) or self.starts_late
 
     def to_json(self) -> dict[str, Any]:
         """The ``coverage`` member of an answer."""
@@ -63,18 +74,46 @@ def make_coverage(
     return Coverage(begin, end, log_begin, complete, met, daemon_pid)
 
 
-def why_empty(coverage: Coverage, *, expired: int, unreadable: int, cut_off: bool, never_indexed: bool) -> str:
-    """What an exact answer without hits leaves open, ``absent`` if nothing; several reasons are joined by ``; ``."""
+def why_empty(
+    coverage: Coverage, log: LogView, *, expired: int, unreadable: int, cut_off: bool, never_indexed: bool = False
+) -> str:
+    """What an answer without hits leaves open, ``absent`` if nothing; several reasons are joined by ``; ``."""
     if never_indexed:
         return NEVER_INDEXED
-    reasons = [
-        reason
-        for reason, holds in (
-            (EXPIRED, expired > 0),
-            (UNREADABLE, unreadable > 0),
-            (CUT_OFF, cut_off),
-            (NOT_YET_INDEXED, coverage.has_gaps),
-        )
-        if holds
-    ]
-    return "; ".join(reasons) or ABSENT
+    reasons = []
+    if expired:
+        reasons.append(EXPIRED)
+    if unreadable:
+        reasons.append(UNREADABLE)
+    if cut_off:
+        reasons.append(CUT_OFF)
+    return "; ".join(reasons + gaps_in_words(coverage, log)) or ABSENT
+
+
+def gaps_in_words(coverage: Coverage, log: LogView) -> list[str]:
+    """Which messages of the log an answer does not speak for: not indexed yet, with how far behind, older, left out."""
+    words = []
+    if not coverage.complete:
+        words.append(f"{NOT_YET_INDEXED}: {_behind(coverage, log)} behind")
+    if coverage.starts_late:
+        words.append(f"{BEFORE_BEGIN}: that is at {coverage.begin}, the log begins at {coverage.log_begin}")
+    if coverage.uncovered:
+        size = sum(gap.end - gap.begin for gap in coverage.uncovered)
+        reasons = sorted({gap.reason for gap in coverage.uncovered})
+        words.append(f"{LEFT_OUT}: {size} bytes of the log ({', '.join(reasons)})")
+    return words
+
+
+def _behind(coverage: Coverage, log: LogView) -> str:
+    # A segment behind another is begun only when that is full, so the newest one with a message holds the end.
+    newest = max((s.base for s in log.segments if s.base > coverage.end and _has_message(log, s.base)), default=0)
+    end, frames = max(coverage.end, newest), 0
+    for frame in FrameScan(log).frames(end, log.segments[-1].end if log.segments else end):
+        end, frames = frame.phy_offset + frame.size, frames + 1
+        if frames == _BEHIND_FRAMES_MAX:
+            return f"more than {end - coverage.end} bytes"
+    return f"{end - coverage.end} bytes"
+
+
+def _has_message(log: LogView, phy_offset: int) -> bool:
+    return isinstance(log.at(phy_offset), Message)

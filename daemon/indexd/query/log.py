@@ -6,7 +6,8 @@ from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
 from indexd.commitlog.lookup import MessageLookup
-from indexd.storage.disk import Disk
+from indexd.commitlog.segments import Segment
+from indexd.storage.disk import Disk, DiskFile
 
 # Times that one query may list the log anew: entries that point nowhere must not cost a listing each.
 _LISTINGS_PER_QUERY = 2
@@ -31,6 +32,28 @@ class LogView:
     def begin(self) -> int | None:
         """The first physical offset that is still there; None without segments."""
         return self._lookup.log.min_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments as they were listed last, the oldest first."""
+        return self._lookup.log.segments
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes of each segment."""
+        return self._segment_size
+
+    def open_segment(self, segment: Segment) -> DiskFile:
+        """The file of a segment, for whoever closes it; DiskError (``is_missing``) once it has expired."""
+        return self._disk.open_read(segment.path)
+
+    def store_timestamp(self, phy_offset: int, size: int) -> int:
+        """The store time of the message of ``size`` bytes there, -1 where the log has none (pickupStoreTimestamp)."""
+        segments = self.segments
+        if not segments or phy_offset < segments[0].base or phy_offset + size > segments[-1].end:
+            return -1
+        found = self.at(phy_offset)
+        return found.store_timestamp if isinstance(found, Message) else -1
 
     def begin_query(self) -> None:
         """A new query: what was seen to have expired is forgotten, and the log may be listed anew again."""

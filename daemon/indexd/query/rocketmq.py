@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from indexd.commitlog.decoder import Message
-from indexd.errors import CorruptDataError
+from indexd.errors import CorruptDataError, UsageError
 from indexd.index.key_hash import index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.query.answer import Answer, Hit, KeyQuery, LastUpdate
@@ -14,7 +14,12 @@ from indexd.query.source import QueryIndex
 
 
 def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
-    """At most ``max_msgs_num_batch`` offsets, in the order in which the broker's service returns them."""
+    """At most ``max_msgs_num_batch`` offsets, in the order in which the broker's service returns them.
+
+    UsageError for a query that has a ``before``: the broker knows no pages.
+    """
+    if query.before is not None:
+        raise UsageError("the broker's own answer has no pages", "ask for an exact one")
     look = index.look()
     has_tags = query.index_type == "T" and look.flavour.tags
     key_hash = index_key_hash(query.topic, query.key, "T" if has_tags else None)

@@ -1,32 +1,36 @@
 """QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
 
 A daemon that runs makes new index files between two frontiers and removes old ones, so every query looks anew. Without
-one, and after a crash, only what the frontier names counts.
+one, and after a crash, only what the frontier names counts. What has not changed since the last look is kept.
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
+from indexd.consumequeue.format import QueueMark
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import FileMark, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.coverage import Coverage, make_coverage
+from indexd.query.kept import Kept
 from indexd.query.log import LogView
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
 _DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20
+_OPEN_FILES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Look:
     """The index at one moment. ``files`` oldest first, with what the frontier says of each, None for newer files.
 
     ``is_unclean``: the daemon ended without a stop, so an open file holds for sure only what its mark says.
+    ``published``: a running daemon's word that every output holds what stands before this physical offset.
     """
 
     layout: IndexLayout
@@ -41,6 +46,23 @@ class Look:
     files: tuple[tuple[str, FileMark | None], ...]
     is_unclean: bool
     coverage: Coverage
+    frontier: Frontier
+    published: int | None
+
+    @property
+    def queue_coverage(self) -> Coverage:
+        """The coverage of ConsumeQueues and sparse indexes, which may be built after the key index."""
+        filled = self.frontier.refill_offset if self.published is None else self.published
+        if filled >= self.coverage.end:
+            return self.coverage
+        return replace(self.coverage, end=filled, complete=False)
+
+
+class OpenIndexFile(NamedTuple):
+    """One index file of a look; of a full one the mark's header is known to be the file's."""
+
+    reader: IndexFileReader
+    mark: FileMark | None
 
 
 class QueryIndex:
@@ -49,57 +71,110 @@ class QueryIndex:
     def __init__(self, disk: Disk, config: Config, log: LogView) -> None:
         self.config = config
         self.log = log
-        self._disk = disk
-        self._files = DataFiles(config.store.data)
+        self.disk = disk
+        self.files = DataFiles(config.store.data)
+        self._frontier = Kept(disk, self.files.frontier, lambda: known_frontier(disk, self.files))
+        self._state = Kept(disk, self.files.state, lambda: _read_state(disk, self.files.state))
+        self._names = Kept(disk, self.files.index, self._list)
+        #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
+        self.largest_times: Kept[dict[int, int]] = Kept(disk, self.files.sparse, dict)
+        self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
+        self._opened_at = 0
+        self._queues: dict[tuple[str, int], QueueMark] = {}
+        self._queues_of: tuple[QueueMark, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"QueryIndex({self._files.data}, {self.log})"
+        return f"QueryIndex({self.files.data}, {self.log})"
 
     def look(self) -> Look:
         """What stands now. The progress is read before the files are listed: they hold at least what it covers."""
         self.log.begin_query()
-        pid = owner_pid(self._files.lock)
-        frontier = known_frontier(self._disk, self._files)
-        begin, end, uncovered = _progress(self._disk, self._files, frontier, pid)
+        pid = owner_pid(self.files.lock)
+        frontier = self._frontier.get()
+        state = self._state.get() if pid else {}
+        begin, end, uncovered, published = _progress(frontier, state, pid)
         files: list[tuple[str, FileMark | None]] = [(mark.name, mark) for mark in frontier.index]
+        names = self._names.get() if pid is not None or files else []
+        if self._names.times_made != self._opened_at:
+            self._close_files()  # one of them may be another now
+            self._opened_at = self._names.times_made
         if pid is not None:
             last = files[-1][0] if files else ""
-            size = frontier.layout.file_size
-            names = [name for name, found in self._list() if is_index_name(name) and found == size and name > last]
-            files.extend((name, None) for name in names)
+            newer = [(name, size) for name, size in names if name > last]
+            size_wanted = frontier.layout.file_size
+            files.extend((name, None) for name, size in newer if size == size_wanted)
+            if any(size != size_wanted for _, size in newer):
+                self._names.forget()  # it grows, and its directory does not tell
         complete = not self.log.goes_on_at(end)
         coverage = make_coverage(begin, end, uncovered, self.log.begin, complete=complete, daemon_pid=pid)
-        unclean = pid is None and self._disk.exists(self._files.abort)
-        return Look(frontier.layout, FLAVOURS[frontier.flavour], tuple(files), unclean, coverage)
+        unclean = pid is None and self.disk.exists(self.files.abort)
+        flavour = FLAVOURS[frontier.flavour]
+        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published)
 
-    def newest_first(self, look: Look) -> Iterator[tuple[IndexFileReader, FileMark | None]]:
-        """Each index file of ``look``, open while it is the current one; those that expired meanwhile are left out."""
+    def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
+        """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""
         for name, mark in reversed(look.files):
+            found = self._open.get(name)
+            if found is not None and found.mark is mark:
+                found.reader.check_size()
+                self._open.move_to_end(name)
+                yield found
+                continue
+            if found is not None:
+                self._open.pop(name).reader.file.close()
             try:
-                file = self._disk.open_read(self._files.index / name)
+                file = self.disk.open_read(self.files.index / name)
             except DiskError as error:
                 if not error.is_missing:
                     raise
                 self._check_expired(name, mark)
                 continue
-            with file:
-                reader = IndexFileReader(file, look.layout)
-                if mark is not None and mark.full and reader.header() != mark.header:
-                    raise CorruptDataError(f"the header of index file {file.path} is not what the frontier says")
-                yield reader, mark
+            yield self._keep(name, mark, file, look.layout)
+
+    def queue_mark(self, look: Look, topic: str, queue_id: int) -> QueueMark | None:
+        """What the frontier says of a queue."""
+        if look.frontier.queues is not self._queues_of:
+            self._queues_of = look.frontier.queues
+            self._queues = {(mark.topic, mark.queue_id): mark for mark in look.frontier.queues or ()}
+        return self._queues.get((topic, queue_id))
 
     def close(self) -> None:
         """Close every file."""
+        self._close_files()
         self.log.close()
 
+    def _keep(self, name: str, mark: FileMark | None, file: DiskFile, layout: IndexLayout) -> OpenIndexFile:
+        try:
+            reader = IndexFileReader(file, layout)
+            if mark is not None and mark.full and reader.header() != mark.header:
+                raise CorruptDataError(f"the header of index file {file.path} is not what the frontier says")
+        except BaseException:
+            file.close()
+            raise
+        if len(self._open) >= _OPEN_FILES_MAX:
+            self._open.popitem(last=False)[1].reader.file.close()
+        found = self._open[name] = OpenIndexFile(reader, mark)
+        return found
+
+    def _close_files(self) -> None:
+        for found in self._open.values():
+            found.reader.file.close()
+        self._open.clear()
+
     def _list(self) -> list[tuple[str, int]]:
-        return self._disk.list_dir(self._files.index)
+        try:
+            rows = self.disk.list_dir(self.files.index)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return []
+        return [(name, size) for name, size in rows if is_index_name(name)]
 
     def _check_expired(self, name: str, mark: FileMark | None) -> None:
         # The daemon removes a file once the log begins behind its last entry; any other loss is damage.
         self.log.refresh()
         if mark is not None and mark.header.end_phy_offset >= (self.log.begin or 0):
-            raise CorruptDataError(f"index file {self._files.index / name} is missing")
+            raise CorruptDataError(f"index file {self.files.index / name} is missing")
 
 
 def open_index(disk: Disk, config: Config) -> QueryIndex:
@@ -159,17 +234,21 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
 
 
 def _progress(
-    disk: Disk, files: DataFiles, frontier: Frontier, pid: int | None
-) -> tuple[int, int, tuple[Uncovered, ...]]:
-    # (begin offset, end offset, uncovered): the running daemon's word, else the frontier's.
-    state = _read_state(disk, files.state) if pid else {}
+    frontier: Frontier, state: dict[str, Any], pid: int | None
+) -> tuple[int, int, tuple[Uncovered, ...], int | None]:
+    # (begin offset, end offset, uncovered, published): the running daemon's word, else the frontier's.
     if state.get("pid") != pid or not isinstance(state.get("phyOffset"), int):
-        return frontier.begin_offset, frontier.phy_offset, frontier.uncovered
+        return frontier.begin_offset, frontier.phy_offset, frontier.uncovered, None
     begin = state.get("beginOffset", frontier.begin_offset)
     uncovered = frontier.uncovered
     if isinstance(state.get("uncovered"), list):
         uncovered = tuple(Uncovered(int(first), int(last), str(why)) for first, last, why in state["uncovered"])
-    return int(begin), state["phyOffset"], uncovered
+    published = state["phyOffset"]
+    if isinstance(state.get("filledOffset"), int):
+        published = min(published, state["filledOffset"])
+    elif frontier.refill_offset < frontier.phy_offset:
+        published = min(published, frontier.refill_offset)
+    return int(begin), state["phyOffset"], uncovered, published
 
 
 def _read_state(disk: Disk, path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from indexd.index.reader import IndexFileReader
 _DIFF_MAX = 2**31 - 1
 # Beyond this a begin timestamp can make Java's subtraction wrap into a plausible difference.
 _BEGIN_BELIEVED = 2**53
-# A hot key's entries stand close together: one read brings this many, not one.
+# A hot key's entries stand close together: after two of those one read brings this many, not one.
 _ENTRIES_PER_READ = 204
 _ENTRIES_PER_SCAN = 52_428  # 1 MiB
 
@@ -24,18 +24,19 @@ def chain(file: IndexFileReader, key_hash: int) -> Iterator[tuple[int, IndexEntr
     """
     slot = file.layout.slot_of(key_hash)
     number, above = file.slot(slot), file.layout.index_num
-    first, data = above, b""
+    first, data, count = above, b"", 1
     while number > 0:
         if number >= above:
             raise CorruptDataError(
                 f"index file {file.file.path}: the chain of slot {slot} goes up from entry {above} to {number}"
             )
         if number < first:
-            first = max(number - _ENTRIES_PER_READ + 1, 0)
+            first = max(number - count + 1, 0)
             data = file.file.pread((number - first + 1) * ENTRY_SIZE, file.layout.entry_position(first))
         position = (number - first) * ENTRY_SIZE
         entry = unpack_entry(data[position : position + ENTRY_SIZE])
         yield number, entry
+        count = _ENTRIES_PER_READ if number - entry.prev_index < _ENTRIES_PER_READ else 1
         above, number = number, entry.prev_index
 
 

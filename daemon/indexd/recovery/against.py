@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.dispatch import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
+from indexd.consumequeue.compare import QueueComparison
 from indexd.index.flavour import Flavour
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
@@ -48,6 +49,8 @@ class Comparison:
     has_expired: bool = False
     #: A physical offset before which the messages of the comparison are counted.
     anchor: int = 0
+    #: What the queues hold of the same stretch.
+    queues: QueueComparison | None = None
 
 
 @dataclass(slots=True)
@@ -171,7 +174,9 @@ def compare_with_log(
     reader, end = comparison.reader, comparison.end
     cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
     cursor.seek(reader.position)
-    compared, compared_until = Compared(), reader.position
+    begin = reader.position
+    # Behind a stretch that cannot be read nobody knows what units it came to.
+    compared, compared_until, queues = Compared(), begin, comparison.queues
     unreadable: list[int] = []
     while reader.position < end or not cursor.is_done:
         poll = reader.poll()
@@ -180,7 +185,7 @@ def compare_with_log(
             time.sleep(_SETTLE_PAUSE)
         elif isinstance(poll, Skipped):
             cursor.seek(poll.end)
-            compared_until = poll.end
+            compared_until, queues = poll.end, None
         elif isinstance(poll, (NotYetWritten, Corrupt)):
             behind = comparison.first_behind(poll.offset, compared.store_timestamp)
             if behind is not None:
@@ -188,6 +193,7 @@ def compare_with_log(
                 compared, compared_until = Compared(since=behind), behind.phy_offset
                 reader.position = compared_until
                 cursor.seek(compared_until)
+                queues = None
                 continue
             # An entry before it is of a message that stood where the segment before ends now.
             stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
@@ -196,11 +202,18 @@ def compare_with_log(
             differs = _match(cursor, flavour, poll, compared_until, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
                 differs = _frame_before(poll, compared_until, end)
+            if queues is not None:
+                stop = end if differs is None else differs
+                differs = _first(differs, _queues_differ(queues, poll, begin, compared_until, stop))
+            if differs == begin:
+                return Agreed(begin, Compared(), f"the queues say something else than the log from offset {begin} on")
             compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
                 return Agreed(differs, compared, f"the log says something else from offset {differs} on")
             compared_until = poll.end_offset
             on_progress(poll.end_offset)
+    if queues is not None and queues.more():
+        return Agreed(begin, Compared(), f"the queues hold more than the log from offset {begin} on")
     if unreadable:
         return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
@@ -233,6 +246,20 @@ def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, 
             # A message with keys, and no entry left.
             phy_offset = int(batch.columns.phy_offset[int(row)])
             return phy_offset if phy_offset < end else None
+
+
+def _queues_differ(
+    queues: QueueComparison, batch: DispatchBatch, begin: int, batch_begin: int, stop: int
+) -> int | None:
+    # The same for the queues' units; where one points before the batch, all of the comparison is in doubt.
+    differs = queues.differs(before(batch, stop))
+    if differs is None:
+        return None
+    return _frame_before(batch, batch_begin, differs) if differs >= batch.begin_offset else begin
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return min((offset for offset in (one, other) if offset is not None), default=None)
 
 
 def _frame_before(batch: DispatchBatch, begin: int, phy_offset: int) -> int:

@@ -20,6 +20,7 @@ from indexd.commitlog.reading import ReaderOptions
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.places import check_outside
+from indexd.consumequeue import pending as queue_units
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
@@ -29,9 +30,13 @@ from indexd.index import file as index_file
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
+from indexd.recovery.against import Comparison
+from indexd.recovery.beside import Beside, Wanted, refill
 from indexd.recovery.plan import plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
 from indexd.recovery.standing import Standing
+from indexd.recovery.whole import once
+from indexd.sparse import kernel as sparse_kernel
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -77,7 +82,7 @@ def decode_rules(config: Config) -> Rules:
         check_crc=False,
         want_uniq_key=flavour.uniq_key,
         want_tags=flavour.tags,
-        want_queue=False,
+        want_queue=config.outputs.consume_queue or config.outputs.sparse,
         frame_size_max=frame_size_max(config),
     )
 
@@ -89,10 +94,13 @@ def frame_size_max(config: Config) -> int:
 
 def load_kernels(config: Config) -> None:
     """Compile, or load what is compiled, before there is work that would wait for it; the two halves side by side."""
-    index = threading.Thread(target=index_file.load_kernels)
-    index.start()
+    loads = [index_file.load_kernels]
+    loads += [queue_units.load_kernels] if config.outputs.consume_queue else []
+    loads += [sparse_kernel.load_kernels] if config.outputs.sparse else []
+    builders = threading.Thread(target=lambda: [load() for load in loads])
+    builders.start()
     batcher.load_kernels(decode_rules(config))
-    index.join()
+    builders.join()
 
 
 def check_store(config: Config) -> Path:
@@ -123,10 +131,17 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
     flavour = FLAVOURS[config.index.flavour]
     paths = tuple(str(path.resolve()) for path in config.store.commit_log_directories)
-    fresh = Frontier(str(store), paths, config.store.segment_size, flavour.name, layout)
+    fresh = Frontier(
+        str(store),
+        paths,
+        config.store.segment_size,
+        flavour.name,
+        layout,
+        queue_file_size=config.store.consume_queue_file_size,
+    )
     frontier, damage = _known_frontier(disk, files)
     if frontier is not None:
-        _check_same(frontier, fresh, files)
+        _check_same(frontier, fresh, config.outputs.sparse_interval, files)
     disk.make_dir(files.index)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
@@ -136,6 +151,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
         standing.check_same_store(files.data, frontier)
     begin = reader.log.min_offset or 0
+    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=forced)
     plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
     # With checksums: what is compared, and what a crash has left to be read again.
     reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
@@ -146,16 +162,23 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
     )
     try:
-        commit = partial(_commit, disk, files, partial(_base, frontier or fresh, paths, begin, standing), standing)
-        recovered = carry_out(plan, ground, standing.comparison if standing else None, commit)
-        base = _base(frontier or fresh, paths, begin, standing, recovered)
+        base_of = partial(_base, frontier or fresh, paths, begin, standing)
+        commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
+        compare_before = partial(_comparison, standing, beside) if standing else None
+        recovered = carry_out(plan, ground, compare_before, commit)
+        base = commit(recovered)
+        beside.carry_out()
+        recovered.reasons += beside.reasons
     finally:
         lookup.close()
         reader.close()
     witness.take_over(standing.evidence_before(base.phy_offset) if standing else (), recovered.compared.tail)
     index = IndexService(disk, files.index, layout, flavour)
     index.load(recovered.files)
-    outputs = Outputs(index, base, witness)
+    outputs = Outputs(index, *beside.open(base), base, witness)
+    flusher = Flusher(disk, files, base)
+    if beside.refill_from is not None:
+        _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
     reader.position = base.phy_offset
     if plan.is_clean:
@@ -163,10 +186,10 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
     return Opened(
         outputs,
-        Flusher(disk, files, base),
+        flusher,
         reader,
         recovered,
-        is_changed=not plan.is_clean or frontier is None or base.phy_offset != frontier.phy_offset,
+        is_changed=not plan.is_clean or base != frontier or beside.refill_from is not None,
         seconds=time.monotonic() - started,
         damage=damage,
     )
@@ -197,16 +220,47 @@ def _base(
     )
 
 
+def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:
+    comparison = standing.comparison(end)
+    return replace(comparison, queues=beside.comparison(comparison.reader.position))
+
+
 def _commit(
     disk: Disk,
     files: DataFiles,
+    known: Frontier | None,
     base_of: Callable[[Recovered], Frontier],
     standing: Standing | None,
+    beside: Beside,
     recovered: Recovered,
-) -> None:
+) -> Frontier:
+    # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
     base = base_of(recovered)
+    beside.plan(base.phy_offset, standing.doubtful_from if standing else None)
     evidence = standing.evidence_before(base.phy_offset) if standing else ()
-    write_frontier(disk, files.frontier, replace(base, index=recovered.files, evidence=evidence), __version__)
+    named = beside.named(replace(base, index=recovered.files, evidence=evidence))
+    if named != known:
+        write_frontier(disk, files.frontier, named, __version__)
+    return named
+
+
+def _refill(
+    config: Config, disk: Disk, outputs: Outputs, flusher: Flusher, begin: int, on_progress: OnProgress
+) -> None:
+    # What is passed over here was passed over when the key index was built, and is in ``uncovered``.
+    options = replace(once(reader_options(config)), skip_corrupt=True)
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
+    reader.refresh()
+
+    def commit(filled: int) -> None:
+        progress = replace(outputs.progress(), refill_offset=filled)
+        flusher.persist(progress)
+        outputs.synced(progress)
+
+    try:
+        refill(reader, outputs, begin, commit, lambda at: on_progress("refill", at - begin, outputs.phy_offset - begin))
+    finally:
+        reader.close()
 
 
 def _list_log(disk: Disk, config: Config) -> SegmentList:
@@ -221,13 +275,15 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier, wanted: Frontier, files: DataFiles) -> None:
+def _check_same(known: Frontier, wanted: Frontier, interval: int, files: DataFiles) -> None:
     for name, ours, given in (
         ("store", known.store, wanted.store),
         ("segment_size", known.segment_size, wanted.segment_size),
         ("flavour", known.flavour, wanted.flavour),
         ("hash_slot_num", known.layout.hash_slot_num, wanted.layout.hash_slot_num),
         ("index_num", known.layout.index_num, wanted.layout.index_num),
+        ("consume_queue_file_size", known.queue_file_size or wanted.queue_file_size, wanted.queue_file_size),
+        ("sparse_interval", known.sparse.interval if known.sparse else interval, interval),
     ):
         if ours != given:
             raise UnsafeStoreError(

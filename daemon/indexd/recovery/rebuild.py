@@ -31,6 +31,7 @@ from indexd.index.file import IndexFile
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
+from indexd.recovery.beside import Wanted
 from indexd.recovery.open import check_store, decode_rules, load_kernels, reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
@@ -76,7 +77,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     lock = DirectoryLock(DataFiles(beside).lock)
     lock.acquire()
     try:
-        files = _emptied(disk, beside)
+        files = _emptied(config, disk, beside)
         options = replace(once(reader_options(config)), check_tail=False, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
@@ -90,15 +91,16 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
             IndexLayout(config.index.hash_slot_num, config.index.index_num),
             begin_offset=reader.position,
             phy_offset=reader.position,
+            queue_file_size=config.store.consume_queue_file_size,
         )
         index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
-        outputs = Outputs(index, frontier, Witness(disk, lambda: reader.log))
+        outputs = Outputs(index, *Wanted.of(config).make(disk, files), frontier, Witness(disk, lambda: reader.log))
         started = time.monotonic()
         unreadable = _build(reader, outputs, on_progress)
         outputs.flush()
         progress = outputs.progress()
         Flusher(disk, files, frontier).persist(progress)
-        index.close()
+        outputs.close()
         disk.unlink(files.lock)
         if disk.exists(out):
             disk.remove_dir(out)
@@ -133,14 +135,19 @@ def _check_target(disk: Disk, out: Path) -> None:
             raise UsageError(f"--out {out} is not empty", "name a directory that is empty or not there")
 
 
-def _emptied(disk: Disk, beside: Path) -> DataFiles:
+def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
     # What an interrupted rebuild left; the lock is ours, so no one else is at work in it.
     files = DataFiles(beside)
-    if disk.exists(files.index):
-        shutil.rmtree(files.index)
+    for directory in (files.index, files.consumequeue, files.sparse):
+        if disk.exists(directory):
+            shutil.rmtree(directory)
     for path in (files.checkpoint, files.frontier):
         disk.unlink(path)
     disk.make_dir(files.index)
+    if config.outputs.consume_queue:
+        disk.make_dir(files.consumequeue)
+    if config.outputs.sparse:
+        disk.make_dir(files.sparse)
     return files
 
 

@@ -62,7 +62,7 @@ class Recovered:
 
 
 # Makes a frontier durable that says what has been recovered.
-Commit = Callable[[Recovered], None]
+Commit = Callable[[Recovered], object]
 
 
 def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool, log_begin: int) -> OnDisk:

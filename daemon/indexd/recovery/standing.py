@@ -49,6 +49,13 @@ class Standing:
             "mount or give the right --store; if this one is right, give a fresh --data or remove the old one",
         )
 
+    @property
+    def doubtful_from(self) -> int | None:
+        """Behind this physical offset the log was rewritten; None if all evidence agrees."""
+        if self._agreement.differs is None:
+            return None
+        return self._agreement.agrees.phy_offset if self._agreement.agrees is not None else 0
+
     def comparison(self, end: int) -> Comparison:
         """What to compare of the log before ``end``; the reader is put where it begins."""
         base = None if self._is_forced else self._newest_before(end)

@@ -77,6 +77,7 @@ class Daemon:
         self._rolls = 0
         # Stage -> what keeps it waiting.
         self.problems: dict[str, IndexdError] = {}
+        self._left_out: set[str] = set()
         self._must_flush = False
         self._flush_pause = _RETRY_SECONDS_MIN
         self._apply_config()
@@ -156,13 +157,30 @@ class Daemon:
             self._write_state()
         if removed:
             self._log.info("expired_files", names=removed)
+        self._say_left_out()
         if self.reput.caught_up or self.reput.corrupt is not None:
             self._starts.forget()
+
+    def _say_left_out(self) -> None:
+        # Once a reason, when the first such message comes; how many there are stands in the state.
+        queues = self.outputs.queues
+        if queues is None:
+            return
+        counters = queues.counters
+        for reason, count in (
+            ("its topic is no folder's name", counters.nameless),
+            ("there are queues_max queues already", counters.left_out),
+            ("its topic has batch consume queues, which are not built", counters.batch_messages),
+        ):
+            if count and reason not in self._left_out:
+                self._left_out.add(reason)
+                self._log.warning("left_out", reason=reason, hint="it is found by key, and in no consume queue")
 
     def _look_after_files(self) -> None:
         restored = self._watch.keep_lock()
         if "build" not in self.problems:  # while a drain is tried again the files are not as they were left
             self._watch.check_index(self.building)
+            self._watch.check_beside(self.building)
         if not self._stop.is_set():  # a stop does not depend on the log
             self.outputs.check_log()
         restored += self._watch.restore(self.building)
@@ -265,7 +283,7 @@ class Daemon:
 
 def has_work(progress: Progress) -> bool:
     """Whether there is something to write down besides how far the log was read."""
-    return bool(progress.index.expired) or any(file.is_write_full for file in progress.index.unsynced)
+    return progress.has_expired or any(file.is_write_full for file in progress.index.unsynced)
 
 
 def can_wait(error: IndexdError) -> bool:

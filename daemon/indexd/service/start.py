@@ -102,7 +102,7 @@ def _run_once(
         if not lock.is_held():
             lock.renew()
         opened = _open_patiently(config, disk, files, log, starts, wish)
-        watch = Watch(disk, files, lock, opened.outputs.index.layout.file_size)
+        watch = Watch(disk, files, lock, opened.flusher.frontier)
         daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts)
         _run_on_loop(daemon)
     except* OSError as group:
@@ -113,7 +113,7 @@ def _run_once(
             _take_back(starts, error)
             raise error from None
         if daemon is not None:
-            daemon.outputs.index.close()
+            daemon.outputs.close()
             daemon.reader.close()
         disturbed = error
     else:
@@ -215,7 +215,7 @@ def open_for_run(
         try:
             opened.flusher.persist(opened.outputs.progress())
         except DiskError:
-            opened.outputs.index.close()
+            opened.outputs.close()
             raise
     event = "created" if created else "recovered" if unclean else "opened"
     if opened.damage is not None:

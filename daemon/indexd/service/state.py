@@ -60,12 +60,30 @@ def state_row(
         "messages": built.messages,
         "indexEntries": index.counters.entries,
         "indexFiles": index.file_count,
+        **_beside(building),
         "expiredBytes": reader.counters.expired_bytes,
         "corruptBytes": reader.counters.corrupt_bytes,
         "uncovered": [[gap.begin, gap.end, gap.reason] for gap in built.uncovered],
         "corrupt": None if corrupt is None else {"offset": corrupt.offset, "reason": corrupt.reason},
         "problems": {stage: error.line() for stage, error in problems.items()},
     }
+
+
+def _beside(building: Building) -> dict[str, Any]:
+    # What stands in queues and sparse indexes, and the messages that got no unit, by why.
+    queues, sparse = building.outputs.queues, building.outputs.sparse
+    row: dict[str, Any] = {}
+    if queues is not None:
+        counters = queues.counters
+        row["consumeQueues"] = len(queues)
+        row["consumeQueueUnits"] = counters.units
+        row["consumeQueueGaps"] = counters.gaps
+        row["consumeQueueRepeats"] = counters.repeats
+        row["batchMessages"] = counters.batch_messages
+        row["leftOutMessages"] = counters.nameless + counters.left_out
+    if sparse is not None:
+        row["sparseEntries"] = sparse.counters.entries
+    return row
 
 
 def write_state(disk: Disk, files: DataFiles, row: dict[str, Any]) -> None:

@@ -1,28 +1,42 @@
 """Watch: what somebody else does to the data directory of a running daemon.
 
-Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. What the
+Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are files
+of queues and of sparse indexes that were removed or cut; there may be thousands, so a few are looked at each time. What the
 daemon can make again at once, it does: the abort flag, the lock; frontier and checkpoint with the next flush.
 """
 
 from __future__ import annotations
 
-from indexd.errors import DisturbedError
+from typing import TypeVar
+
+from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
+from indexd.errors import DiskError, DisturbedError
 from indexd.flush.abort import write_abort
 from indexd.flush.building import Building
+from indexd.flush.frontier import Frontier
 from indexd.index.format import FileMark
+from indexd.sparse.format import index_name, time_index_name
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
+
+M = TypeVar("M")
+
+# Queues, and segments, that one look takes.
+_LOOKS = 16
 
 
 class Watch:
     """Looks once a drain, in the building thread, when nothing is being written. Raises DiskError and BusyError."""
 
-    def __init__(self, disk: Disk, files: DataFiles, lock: DirectoryLock, file_size: int) -> None:
+    def __init__(self, disk: Disk, files: DataFiles, lock: DirectoryLock, frontier: Frontier) -> None:
         self._disk = disk
         self._files = files
         self._lock = lock
-        self._file_size = file_size
+        self._file_size = frontier.layout.file_size
+        self._queue_file_size = frontier.queue_file_size
+        # What is looked at next, by kind.
+        self._turns: dict[str, int] = {}
         self._inodes: dict[str, int] = {}
 
     def keep_lock(self) -> list[str]:
@@ -41,6 +55,18 @@ class Watch:
             if what is not None:
                 raise DisturbedError(f"index file {self._files.index / mark.name} was {what} by somebody else")
         self._inodes = {mark.name: stamps[mark.name].inode for mark in marks}
+
+    def check_beside(self, building: Building) -> None:
+        """The files of some queues and segments, in turn, must be there in their size."""
+        progress = building.progress
+        if progress.queues is not None:
+            for mark in self._next("queues", progress.queues.marks):
+                self._check_queue(mark)
+        if progress.sparse is not None:
+            for segment in self._next("segments", progress.sparse.mark.segments):
+                for name in (index_name(segment.base), time_index_name(segment.base)):
+                    if not self._disk.exists(self._files.sparse / name):
+                        raise DisturbedError(f"{self._files.sparse / name} was removed by somebody else")
 
     def restore(self, building: Building) -> list[str]:
         """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
@@ -62,3 +88,24 @@ class Watch:
         if self._inodes.get(mark.name, stamp.inode) != stamp.inode:
             return "replaced"
         return "written" if mark.mtime_ns and stamp.mtime_ns != mark.mtime_ns else None
+
+    def _next(self, what: str, marks: tuple[M, ...]) -> tuple[M, ...]:
+        begin = self._turns.get(what, 0)
+        self._turns[what] = begin + _LOOKS if begin + _LOOKS < len(marks) else 0
+        return marks[begin : begin + _LOOKS]
+
+    def _check_queue(self, mark: QueueMark) -> None:
+        directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
+        size = self._queue_file_size
+        try:
+            sizes = dict(self._disk.list_dir(directory))
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            sizes = {}
+        first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
+        for begin in range(first // size * size, end, size):
+            found = sizes.get(file_name(begin))
+            if found != size:
+                what = "removed" if found is None else f"cut to {found} bytes"
+                raise DisturbedError(f"{directory / file_name(begin)} was {what} by somebody else")

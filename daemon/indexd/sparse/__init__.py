@@ -1,1 +1,15 @@
-"""Sparse indexes: Kafka's OffsetIndex and TimeIndex, one pair per commitlog segment (spec kafka-index)."""
+"""Sparse indexes: Kafka's OffsetIndex and TimeIndex, one pair per commitlog segment (spec kafka-index).
+
+``format``        the bytes of both files, their names, the mark of what holds
+``searching``     Kafka's binary search, the newest entries first
+``sparse_index``  SparseIndex: what both classes share
+``offset_index``  OffsetIndex: logical offset -> byte position
+``time_index``    TimeIndex: timestamp -> logical offset
+``kernel``        which messages get entries; compiled
+``lookup_kernel`` many lookups and many appends at once, compiled
+``table``         OffsetTable and TimeTable: an index as arrays, for many lookups
+``segment``       the pair of the segment that grows
+``service``       SparseService: builds, seals and expires pairs
+``recover``       what is kept of the pairs after a crash or a cut
+``compare``       the pairs held against what the log comes to
+"""

@@ -111,6 +111,16 @@ class DiskFile:
         with _named("fsync", self.path):
             os.fsync(self._fd)
 
+    def next_data(self, position: int) -> int:
+        """The first byte from ``position`` on that may not be zero; the file's size if all were never written."""
+        with _named("read", self.path):
+            try:
+                return os.lseek(self._fd, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return max(os.fstat(self._fd).st_size, position)
+
     def fileno(self) -> int:
         """The descriptor, for a read-only mapping of a sealed file."""
         return self._fd
@@ -219,10 +229,15 @@ class Disk:
                     continue
         return dict(sorted(rows.items()))
 
-    def make_dir(self, path: Path) -> None:
+    def list_dirs(self, path: Path) -> list[str]:
+        """The names of the directories in ``path``, in order."""
+        with _named("list", path), os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def make_dir(self, path: Path, *, durable: bool = True) -> None:
         """Make ``path`` and its parents; each is durable in its parent then, those found there included.
 
-        Whoever made one before may have died before that.
+        Whoever made one before may have died before that. Without ``durable`` nothing is synced.
         """
         missing = []
         step = path
@@ -230,14 +245,16 @@ class Disk:
             missing.append(step)
             step = step.parent
         try:
-            self.sync_dir(step.parent)
+            if durable:
+                self.sync_dir(step.parent)
         except DiskError as error:
             if not error.is_forbidden:  # a parent that may not be read is another's, and older than this
                 raise
         for step in reversed(missing):
             with _named("make directory", step):
                 step.mkdir(exist_ok=True)
-            self.sync_dir(step.parent)
+            if durable:
+                self.sync_dir(step.parent)
         if not path.is_dir():
             raise DiskError("use", path, OSError(errno.ENOTDIR, "it is not a directory"))
 

@@ -5,6 +5,7 @@
 ``whole``    composes: the records, then each output's own check, then the log if asked
 ``entries``  the entries of all index files one behind the other, with the header as it was at each
 ``deep``     the log decoded again, every key against the entries and every entry against the keys
+``beside``   queues and sparse indexes: their own checks, and both against the log
 ``resync``   where both differ: what is wrong, and where they agree again
 ``report``   what it all came to
 """

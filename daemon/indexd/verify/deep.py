@@ -24,6 +24,7 @@ from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+from indexd.verify.beside import BesideComparison
 from indexd.verify.entries import EntryCursor
 from indexd.verify.report import Compared
 from indexd.verify.resync import Resync
@@ -40,7 +41,7 @@ def compare(
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
     try:
-        comparison = _Comparison(DataFiles(config.store.data), disk, frontier, reader)
+        comparison = _Comparison(config, DataFiles(config.store.data), disk, frontier, reader)
         comparison.run(on_bytes)
     finally:
         reader.close()
@@ -50,13 +51,14 @@ def compare(
 
 
 class _Comparison:
-    def __init__(self, files: DataFiles, disk: Disk, frontier: Frontier, reader: LogReader) -> None:
+    def __init__(self, config: Config, files: DataFiles, disk: Disk, frontier: Frontier, reader: LogReader) -> None:
         self.compared = Compared()
         self._frontier, self._reader = frontier, reader
         self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
         self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
         begin = reader.log.min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
+        self._beside = BesideComparison(config, disk, files, frontier, self._start)
         # Entries and messages in these ranges are not held against one another.
         self._left_out = [(gap.begin, gap.end) for gap in frontier.uncovered]
         for gap in frontier.uncovered:
@@ -87,11 +89,14 @@ class _Comparison:
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
                 self._compare_batch(poll, batch)
+                self._beside.take(poll)
                 batch = poll
             elif isinstance(poll, Skipped):
                 end = min(poll.end, frontier.phy_offset)
                 compared.left_out_entries += self._leave_out(poll.begin, end)
                 self._say(f"log bytes {poll.begin} to {end} were not compared: {poll.reason}")
+                if poll.is_expired or not self._is_left_out(poll):
+                    self._beside.give_up(poll.reason)
             elif reader.is_undecided and isinstance(poll, NotYetWritten):
                 time.sleep(_PAUSE)
             else:
@@ -100,6 +105,13 @@ class _Comparison:
             on_bytes(reader.position - before)
         if not self._is_over:
             self._strays_below(_NEVER, batch)
+        if reader.position < frontier.phy_offset:
+            self._beside.give_up(f"the comparison ended at {reader.position}")
+        else:
+            self._beside.finish()
+        self._resync.found["beside"] = self._beside.findings
+        for text in self._beside.left_out:
+            self._say(text)
         self._finish()
 
     def _finish(self) -> None:
@@ -111,6 +123,10 @@ class _Comparison:
             self._say(f"{left} entries of index/{mark.name}, which is gone or too short")
         if compared.left_out_entries:
             self._say(f"{compared.left_out_entries} entries in all that were not compared for these reasons")
+
+    def _is_left_out(self, skipped: Skipped) -> bool:
+        # It was passed over when the outputs were built, too.
+        return any(gap.begin <= skipped.begin and skipped.end <= gap.end for gap in self._frontier.uncovered)
 
     def _meet_end(self, poll: NotYetWritten | Corrupt) -> None:
         # The log ends before what the frontier covers, or in bytes that are no frame.

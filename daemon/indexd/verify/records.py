@@ -39,6 +39,13 @@ def check_frontier(frontier: Frontier, findings: Findings) -> bool:
     for gap in frontier.uncovered:
         if not 0 <= gap.begin < gap.end <= frontier.phy_offset:
             wrong(f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}")
+    if frontier.refill_offset > frontier.phy_offset:
+        wrong(f"refillOffset {frontier.refill_offset} lies behind phyOffset {frontier.phy_offset}")
+    for queue in frontier.queues or ():
+        if not 0 <= queue.first_offset <= queue.min_offset <= queue.max_offset or (
+            queue.max_phy_offset > frontier.phy_offset
+        ):
+            wrong(f"queue {queue.topic}/{queue.queue_id}: {queue[2:]} is nothing that a queue can be")
     before: FileMark | None = None
     for mark in frontier.index:
         for text in _check_mark(mark, before, frontier):
@@ -100,14 +107,16 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | N
     except CorruptDataError as error:
         return error.line()
     frontier = ground.frontier
-    if read.logics_msg_timestamp or read.master_flushed_offset:
-        return "logicsMsgTimestamp or masterFlushedOffset is not zero"
+    if read.master_flushed_offset:
+        return "masterFlushedOffset is not zero"
     may_differ = ground.owner is not None or ground.is_unclean or ground.is_opening
     if may_differ and read.confirm_phy_offset > frontier.phy_offset:
         return None
     full = [mark for mark in frontier.index if mark.full]
+    has_queues = frontier.queues is not None and frontier.refill_offset == frontier.phy_offset
     for name, found, wanted in (
         ("physicMsgTimestamp", read.physic_msg_timestamp, frontier.store_timestamp),
+        ("logicsMsgTimestamp", read.logics_msg_timestamp, frontier.store_timestamp if has_queues else 0),
         ("indexMsgTimestamp", read.index_msg_timestamp, full[-1].header.end_timestamp if full else 0),
         ("confirmPhyOffset", read.confirm_phy_offset, frontier.phy_offset),
     ):

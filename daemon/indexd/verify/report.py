@@ -25,13 +25,19 @@ class Compared:
 
 @dataclass(slots=True)
 class Report:
-    """``findings`` are what does not hold; ``notes`` what was not asked, and why. ``bytes`` are those of the files."""
+    """``findings`` are what does not hold; ``notes`` what was not asked, and why. ``bytes`` are those of the files.
+
+    ``units`` of ``queues``, and ``segments`` with sparse indexes.
+    """
 
     findings: Findings = field(default_factory=Findings)
     notes: list[str] = field(default_factory=list)
     files: int = 0
     entries: int = 0
     bytes: int = 0
+    queues: int = 0
+    units: int = 0
+    segments: int = 0
     seconds: float = 0.0
     compared: Compared | None = None
 
@@ -42,6 +48,9 @@ class Report:
             "files": self.files,
             "entries": self.entries,
             "bytes": self.bytes,
+            "consumeQueues": self.queues,
+            "consumeQueueUnits": self.units,
+            "sparseSegments": self.segments,
             "seconds": round(self.seconds, 3),
             "findings": len(self.findings),
             "counts": dict(sorted(self.findings.counts.items())),

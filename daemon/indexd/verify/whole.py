@@ -12,6 +12,7 @@ from pathlib import Path
 
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
+from indexd.consumequeue.format import UNIT_SIZE
 from indexd.errors import DiskError, IndexdError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
@@ -22,6 +23,7 @@ from indexd.index.format import FileMark, IndexHeader
 from indexd.query.source import check_as_built
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+from indexd.verify.beside import check_beside
 from indexd.verify.deep import compare
 from indexd.verify.ground import Ground, look
 from indexd.verify.records import check_checkpoint, check_frontier
@@ -60,6 +62,7 @@ class _Progress:
         self._on_progress = on_progress
         self._done = 0
         self._total = len(frontier.index) * frontier.layout.file_size
+        self._total += sum(UNIT_SIZE * (mark.max_offset - mark.first_offset) for mark in frontier.queues or ())
         if deep:
             self._total += frontier.phy_offset - frontier.begin_offset
 
@@ -94,6 +97,9 @@ class _Outputs:
         report.findings.merge(found)
         report.files, report.entries = len(marks), sum(mark.header.entries for mark in marks)
         report.bytes = len(marks) * ground.frontier.layout.file_size
+        queues, sparse = ground.frontier.queues or (), ground.frontier.sparse
+        report.queues, report.units = len(queues), sum(mark.max_offset - mark.first_offset for mark in queues)
+        report.segments = len(sparse.segments) if sparse is not None else 0
         return ground
 
     def _check_once(self, ground: Ground) -> Findings:
@@ -112,6 +118,7 @@ class _Outputs:
                 if len(wrong) == 0:
                     self._sound[mark] = before
             before = mark.header
+        found.merge(check_beside(self._disk, self._files, ground, self._on_bytes))
         if ground.owner is None and not ground.is_unclean:
             for name in sorted(set(ground.sizes) - {mark.name for mark in frontier.index}):
                 found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")

@@ -1,0 +1,287 @@
+"""ConsumeQueueStore: all ConsumeQueues of a data directory, built from batches (spec rocketmq-store 5).
+
+Units are collected until a buffer is full or ``publish`` is called, and then written queue by queue. The store knows no
+frontier: ``mark`` says what stands and what has to be synced for it, the flusher does that and writes it down.
+Messages of BatchConsumeQueue topics (inner batches) are recognised and get no unit: their files are not built.
+ConsumeQueueExt is off in a broker unless it is asked for, and is not built either: a tags code is always the hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.properties import decode_utf8
+from indexd.consumequeue.expiry import expire_queue
+from indexd.consumequeue.files import QueueFiles
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark
+from indexd.consumequeue.kernel import BATCH_MESSAGES, GAPS, LEFT_OUT, NAMELESS, NEW_QUEUE, REPEATS, UNITS
+from indexd.consumequeue.pending import PendingUnits
+from indexd.consumequeue.queues import Queues
+from indexd.storage.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesProgress:
+    """All queues at one moment, in order of first appearance, and what a flusher has to sync for ``marks`` to hold.
+
+    First the files, then the directories. ``expired`` can be removed as soon as a frontier with these marks is durable.
+    ``serial`` tells ``synced`` apart what was written after this moment.
+    """
+
+    marks: tuple[QueueMark, ...] = ()
+    unsynced_files: tuple[Path, ...] = ()
+    unsynced_directories: tuple[Path, ...] = ()
+    expired: tuple[Path, ...] = ()
+    serial: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounters:
+    """Plain numbers that only grow. ``messages`` that were given, and what they came to, one of these each.
+
+    ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
+    were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can be
+    named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in none.
+    """
+
+    messages: int = 0
+    units: int = 0
+    repeats: int = 0
+    gaps: int = 0
+    batch_messages: int = 0
+    nameless: int = 0
+    left_out: int = 0
+    expired_files: int = 0
+
+
+class ConsumeQueueStore:
+    """Builds into ``directory`` files of ``file_size`` bytes, a multiple of 20. Raises DiskError; one owner, no locks.
+
+    ``files`` takes what is written, unless it is to become files.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, file_size: int, queues_max: int, files: QueueFiles | None = None
+    ) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.file_size = file_size
+        self._file_units = file_size // UNIT_SIZE
+        self._queues = Queues(directory, self._file_units, queues_max)
+        self._files = files or QueueFiles(disk, directory, file_size) if files is None else files
+        self._pending = PendingUnits()
+        # (slot, first and last row of ``grouped``) of what was sorted and not written, the next one last.
+        self._runs: list[tuple[int, int, int]] = []
+        # How far a batch has come: the disk may refuse at any point.
+        self._interrupted: tuple[DispatchBatch, int] | None = None
+        self._marks: list[QueueMark] = []
+        self._marked: tuple[QueueMark, ...] | None = ()
+        self._changed: set[int] = set()
+        self._min_phy_offset = 0
+        self._expired: dict[Path, None] = {}
+        self._unreported: list[Path] = []
+        self._messages = 0
+        self._expired_files = 0
+
+    def __repr__(self) -> str:
+        return f"ConsumeQueueStore({self.directory}, queues={len(self._queues)}, {self.counters})"
+
+    @property
+    def counters(self) -> QueueCounters:
+        """What has been done so far."""
+        counts = self._pending.counts.tolist()
+        return QueueCounters(
+            self._messages,
+            counts[UNITS],
+            counts[REPEATS],
+            counts[GAPS],
+            counts[BATCH_MESSAGES],
+            counts[NAMELESS],
+            counts[LEFT_OUT],
+            self._expired_files,
+        )
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def load(
+        self,
+        marks: Iterable[QueueMark],
+        unsynced_files: Iterable[Path] = (),
+        unsynced_directories: Iterable[Path] = (),
+    ) -> None:
+        """Take over queues that are known to be as the marks say: after a clean stop, or after recovery.
+
+        What recovery has changed and not synced is synced by the next flush.
+        """
+        for mark in marks:
+            self._queues.load(mark)
+            self._marks.append(mark)
+        self._marked = None
+        for path in unsynced_files:
+            self._files.files.add(path, self._files.serial)
+        for path in unsynced_directories:
+            self._files.directories.add(path, self._files.serial)
+
+    def put_batch(self, batch: DispatchBatch) -> None:
+        """RocketMQ's putMessagePositionInfo for each row, in order; the columns of a queue must be filled.
+
+        After a DiskError the same batch may be given again: it goes on where it stopped.
+        """
+        row = 0
+        if self._interrupted is not None and self._interrupted[0] is batch:
+            row = self._interrupted[1]
+            self._write_runs()
+        numbers = self._queues.numbers(batch)
+        while True:
+            status, row = self._pending.put(batch, row, self._queues, numbers)
+            if row == batch.rows:
+                break
+            if status == NEW_QUEUE:
+                row += not self._begin_queue(batch, row)
+                continue
+            self._interrupted = (batch, row)
+            self.publish()
+        self._interrupted = None
+        self._messages += batch.rows
+
+    def publish(self) -> None:
+        """Write what has been collected: every reader sees it. After a DiskError it goes on where it stopped."""
+        self._write_runs()
+        self._runs = self._pending.group(self._queues)
+        self._write_runs()
+
+    def mark(self) -> QueuesProgress:
+        """What stands now, published; a queue that has not changed keeps its QueueMark."""
+        self.publish()
+        for slot in sorted(self._changed):
+            mark = self._queues.mark(slot)
+            if slot < len(self._marks):
+                self._marks[slot] = mark
+            else:
+                self._marks.append(mark)
+        if self._changed or self._marked is None:
+            self._marked = tuple(self._marks)
+            self._changed.clear()
+        files = self._files
+        progress = QueuesProgress(
+            self._marked, files.files.paths(), files.directories.paths(), tuple(self._expired), files.serial
+        )
+        files.serial += 1
+        return progress
+
+    def synced(self, progress: QueuesProgress) -> None:
+        """The flusher has made this durable; what was written since is not."""
+        self._files.files.synced(progress.unsynced_files, progress.serial)
+        self._files.directories.synced(progress.unsynced_directories, progress.serial)
+
+    def delete_expired(self, min_phy_offset: int) -> list[str]:
+        """The log begins at ``min_phy_offset`` now: leave out what only points before it (spec 5.5, 5.8).
+
+        The names, below ``directory``, of files that are left out from now on; they go with ``remove_expired``, once a
+        frontier without them is durable. Each queue keeps its last file, whatever is in it.
+        """
+        if min_phy_offset > self._min_phy_offset:
+            self.publish()
+            for slot in range(len(self._queues)):
+                paths = expire_queue(self._disk, self._queues, slot, min_phy_offset)
+                if paths is None:
+                    continue
+                self._changed.add(slot)
+                for path in paths:
+                    self._files.expire(path)
+                    self._expired[path] = None
+                self._unreported += paths
+            self._min_phy_offset = min_phy_offset
+        names = [str(path.relative_to(self.directory)) for path in self._unreported]
+        self._expired_files += len(names)
+        self._unreported.clear()
+        return names
+
+    def begin_anew(self) -> None:
+        """The log from here on goes on behind messages that nobody has read and that have expired.
+
+        Every unit there is has expired, too; a queue that went on would hold its next messages in the places of the
+        lost ones. So all files expire, and each queue begins with its next message, as one that starts late.
+        """
+        queues = self._queues
+        for slot in range(len(queues)):
+            for offset in range(queues.first[slot], queues.written[slot], self._file_units):
+                path = self._files.path(queues.directories[slot], offset)
+                self._files.expire(path)
+                self._expired[path] = None
+                self._unreported.append(path)
+        self._queues = Queues(self.directory, self._file_units, queues.queues_max)
+        self._pending.clear()
+        self._runs.clear()
+        self._interrupted = None
+        self._marks.clear()
+        self._changed.clear()
+        self._marked = None
+
+    def remove_expired(self, paths: Iterable[Path]) -> None:
+        """Remove files that no durable frontier names any more."""
+        for path in paths:
+            if path in self._expired:
+                self._disk.unlink(path)
+                del self._expired[path]
+
+    def flush(self) -> None:
+        """Publish and make everything durable."""
+        progress = self.mark()
+        for path in progress.unsynced_files:
+            with self._disk.open_write(path) as file:
+                file.fsync()
+        for path in progress.unsynced_directories:
+            self._disk.sync_dir(path)
+        self.synced(progress)
+
+    def close(self) -> None:
+        """Close what is open; writes nothing."""
+        self._files.close()
+
+    def _begin_queue(self, batch: DispatchBatch, row: int) -> bool:
+        # The row is the first one of a queue; False if it cannot have one.
+        columns = batch.columns
+        is_new = self._queues.begin(
+            decode_utf8(batch.topics.raw_name(int(columns.topic_id[row]))),
+            int(columns.queue_id[row]),
+            int(columns.queue_offset[row]),
+            int(columns.phy_offset[row]),
+        )
+        if not is_new:
+            self._pending.counts[LEFT_OUT] += 1
+        return is_new
+
+    def _write_runs(self) -> None:
+        while self._runs:
+            slot, row, last = self._runs[-1]
+            self._write_blanks(slot)
+            offset = self._queues.written[slot]
+            count = min(last - row, self._file_units - offset % self._file_units)
+            self._write(slot, self._pending.grouped[row : row + count])
+            if row + count == last:
+                self._runs.pop()
+                self._changed.add(slot)
+            else:
+                self._runs[-1] = (slot, row + count, last)
+
+    def _write_blanks(self, slot: int) -> None:
+        # A queue that starts late: what its first file holds before its first unit (spec 5.2, step 3).
+        count = self._queues.min[slot] - self._queues.written[slot]
+        if count > 0:
+            self._write(slot, np.frombuffer(BLANK_UNIT * count, dtype=np.uint32).reshape(-1, 5))
+
+    def _write(self, slot: int, units: NDArray[np.uint32]) -> None:
+        queues = self._queues
+        directory, offset = queues.directories[slot], queues.written[slot]
+        if self._expired and offset % self._file_units == 0:
+            self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
+        self._files.write(directory, offset, units.data)
+        queues.written[slot] += len(units)

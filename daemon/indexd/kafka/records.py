@@ -1,0 +1,175 @@
+"""LogWalk: the record batches of one .log, read in bounded buffers, as arrays.
+
+Memory does not depend on the log: batches that are larger than a buffer are summed up piece by piece. Whatever the
+bytes are, a walk ends in an Outcome; only the system's refusal to read them is an exception.
+
+What is known of a batch is what Kafka's recovery takes from it: position, size, last offset, largest timestamp, and
+whether its checksum holds. Records are not looked into, so a compressed batch costs no more than any other, and of a
+compressed wrapper of magic 0 or 1 the first offset is not known (``base_offset`` is the last one then). A wrapper of
+magic 1 carries the largest timestamp of what is in it, and magic 0 has none (-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.crc import CRC_TABLES
+from indexd.kafka import kernel
+from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, MAGIC_V2, Fault, Outcome
+from indexd.sparse.format import INT32_MAX
+from indexd.storage.disk import DiskFile
+
+BUFFER_SIZE = 4 << 20
+_ROWS = 1 << 15
+_SUM_START = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """Successive batches, a column an array of int64; ``fault`` is a Fault (spec kafka-index 8 for what they are for).
+
+    ``base_offset`` and ``last_offset`` are absolute; ``max_timestamp`` in ms, -1 for none; ``size`` the whole batch.
+    """
+
+    position: NDArray[np.int64]
+    size: NDArray[np.int64]
+    base_offset: NDArray[np.int64]
+    last_offset: NDArray[np.int64]
+    max_timestamp: NDArray[np.int64]
+    magic: NDArray[np.int64]
+    fault: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def first(self, count: int) -> Batches:
+        """The first ``count`` of them."""
+        columns = (self.position, self.size, self.base_offset, self.last_offset, self.max_timestamp, self.magic)
+        return Batches(*(column[:count] for column in (*columns, self.fault)))
+
+
+class LogWalk:
+    """One pass along a log. Iterate once; then ``outcome`` says what stands at ``end``, where no batch follows.
+
+    A batch with a fault is passed over when a head follows it that goes on with the offsets; else the walk ends before
+    it: ``fault`` is not NONE then, and ``outcome`` CORRUPT.
+    """
+
+    def __init__(
+        self, file: DiskFile, base: int, on_bytes: Callable[[int], None] | None = None, buffer_size: int = BUFFER_SIZE
+    ) -> None:
+        self.log_size = file.size()
+        self.end = 0
+        self.outcome = Outcome.END
+        self.fault = Fault.NONE
+        self._file = file
+        self._base = base
+        self._last_offset = base - 1
+        self._on_bytes = on_bytes
+        self._buffer = np.zeros(max(buffer_size, HEAD_SIZE_V2), dtype=np.uint8)
+        self._buffer_start = self._buffer_end = 0  # the bytes of the log that are in it
+        self._rows = np.zeros((_ROWS, kernel.COLUMNS), dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"LogWalk({self._file.path}, {self.end} of {self.log_size} bytes, {self.outcome.name})"
+
+    def __iter__(self) -> Iterator[Batches]:
+        while True:
+            count, outcome = self._step()
+            if count:
+                rows = self._rows[:count]
+                leads_on = self._leads_on(rows[-1])
+                if not leads_on:
+                    self.fault = Fault(int(rows[-1, kernel.FAULT]))
+                    rows = rows[:-1]
+                if len(rows):
+                    yield self._accept(rows)
+                if not leads_on:
+                    self.outcome = Outcome.CORRUPT
+                    return
+            if outcome >= 0:
+                self.outcome = self._at_end(Outcome(outcome))
+                return
+
+    def _step(self) -> tuple[int, int]:
+        """(rows filled from ``end`` on, Outcome or GO_ON); at least one row if it goes on."""
+        while True:
+            start = self.end - self._buffer_start
+            count, outcome = kernel.walk(
+                self._buffer, start, self._buffer_end - self._buffer_start, self.end, self.log_size,
+                kernel.CRC32C_TABLES, CRC_TABLES, self._rows,
+            )  # fmt: skip
+            if outcome != kernel.BEHIND_BUFFER or count:
+                return int(count), kernel.GO_ON if outcome == kernel.BEHIND_BUFFER else int(outcome)
+            if self._rows[0, kernel.FAULT] >= 0 and self._buffer_start == self.end:
+                self._sum_up(self._rows[0])
+                return 1, kernel.GO_ON
+            self._load(self.end)
+
+    def _load(self, position: int) -> int:
+        """Fill the buffer from ``position`` of the log; the number of bytes."""
+        size = min(len(self._buffer), self.log_size - position)
+        done = self._file.pread_into(self._buffer[:size].data, position)
+        if done < size:  # somebody cuts it while it is read
+            self.log_size = position + done
+        self._buffer_start, self._buffer_end = position, position + done
+        return done
+
+    def _sum_up(self, row: NDArray[np.int64]) -> None:
+        """The checksum of a batch that no buffer holds."""
+        crc, covered = kernel.batch_sum(self._buffer, 0)
+        tables = kernel.CRC32C_TABLES if row[kernel.MAGIC] == MAGIC_V2 else CRC_TABLES
+        position, left = self.end, int(row[kernel.SIZE])
+        register, start = _SUM_START, int(covered)
+        while left:
+            size = min(left, self._load(position))
+            if not size:  # the log was cut meanwhile
+                break
+            register = kernel.crc_go_on(self._buffer, start, size, register, tables)
+            position, left, start = position + size, left - size, 0
+        row[kernel.FAULT] = Fault.NONE if int(register ^ _SUM_START) == int(crc) else Fault.CRC
+
+    def _leads_on(self, row: NDArray[np.int64]) -> bool:
+        """Whether the batch of the last row has no fault, or one that does not put its length in doubt."""
+        if row[kernel.FAULT] == Fault.NONE:
+            return True
+        if row[kernel.FAULT] == Fault.MAGIC:
+            return False
+        position = int(row[kernel.POSITION] + row[kernel.SIZE])
+        head = np.frombuffer(self._file.pread(HEAD_SIZE_V2, position), dtype=np.uint8)
+        following = np.zeros((1, kernel.COLUMNS), dtype=np.int64)
+        _, outcome = kernel.walk(
+            head, 0, len(head), position, self.log_size, kernel.CRC32C_TABLES, CRC_TABLES, following
+        )
+        if outcome >= 0:
+            return bool(outcome == Outcome.END)
+        base_offset = int(following[0, kernel.BASE_OFFSET])
+        is_sound = following[0, kernel.FAULT] in (Fault.NONE, Fault.CRC)
+        return bool(is_sound and self._last_offset < base_offset <= self._base + INT32_MAX)
+
+    def _accept(self, rows: NDArray[np.int64]) -> Batches:
+        columns = np.ascontiguousarray(rows.T)
+        self.end = int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
+        self._last_offset = int(columns[kernel.LAST_OFFSET, -1])
+        if self._on_bytes is not None:
+            self._on_bytes(self.end)
+        return Batches(*columns)
+
+    def _at_end(self, outcome: Outcome) -> Outcome:
+        """ZEROS in place of HALF or CORRUPT where nothing else follows."""
+        head = self._file.pread(HEAD_SIZE_UP_TO_MAGIC, self.end)
+        if outcome == Outcome.END or any(head):
+            return outcome
+        position = self.end
+        while position < self.log_size:
+            size = self._load(position)
+            if not size:
+                break
+            if self._buffer[:size].any():
+                return outcome
+            position += size
+        return Outcome.ZEROS

@@ -1,0 +1,210 @@
+"""Messages by queue offset: the units of a ConsumeQueue, each with its message, read and checked (spec 5.5, 5.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from indexd.commitlog.decoder import Message
+from indexd.consumequeue.format import Unit
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.query.answer import Hit
+from indexd.query.coverage import ABSENT, EXPIRED, Coverage, gaps_in_words
+from indexd.query.log import LogView
+from indexd.query.queues import open_queue, why_no_queue
+from indexd.query.source import Look, QueryIndex
+
+FOUND = "FOUND"
+NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+_UNITS_PER_READ = 1024
+# A queue's oldest file may be removed between two calls; a second look knows it.
+_LOOKS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetQuery:
+    """``max_num`` messages of a queue from ``queue_offset`` on."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_num: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHit:
+    """One unit. ``hit`` is the message it names, None if none stands there; ``problem`` says what does not fit."""
+
+    queue_offset: int
+    unit: Unit
+    hit: Hit | None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; ``problem`` only where there is one."""
+        hit = self.hit
+        row: dict[str, Any] = {
+            "queueOffset": self.queue_offset,
+            "phyOffset": self.unit.phy_offset,
+            "size": self.unit.size,
+            "tagsCode": self.unit.tags_code,
+            "storeTimestamp": None if hit is None else hit.store_timestamp,
+            "keys": None if hit is None else hit.keys,
+            "uniqKey": None if hit is None else hit.uniq_key,
+            "tags": None if hit is None else hit.tags,
+        }
+        return row if self.problem is None else row | {"problem": self.problem}
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer:
+    """``hits`` in the order of the queue, those with a ``problem`` included. ``status`` is RocketMQ's GetMessageStatus.
+
+    The queue holds ``[min_offset, max_offset)``: asked for less, the answer begins at ``min_offset``
+    (OFFSET_TOO_SMALL), and for more it is empty. ``next_offset`` goes on behind the answer, whatever is added.
+    ``expired`` counts units that were passed over because their messages have gone. ``why`` is there without hits.
+    """
+
+    query: OffsetQuery
+    hits: tuple[QueueHit, ...]
+    status: str
+    min_offset: int
+    max_offset: int
+    next_offset: int
+    coverage: Coverage
+    expired: int = 0
+    why: str | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the queue goes on behind the answer."""
+        return self.next_offset < self.max_offset
+
+    @property
+    def problems(self) -> int:
+        """How many units name what is not their message."""
+        return sum(hit.problem is not None for hit in self.hits)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; members that do not apply are left out."""
+        row: dict[str, Any] = {
+            "topic": self.query.topic,
+            "queueId": self.query.queue_id,
+            "queueOffset": self.query.queue_offset,
+            "status": self.status,
+            "messages": [hit.to_json() for hit in self.hits],
+            "minOffset": self.min_offset,
+            "maxOffset": self.max_offset,
+            "nextOffset": self.next_offset,
+            "truncated": self.truncated,
+        }
+        if self.expired:
+            row["expired"] = self.expired
+        if self.problems:
+            row["problems"] = self.problems
+        if self.why is not None:
+            row["why"] = self.why
+        return row | {"coverage": self.coverage.to_json()}
+
+
+def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
+    """Ascending, at most ``query.max_num``; UsageError if that is more than ``query_max_num``, or without queues."""
+    limit = index.config.query.query_max_num
+    if query.max_num > limit:
+        raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
+    for left in reversed(range(_LOOKS_MAX)):
+        look = index.look()
+        try:
+            queue = open_queue(index, look, query.topic, query.queue_id)
+            if queue is None:
+                why = why_no_queue(index, look, query.topic)
+                return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
+            with queue:
+                return _answer(index, look, queue, query)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            if left == 0:
+                raise CorruptDataError(f"queue file {error.path} is missing") from error
+    raise AssertionError("unreachable")
+
+
+def check_message(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> str | None:
+    """What is wrong with ``found``, which stands where ``unit`` says; None for the message of that queue offset."""
+    if not isinstance(found, Message):
+        return "no message stands there"
+    for name, is_, wanted in (
+        ("topic", found.topic, topic),
+        ("queue id", found.queue_id, queue_id),
+        ("queue offset", found.queue_offset, queue_offset),
+        ("size", found.size, unit.size),
+    ):
+        if is_ != wanted:
+            return f"the message there has {name} {is_}"
+    return None
+
+
+def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: OffsetQuery) -> OffsetAnswer:
+    low, high = queue.min_offset, queue.max_offset
+    status = _status(query.queue_offset, low, high)
+    first = min(max(query.queue_offset, low), high)
+    hits, next_offset, expired = _read(index.log, queue, query, first)
+    low = queue.min_offset
+    why = None
+    if not hits and query.max_num > 0:
+        why = _why(index, look, queue, first, expired)
+    return OffsetAnswer(query, hits, status, low, high, next_offset, look.queue_coverage, expired, why)
+
+
+def _status(offset: int, low: int, high: int) -> str:
+    if low >= high:
+        return NO_MESSAGE_IN_QUEUE
+    if offset < low:
+        return OFFSET_TOO_SMALL
+    if offset == high:
+        return OFFSET_OVERFLOW_ONE
+    return FOUND if offset < high else OFFSET_OVERFLOW_BADLY
+
+
+def _read(
+    log: LogView, queue: ConsumeQueueReader, query: OffsetQuery, first: int
+) -> tuple[tuple[QueueHit, ...], int, int]:
+    # (hits, next offset, expired)
+    hits: list[QueueHit] = []
+    expired, offset, is_corrected = 0, first, False
+    units: list[Unit] = []
+    while len(hits) < query.max_num:
+        units = units or queue.get(offset, min(_UNITS_PER_READ, query.max_num - len(hits)))[::-1]
+        if not units:
+            break
+        unit = units.pop()
+        found = None if unit.is_blank else log.at(unit.phy_offset)
+        if unit.is_blank:
+            offset += 1
+        elif found is None and log.has_expired(unit.phy_offset):
+            next_offset = offset + 1
+            if not is_corrected:  # the log has lost its oldest segments since it was looked at
+                is_corrected, units = True, []
+                log.refresh()
+                queue.correct_min_offset(log.begin or 0)
+                next_offset = max(next_offset, queue.min_offset)
+            expired += next_offset - offset
+            offset = next_offset
+        else:
+            problem = check_message(unit, found, query.topic, query.queue_id, offset)
+            hits.append(QueueHit(offset, unit, Hit.of(found) if isinstance(found, Message) else None, problem))
+            offset += 1
+    return tuple(hits), offset, expired
+
+
+def _why(index: QueryIndex, look: Look, queue: ConsumeQueueReader, first: int, expired: int) -> str:
+    reasons = []
+    if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
+        reasons.append(EXPIRED)
+    gaps = gaps_in_words(look.queue_coverage, index.log)
+    return "; ".join(reasons + gaps) or ABSENT

@@ -1,0 +1,91 @@
+"""Frames in log order by their heads alone: where each stands, its size and its store time, some GB a second of log."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from indexd.commitlog.format import FLAG_BORN_HOST_V6, FRAME_SIZE_MIN, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from indexd.commitlog.segments import Segment
+from indexd.errors import DiskError
+from indexd.flush.frontier import Uncovered
+from indexd.query.log import LogView
+from indexd.storage.disk import DiskFile
+
+# Total size, magic; physical offset, sysFlag; the rest up to the store time of a message with an IPv6 born host.
+_HEAD = struct.Struct(">iI20xqI")
+_STORE_TIMESTAMP = struct.Struct(">q")
+_HEAD_SIZE = 76
+_FIRST_READ = 16 << 10
+_READ_MAX = 1 << 20
+
+
+class Frame(NamedTuple):
+    """One frame; offset and size in bytes, time in ms."""
+
+    phy_offset: int
+    size: int
+    store_timestamp: int
+
+
+class FrameScan:
+    """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out."""
+
+    def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
+        self._log = log
+        self._gaps = gaps
+        self.unreadable = 0
+
+    def frames(self, begin: int, end: int) -> Iterator[Frame]:
+        """The frames that start in ``[begin, end)``, without those in the gaps; ``begin`` must be a frame's start."""
+        for segment in self._log.segments:
+            if segment.end > begin and segment.base < end:
+                yield from self._of_segment(segment, max(begin, segment.base), min(end, segment.end))
+
+    def _of_segment(self, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
+        try:
+            file = self._log.open_segment(segment)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return  # it has expired
+        with file:
+            yield from self._of_file(file, segment, begin, end)
+
+    def _of_file(self, file: DiskFile, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
+        data, first, size = b"", begin, _FIRST_READ
+        position = begin
+        while position < end:
+            at = position - first
+            if at + _HEAD_SIZE > len(data) and first + len(data) < segment.end:
+                data, first, at = file.pread(size, position - segment.base), position, 0
+                size = min(size * 2, _READ_MAX)
+            frame = _frame(data, at, position, segment.end)
+            if frame is not None:
+                yield frame
+                position += frame.size
+                continue
+            gap = next((gap for gap in self._gaps if gap.begin <= position < gap.end), None)
+            if gap is None:
+                self.unreadable += not _is_end(data, at)
+                return
+            position = gap.end
+
+
+def _frame(data: bytes, at: int, phy_offset: int, segment_end: int) -> Frame | None:
+    if at + _HEAD_SIZE > len(data):
+        return None
+    size, magic, written_for, sys_flag = _HEAD.unpack_from(data, at)
+    if magic not in (MAGIC_V1, MAGIC_V2) or written_for != phy_offset:
+        return None
+    if size < FRAME_SIZE_MIN or phy_offset + size > segment_end:
+        return None
+    (store_timestamp,) = _STORE_TIMESTAMP.unpack_from(data, at + (68 if sys_flag & FLAG_BORN_HOST_V6 else 56))
+    return Frame(phy_offset, size, store_timestamp)
+
+
+def _is_end(data: bytes, at: int) -> bool:
+    # A blank record, zeros, or no bytes at all.
+    magic = int.from_bytes(data[at + 4 : at + 8], "big")
+    return magic in (0, MAGIC_BLANK)

@@ -1,0 +1,168 @@
+"""The bytes of Kafka's sparse indexes, and the mark that says which of them hold (spec kafka-index 1 and 2).
+
+::
+
+    DATA/sparse/BASE.index        one pair for each commitlog segment, BASE being the segment's base, 20 digits
+    DATA/sparse/BASE.timeindex
+    .index      n x entry of 8 bytes     i32 relative offset, i32 position
+    .timeindex  n x entry of 12 bytes    i64 timestamp in ms, i32 relative offset
+
+Signed, big-endian, no header. In an entry of ``.index`` the message (Kafka: the batch) that starts at ``position`` of
+the segment has the logical offset base + relative offset; one of ``.timeindex`` says that ``timestamp`` is the largest
+store timestamp up to there and which message had it first. A message's logical offset here is the segment's base plus
+its ordinal in the segment. An entry of zeros is an unused slot: a segment's first message never gets an entry.
+
+Written by SparseService alone, by pwrite, in order; a growing file is longer than its entries (zeros), that of a sealed
+segment ends with the last one. Read by queries of any process, and by Kafka's own classes. A crash can leave anything
+behind the entries that a durable mark counts, and files that no mark names.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+OFFSET_ENTRY_SIZE = 8
+TIME_ENTRY_SIZE = 12
+OFFSET_ENTRY = struct.Struct(">ii")
+TIME_ENTRY = struct.Struct(">qi")
+OFFSET_SUFFIX = ".index"
+TIME_SUFFIX = ".timeindex"
+#: Kafka appends these to a whole name while it deletes, cleans or swaps a file.
+PASSING_SUFFIXES = (".deleted", ".cleaned", ".swap")
+#: The largest relative offset and position.
+INT32_MAX = 0x7FFFFFFF
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+#: The timestamp of "nothing yet", in lookups and before the first time entry.
+NO_TIMESTAMP = -1
+NAME_DIGITS = 20
+
+
+class OffsetPosition(NamedTuple):
+    """An entry of an OffsetIndex, its offset absolute."""
+
+    offset: int
+    position: int
+
+
+class TimestampOffset(NamedTuple):
+    """An entry of a TimeIndex, its offset absolute; timestamp in ms."""
+
+    timestamp: int
+    offset: int
+
+
+class SegmentMark(NamedTuple):
+    """One pair: the segment's base, how many messages it has seen, and how many entries hold in each file."""
+
+    base: int
+    messages: int
+    offset_entries: int
+    time_entries: int
+
+
+class ActiveMark(NamedTuple):
+    """What building the growing segment goes on with; offsets are relative to its base, times in ms.
+
+    ``bytes_since``: log bytes since its last offset entry. ``max_timestamp`` is the largest so far, -1 without any, and
+    ``max_timestamp_offset`` the message that had it first. ``last_timestamp`` stands in its last time entry, or is -1.
+    """
+
+    bytes_since: int
+    max_timestamp: int
+    max_timestamp_offset: int
+    last_timestamp: int
+
+
+class SparseMark(NamedTuple):
+    """What holds of all pairs: the messages before ``phy_offset`` are in; ``segments`` from the oldest to the newest.
+
+    The newest one grows as long as ``active`` says how; without it all are sealed. JSON::
+
+        {"interval": 4096, "phyOffset": 81234, "segments": [[base, messages, offset entries, time entries]],
+         "active": null or [bytes since, max timestamp, its offset, last timestamp]}
+    """
+
+    interval: int
+    phy_offset: int = 0
+    segments: tuple[SegmentMark, ...] = ()
+    active: ActiveMark | None = None
+
+    @property
+    def sealed(self) -> tuple[SegmentMark, ...]:
+        """Those that are final, files and all."""
+        return self.segments[:-1] if self.active is not None else self.segments
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of the drawing above."""
+        return {
+            "interval": self.interval,
+            "phyOffset": self.phy_offset,
+            "segments": [list(segment) for segment in self.segments],
+            "active": None if self.active is None else list(self.active),
+        }
+
+    @classmethod
+    def from_json(cls, row: Any) -> SparseMark:
+        """The opposite; ValueError, TypeError or KeyError for what ``to_json`` does not make."""
+        segments = tuple(SegmentMark(*_numbers(segment, 4)) for segment in row["segments"])
+        active = None if row["active"] is None else ActiveMark(*_numbers(row["active"], 4))
+        interval, phy_offset = _numbers([row["interval"], row["phyOffset"]], 2)
+        bases = [segment.base for segment in segments]
+        if bases != sorted(set(bases)):
+            raise ValueError("segments out of order")
+        if interval < 0 or phy_offset < 0 or any(min(segment) < 0 for segment in segments):
+            raise ValueError("a negative number")
+        if active is not None and not segments:
+            raise ValueError("a segment grows that is not there")
+        return cls(interval, phy_offset, segments, active)
+
+
+def index_name(base: int) -> str:
+    """The name of a segment's OffsetIndex."""
+    return f"{base:0{NAME_DIGITS}d}{OFFSET_SUFFIX}"
+
+
+def time_index_name(base: int) -> str:
+    """The name of a segment's TimeIndex."""
+    return f"{base:0{NAME_DIGITS}d}{TIME_SUFFIX}"
+
+
+def base_of_name(name: str) -> int:
+    """The base in a name: the text before its first dot as a signed 64-bit number, whatever follows; or ValueError."""
+    text = name.partition(".")[0]
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not digits.isdecimal():
+        raise ValueError(f"{name!r} does not begin with a number")
+    base = int(text)
+    if not -INT64_MAX - 1 <= base <= INT64_MAX:
+        raise ValueError(f"{name!r} begins with a number of more than 64 bits")
+    return base
+
+
+def own_base(name: str) -> int | None:
+    """The base if that is exactly the name of one of our files, else None."""
+    text, _, suffix = name.partition(".")
+    is_ours = f".{suffix}" in (OFFSET_SUFFIX, TIME_SUFFIX) and len(text) == NAME_DIGITS and text.isascii()
+    return int(text) if is_ours and text.isdecimal() and int(text) <= INT64_MAX else None
+
+
+def is_in_range(base: int, offset: int) -> bool:
+    """Whether an offset can be held relative to ``base``: Kafka's canAppendOffset, its 64-bit wrap included."""
+    return 0 <= signed_64(offset - base) <= INT32_MAX
+
+
+def signed_64(number: int) -> int:
+    """``number`` as it wraps in 64 bits."""
+    return (number + INT64_MAX + 1 & (1 << 64) - 1) - INT64_MAX - 1
+
+
+def signed_32(number: int) -> int:
+    """``number`` as it wraps in 32 bits."""
+    return (number + INT32_MAX + 1 & (1 << 32) - 1) - INT32_MAX - 1
+
+
+def _numbers(row: Any, count: int) -> list[int]:
+    if len(row) != count or not all(type(value) is int and abs(value) <= INT64_MAX for value in row):
+        raise ValueError(f"not {count} numbers of 64 bits: {row!r}")
+    return list(row)

@@ -1,0 +1,139 @@
+"""A small writer of Kafka logs, and slow truths about their indexes, from the formats' description alone."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+CRC32C_POLYNOMIAL = 0x82F63B78
+
+
+def _table() -> list[int]:
+    rows = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (CRC32C_POLYNOMIAL if crc & 1 else 0)
+        rows.append(crc)
+    return rows
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """Byte by byte."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch as it lies in a log; ``max_timestamp`` is -1 for magic 0."""
+
+    data: bytes
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+def batch(
+    base_offset: int,
+    last_offset: int,
+    max_timestamp: int,
+    payload: bytes = b"",
+    *,
+    attributes: int = 0,
+    count: int | None = None,
+) -> Batch:
+    """Magic 2; ``payload`` stands for the records, which nothing here looks into."""
+    delta = last_offset - base_offset
+    records = min(delta + 1, (1 << 31) - 1) if count is None else count
+    body = struct.pack(">hiqqqhii", attributes, delta, max_timestamp, max_timestamp, -1, -1, -1, records)
+    covered = body + payload
+    head = struct.pack(">qiibI", base_offset, 9 + len(covered), 0, 2, crc32c(covered))
+    return Batch(head + covered, base_offset, last_offset, max_timestamp)
+
+
+def old_record(offset: int, timestamp: int, value: bytes = b"", *, magic: int = 1, attributes: int = 0) -> Batch:
+    """Magic 0 or 1: a record, or with a codec in ``attributes`` a wrapper, whose offset is the last one in it."""
+    covered = struct.pack(">bb", magic, attributes)
+    if magic == 1:
+        covered += struct.pack(">q", timestamp)
+    covered += struct.pack(">ii", -1, len(value)) + value
+    record = struct.pack(">I", zlib.crc32(covered)) + covered
+    data = struct.pack(">qi", offset, len(record)) + record
+    return Batch(data, offset, offset, timestamp if magic == 1 else -1)
+
+
+def log_bytes(batches: list[Batch]) -> bytes:
+    """The .log."""
+    return b"".join(one.data for one in batches)
+
+
+def positions(batches: list[Batch]) -> list[int]:
+    """Where each begins."""
+    found, position = [], 0
+    for one in batches:
+        found.append(position)
+        position += one.size
+    return found
+
+
+def recovered(base: int, batches: list[Batch], interval: int) -> tuple[bytes, bytes]:
+    """(.index, .timeindex) as recovery makes them."""
+    index, times = b"", b""
+    done = indexed = 0
+    largest = (-1, base)
+    last_time = -1
+    for one in batches:
+        if one.max_timestamp > largest[0]:
+            largest = (one.max_timestamp, one.last_offset)
+        if done - indexed > interval:
+            index += struct.pack(">ii", one.last_offset - base, done)
+            if largest[0] > last_time:
+                times += struct.pack(">qi", largest[0], largest[1] - base)
+                last_time = largest[0]
+            indexed = done
+        done += one.size
+    if largest[0] > last_time:
+        times += struct.pack(">qi", largest[0], largest[1] - base)
+    return index, times
+
+
+def name(base: int, suffix: str) -> str:
+    """Of a segment's file."""
+    return f"{base:020d}{suffix}"
+
+
+def write_segment(directory: Path, base: int, batches: list[Batch], interval: int = 4096) -> None:
+    """A segment with the indexes that recovery gives it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    index, times = recovered(base, batches, interval)
+    (directory / name(base, ".log")).write_bytes(log_bytes(batches))
+    (directory / name(base, ".index")).write_bytes(index)
+    (directory / name(base, ".timeindex")).write_bytes(times)
+
+
+def true_offset_entry(base: int, batches: list[Batch], offset: int, position: int) -> bool:
+    """Whether the batch at ``position`` ends with ``offset``."""
+    starts = dict(zip(positions(batches), batches, strict=True))
+    return position in starts and starts[position].last_offset == offset
+
+
+def true_time_entry(batches: list[Batch], timestamp: int, offset: int) -> bool:
+    """Whether the batch that ends with ``offset`` is the first with ``timestamp``, and none before has a larger one."""
+    largest = -1
+    for one in batches:
+        if one.last_offset == offset:
+            return one.max_timestamp == timestamp and timestamp > largest
+        largest = max(largest, one.max_timestamp)
+    return False

@@ -1,0 +1,300 @@
+"""Messages by queue offset: bounds, pages, what a running daemon adds, what does not fit, and why there is nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, Unit, queue_directory
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.errors import CorruptDataError, UsageError
+from indexd.query import OffsetQuery, query_offset, query_time
+from indexd.storage.disk import Disk
+from indexd.storage.lock import DirectoryLock
+from support.data_directory import SEGMENT, T0, spec
+from support.queue_store import FILE_UNITS, QueueStore, write_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from indexd.query import OffsetAnswer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> QueueStore:
+    return QueueStore(tmp_path)
+
+
+@pytest.fixture
+def running(store: QueueStore) -> Iterator[DirectoryLock]:
+    """A daemon of this process; ``store.write_state`` is what it says."""
+    store.data.mkdir()
+    lock = DirectoryLock(store.data / "lock")
+    lock.acquire()
+    yield lock
+    lock.release()
+
+
+def ask(store: QueueStore, offset: int, max_num: int = 100, *, topic: str = "T", queue_id: int = 0) -> OffsetAnswer:
+    with store.index() as index:
+        return query_offset(index, OffsetQuery(topic, queue_id, offset, max_num))
+
+
+def found(answer: OffsetAnswer) -> list[int]:
+    assert [hit.unit.phy_offset for hit in answer.hits] == [hit.hit.phy_offset for hit in answer.hits if hit.hit]
+    return [hit.unit.phy_offset for hit in answer.hits]
+
+
+# --- pages ---
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 40), st.integers(0, 25), st.integers(1, 9), st.integers(0, 70))
+def test_pages_are_the_whole_and_hold_nothing_twice(begin: int, count: int, page: int, asked: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = QueueStore(Path(directory))
+        store.append(spec(topic="other"))
+        store.writer.queue_offsets["T", 0] = begin
+        offsets = store.append(*[spec(T0 + number, size=number * 30) for number in range(count)])
+        store.build()
+        with store.index() as index:
+            got: list[int] = []
+            next_offset = 0
+            while True:
+                answer = query_offset(index, OffsetQuery("T", 0, next_offset, page))
+                got += found(answer)
+                assert answer.truncated == (len(got) < count)
+                if not answer.truncated:
+                    break
+                next_offset = answer.next_offset
+            assert got == offsets
+            if not count:
+                assert answer.status == "NO_MATCHED_LOGIC_QUEUE"
+                return
+            answer = query_offset(index, OffsetQuery("T", 0, asked, page))
+            low, high = begin, begin + count
+            assert (answer.min_offset, answer.max_offset) == (low, high)
+            first = min(max(asked, low), high) - low
+            assert found(answer) == offsets[first : first + page]
+            assert answer.next_offset == low + min(first + page, count)
+            wanted = "OFFSET_TOO_SMALL" if asked < low else "FOUND" if asked < high else "OFFSET_OVERFLOW_"
+            assert answer.status.startswith(wanted)
+            assert (answer.why is not None) == (asked >= high)
+
+
+def test_what_an_answer_says(store: QueueStore) -> None:
+    store.append(spec(KEYS="a b", TAGS="t", UNIQ_KEY="u"), spec(T0 + 5))
+    store.build()
+    row = ask(store, 0, 1).to_json()
+    assert row.pop("coverage")["complete"]
+    assert row == {
+        "topic": "T", "queueId": 0, "queueOffset": 0, "status": "FOUND", "minOffset": 0, "maxOffset": 2,
+        "nextOffset": 1, "truncated": True,
+        "messages": [
+            {"queueOffset": 0, "phyOffset": 0, "size": store.messages()[0].size, "tagsCode": 116,
+             "storeTimestamp": T0, "keys": "a b", "uniqKey": "u", "tags": "t"},
+        ],
+    }  # fmt: skip
+    answer = ask(store, 7)
+    assert (answer.status, answer.next_offset, answer.why) == ("OFFSET_OVERFLOW_BADLY", 2, "absent")
+    assert ask(store, 2).status == "OFFSET_OVERFLOW_ONE"
+    assert ask(store, 0, 0).why is None
+    with pytest.raises(UsageError, match="may ask for"), store.index(query_max_num=5) as index:
+        query_offset(index, OffsetQuery("T", 0, 0, 6))
+
+
+# --- why there is nothing ---
+
+
+def test_why_there_is_nothing(store: QueueStore) -> None:
+    store.append(spec())
+    store.build()
+    for topic, queue_id in (("none", 0), ("T", 1), ("T", -1), ("..", 0), ("a/b", 0), ("\udc80", 0), ("", 0)):
+        answer = ask(store, 0, topic=topic, queue_id=queue_id)
+        assert (answer.status, answer.why) == ("NO_MATCHED_LOGIC_QUEUE", "no such queue")
+    (store.root / "batchconsumequeue" / "B").mkdir(parents=True)
+    assert "BatchConsumeQueue" in str(ask(store, 0, topic="B").why)
+    (late,) = store.append(spec())
+    behind = f"not yet indexed: {store.writer.max_offset - late} bytes behind"
+    assert ask(store, 1).why == behind
+    assert ask(store, 0, topic="none").why == f"no such queue; {behind}"
+
+
+def test_what_has_expired_is_passed_over(store: QueueStore) -> None:
+    offsets = store.append(*[spec(T0 + number, size=1500) for number in range(12)])
+    store.build()
+    segments = sorted((store.root / "commitlog").iterdir())
+    with store.index() as index:
+        index.look()  # from here on it knows which segments there are
+        segments[0].unlink()
+        segments[1].unlink()
+        left = [offset for offset in offsets if offset >= 2 * SEGMENT]
+        answer = query_offset(index, OffsetQuery("T", 0, 0, 100))  # its log was listed before
+        assert (found(answer), answer.expired, answer.next_offset) == (left, 12 - len(left), 12)
+        answer = query_offset(index, OffsetQuery("T", 0, 0, 100))
+        assert (found(answer), answer.status, answer.min_offset) == (left, "OFFSET_TOO_SMALL", 12 - len(left))
+        assert query_time(index, "T", 0, T0).queue_offset == 12 - len(left)
+    for path in segments[2:]:
+        path.unlink()
+    store.writer.close(clean=False)
+    (store.root / "commitlog" / f"{len(segments) * SEGMENT:020d}").write_bytes(bytes(SEGMENT))
+    answer = ask(store, 0)
+    assert (answer.hits, answer.status, answer.min_offset) == ((), "NO_MESSAGE_IN_QUEUE", 12)
+    assert str(answer.why).startswith("expired")
+    with store.index() as index:
+        time = query_time(index, "T", 0, T0 + 5)
+        assert (time.queue_offset, time.phy_offset) == (12, None)
+        assert str(time.why).startswith("expired")
+
+
+# --- what does not fit ---
+
+
+def test_a_unit_that_names_another_message_is_shown_with_what_is_wrong(store: QueueStore) -> None:
+    first, second, other, *_ = store.append(spec(), spec(), spec(topic="U"), spec(), replace(spec(), queue_id=1))
+    store.build()
+    sizes = [message.size for message in store.messages()]
+    units = [
+        UNIT.pack(first, sizes[0], 0),
+        UNIT.pack(other, sizes[2], 0),
+        UNIT.pack(first, sizes[0], 0),
+        UNIT.pack(second, 1, 0),
+        UNIT.pack(second + 1, 9, 0),
+    ]
+    write_queue(queue_directory(store.data / "consumequeue", "T", 0), 0, b"".join(units))
+    store.change_frontier(queues=(QueueMark("T", 0, 0, 0, 5, 10**6),))
+    answer = ask(store, 0)
+    problems = [hit.problem for hit in answer.hits]
+    assert problems == [
+        None,
+        "the message there has topic U",
+        "the message there has queue offset 0",
+        "the message there has queue offset 1",
+        "no message stands there",
+    ]
+    assert answer.to_json()["problems"] == 4
+
+
+def test_units_that_must_be_there(store: QueueStore) -> None:
+    store.append(*[spec() for _ in range(20)])
+    store.build()
+    directory = queue_directory(store.data / "consumequeue", "T", 0)
+    (directory / f"{16 * UNIT_SIZE:020d}").unlink()
+    with pytest.raises(CorruptDataError, match="is missing"):
+        ask(store, 0)
+    with pytest.raises(CorruptDataError, match="is missing"), store.index() as index:
+        query_time(index, "T", 0, T0, "upper")
+    (directory / f"{16 * UNIT_SIZE:020d}").write_bytes(b"short")
+    with pytest.raises(CorruptDataError, match="no unit 16"):
+        ask(store, 0)
+
+
+# --- beside a daemon ---
+
+
+def test_a_running_daemon_has_more_units_than_the_marks(store: QueueStore, running: DirectoryLock) -> None:
+    offsets = store.append(*[spec(T0 + number) for number in range(45)])
+    new = store.append(*[spec(topic="new") for _ in range(9)])
+    late = store.append(spec(topic="later"))
+    end = store.writer.max_offset
+    for marked in (0, 1, 7, 8, 9, 31, 44):
+        store.build(upto=offsets[marked])
+        answer = ask(store, 0)
+        assert (found(answer), answer.max_offset) == (offsets[:marked], marked), marked
+        for published in (30, 40, 45):
+            upto = (offsets + new)[published]
+            store.write_state(phyOffset=upto)
+            answer = ask(store, 0)
+            assert found(answer) == offsets[: max(published, marked)], (marked, published)
+            assert not answer.coverage.complete
+            assert ask(store, 0, topic="new").status == "NO_MATCHED_LOGIC_QUEUE"
+        store.write_state(phyOffset=end)
+        assert found(ask(store, 0, topic="new")) == new
+        assert found(ask(store, 0, topic="later")) == late
+        assert ask(store, 0).coverage.complete
+        store.write_state(phyOffset=end, filledOffset=new[0])
+        assert ask(store, 0, topic="new").hits == ()
+        (store.data / "state").unlink()
+    running.release()
+    store.write_state(phyOffset=end)
+    assert ask(store, 0, topic="new").hits == ()
+
+
+def test_a_late_queue_that_a_running_daemon_has_made(store: QueueStore, running: DirectoryLock) -> None:
+    store.append(spec())
+    end = store.writer.max_offset
+    store.writer.queue_offsets["late", 0] = 2 * FILE_UNITS + 3
+    offsets = store.append(*[spec(topic="late") for _ in range(20)])
+    store.build(upto=end)
+    store.write_state()
+    answer = ask(store, 0, topic="late")
+    assert (answer.min_offset, answer.max_offset) == (2 * FILE_UNITS + 3, 2 * FILE_UNITS + 23)
+    assert found(answer) == offsets
+    write_queue(queue_directory(store.data / "consumequeue", "blank", 0), 0, BLANK_UNIT * 3)
+    assert ask(store, 0, topic="blank").status == "NO_MATCHED_LOGIC_QUEUE"
+
+
+@pytest.mark.parametrize("written", range(UNIT_SIZE))
+def test_half_a_unit_is_no_unit(store: QueueStore, running: DirectoryLock, written: int) -> None:
+    offsets = store.append(*[spec() for _ in range(4)])
+    store.build(upto=offsets[1])
+    store.write_state(phyOffset=offsets[3])
+    path = queue_directory(store.data / "consumequeue", "T", 0) / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[3 * UNIT_SIZE + written : 4 * UNIT_SIZE] = bytes(UNIT_SIZE - written)
+    path.write_bytes(bytes(data))
+    assert found(ask(store, 0)) == offsets[:3]
+
+
+# --- the reader ---
+
+
+@given(st.integers(0, 30), st.integers(0, 40), st.integers(1, 9), st.integers(0, 45), st.integers(0, 45), st.booleans())
+def test_any_stretch_of_any_queue(
+    begin: int, count: int, file_units: int, asked: int, wanted: int, has_empty_file: bool
+) -> None:
+    units = [Unit(100 + 10 * number, 10, number) for number in range(begin, begin + count)]
+    first = begin - begin % file_units
+    with tempfile.TemporaryDirectory() as directory:
+        root, size = Path(directory), file_units * UNIT_SIZE
+        folder = root / "T" / "0"
+        folder.mkdir(parents=True)
+        content = BLANK_UNIT * (begin - first) + b"".join(UNIT.pack(*unit) for unit in units)
+        content += bytes(size if has_empty_file and len(content) % size == 0 else 0)
+        for at in range(0, len(content), size):
+            name = f"{first * UNIT_SIZE + at:020d}"
+            (folder / name).write_bytes(content[at : at + size].ljust(size, b"\0"))
+        end = begin + count
+        mark = QueueMark("T", 0, first, begin, end, -1)
+        with ConsumeQueueReader.of_mark(Disk(), root, mark, size) as reader:
+            low, high = max(asked, begin), min(max(asked, begin) + wanted, end)
+            assert reader.get(asked, wanted) == units[max(low - begin, 0) : max(high - begin, 0)]
+            assert [reader.unit(q) for q in range(begin, end)] == units
+            expired = begin + wanted
+            reader.correct_min_offset(100 + 10 * expired)
+            assert reader.min_offset == min(max(begin, expired), end)
+        reader = ConsumeQueueReader.of_broker(Disk(), root, "T", 0, size, log_begin=1)
+        if count or begin > first:
+            assert reader is not None
+            # What the broker reads of it: blank units count, but stand before any log.
+            assert (reader.first_offset, reader.max_offset) == (first, end)
+            assert reader.min_offset == begin
+            assert reader.get(0, 99) == units
+            reader.close()
+
+
+def test_a_brokers_queue_ends_where_its_units_do(tmp_path: Path) -> None:
+    folder, size = tmp_path / "T" / "0", 4 * UNIT_SIZE
+    folder.mkdir(parents=True)
+    unit = UNIT.pack(10, 10, 0)
+    for number, content in enumerate([unit * 4, unit * 4, unit * 2 + UNIT.pack(-1, 5, 0) + unit, unit * 4]):
+        (folder / f"{number * size:020d}").write_bytes(content)
+    (folder / "notes").write_text("not a file of the queue")
+    with ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 0, size) as reader:
+        assert (reader.min_offset, reader.max_offset, list(reader.file_offsets())) == (0, 10, [0, 4, 8])

@@ -1,0 +1,186 @@
+"""The check of ConsumeQueues: silent about what RocketMQ's rules make, and not about anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from indexd.consumequeue.check import UNIT_TYPE, check_queues, units_of
+from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
+from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.errors import DiskError
+from indexd.findings import Finding, Findings
+from indexd.storage.disk import Disk
+from support.naive_queue import NaiveConsumeQueueStore
+from support.queues import batches, stream
+
+FILE_SIZE = 80
+NAME = "00000000000000000000"
+
+
+class Built:
+    """Queues in a directory, and their marks."""
+
+    def __init__(self, root: Path, file_size: int = FILE_SIZE) -> None:
+        self.root, self.file_size = root, file_size
+        self.messages = stream(25, 200, 6)
+        store = ConsumeQueueStore(Disk(), root, file_size, 1000)
+        for batch in batches(self.messages, 50):
+            store.put_batch(batch)
+        self.marks: Sequence[QueueMark] = store.mark().marks
+        store.close()
+        self.mark = next(mark for mark in self.marks if mark.min_offset == 0 and mark.max_offset % 4)
+        self.folder = root / self.mark.topic / str(self.mark.queue_id)
+        self.name = f"consumequeue/{self.mark.topic}/{self.mark.queue_id}"
+
+    def write(self, unit: int, data: bytes, at: int = 0) -> str:
+        """Overwrite a part of a unit; the name of its file."""
+        position = unit * 20
+        path = self.folder / f"{position // self.file_size * self.file_size:020d}"
+        with path.open("r+b") as file:
+            file.seek(position % self.file_size + at)
+            file.write(data)
+        return f"{self.name}/{path.name}"
+
+    def check(self, on_bytes: Callable[[int], None] = lambda _: None, **how: bool) -> Findings:
+        how = {"is_at_rest": True, "is_owned": False} | how
+        return check_queues(
+            Disk(), self.root, self.file_size, self.marks,
+            is_at_rest=how["is_at_rest"], is_owned=how["is_owned"], on_bytes=on_bytes,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "q")
+
+
+@pytest.mark.parametrize("file_size", [20, 80, 60_000, 6_000_000])
+def test_nothing_is_found_in_what_was_built(tmp_path: Path, file_size: int) -> None:
+    built, done = Built(tmp_path / "q", file_size), 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+
+    assert built.check(count).kept == []
+    assert done == sum(mark.max_offset - mark.first_offset for mark in built.marks) * 20
+
+
+def test_nothing_is_found_after_expiry(tmp_path: Path) -> None:
+    store = ConsumeQueueStore(Disk(), tmp_path, FILE_SIZE, 1000)
+    messages = stream(22, 300, 5)
+    for batch in batches(messages, 50):
+        store.put_batch(batch)
+    store.delete_expired(messages[170].phy_offset)
+    progress = store.mark()
+    store.remove_expired(progress.expired)
+    assert progress.expired
+    assert check_queues(
+        Disk(), tmp_path, FILE_SIZE, progress.marks, is_at_rest=True, is_owned=False, on_bytes=lambda _: None
+    ).kept == []  # fmt: skip
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "kind", "words"),
+    [
+        (0, b"\x80", "unit-phy-offset", "is negative"),
+        (0, bytes(8), "unit-order", "the phy offset 0 lies before the end of the message before it"),
+        (8, bytes(4), "unit-size", "the size 0 is not more than 0"),
+        (8, b"\xff", "unit-size", "is not more than 0"),
+        (0, BLANK_UNIT, "unit-blank", "a blank unit stands where a message's should"),
+        (0, bytes(20), "unit-size", "the size 0 is not more than 0"),
+    ],
+)
+@pytest.mark.parametrize("unit", [1, 5])
+def test_a_unit_that_cannot_be_is_found(built: Built, unit: int, at: int, data: bytes, kind: str, words: str) -> None:
+    name = built.write(unit, data, at)
+    found = built.check()
+    assert found.kept[0].file == name
+    assert found.kept[0].position // 20 == unit % 4
+    assert found.kept[0].what == kind
+    assert words in found.kept[0].text
+    assert f"unit {unit}:" in found.kept[0].text
+    assert found.counts.total() == 1
+
+
+def test_a_first_unit_that_is_blank_is_found_where_the_queue_begins_there(built: Built) -> None:
+    built.write(0, BLANK_UNIT)
+    assert [finding.what for finding in built.check().kept] == ["unit-blank"]
+
+
+def test_a_queue_that_ends_elsewhere_is_found(built: Built) -> None:
+    unit = built.mark.max_offset - 1
+    built.write(unit, (1 << 40).to_bytes(8, "big"))
+    assert [finding.what for finding in built.check().kept] == ["queue-end"]
+
+
+def test_bytes_behind_the_last_unit_are_found_only_at_rest(built: Built) -> None:
+    name = built.write(built.mark.max_offset, b"\1\0\2", 3)
+    position = built.mark.max_offset * 20 % FILE_SIZE + 3
+    text = f"2 bytes behind the last unit, {built.mark.max_offset - 1}, are not zero"
+    assert built.check().kept == [Finding(name, position, "behind-last-unit", text)]
+    assert built.check(is_at_rest=False).kept == []
+
+
+def test_files_that_are_missing_or_of_another_size_are_found(built: Built) -> None:
+    (built.folder / NAME).unlink()
+    (built.folder / "00000000000000000080").write_bytes((built.folder / "00000000000000000080").read_bytes()[:70])
+    (built.folder / "00000000000000000160").write_bytes((built.folder / "00000000000000000160").read_bytes() + b"x")
+    kinds = [(finding.file.rpartition("/")[2][-3:], finding.what) for finding in built.check().kept]
+    assert kinds == [("000", "file-missing"), ("080", "file-size"), ("160", "file-size")]
+
+
+def test_files_that_no_mark_names_are_found_unless_a_daemon_may_have_made_them(built: Built) -> None:
+    for path in (f"Topic0/99/{NAME}", f"New/0/{NAME}", "Topic0/0/00000000000000099920", "Topic0/notes"):
+        (built.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (built.root / path).write_bytes(bytes(FILE_SIZE))
+    found = built.check()
+    assert {finding.what for finding in found.kept} == {"file-unnamed"}
+    assert sorted(finding.file for finding in found.kept) == [
+        f"consumequeue/New/0/{NAME}",
+        "consumequeue/Topic0/0/00000000000000099920",
+        f"consumequeue/Topic0/99/{NAME}",
+    ]
+    assert built.check(is_owned=True).kept == []
+
+
+def test_a_mark_that_contradicts_itself_is_found(built: Built) -> None:
+    built.marks = [built.mark._replace(first_offset=1), built.mark._replace(min_offset=1 << 40)]
+    assert [finding.what for finding in built.check(is_owned=True).kept] == ["queue-mark"] * 2
+
+
+def test_a_queue_that_is_wrong_all_over_is_found_in_bounded_memory(tmp_path: Path) -> None:
+    root = tmp_path / "q"
+    (root / "T/0").mkdir(parents=True)
+    (root / "T/0" / NAME).write_bytes(UNIT.pack(7, -1, 0) * 50_000)
+    mark = QueueMark("T", 0, 0, 0, 50_000, 1)
+    found = check_queues(
+        Disk(), root, 1_000_000, [mark], is_at_rest=True, is_owned=False, on_bytes=lambda _: None
+    )  # fmt: skip
+    assert found.counts == {"unit-size": 50_000}
+    assert len(found.kept) <= 1000
+
+
+def test_what_may_not_be_read_is_an_error(built: Built) -> None:
+    path = built.folder / NAME
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DiskError):
+        built.check()
+
+
+def test_the_units_of_a_queue_as_rows(built: Built) -> None:
+    naive = NaiveConsumeQueueStore(4)
+    for message in built.messages:
+        naive.put(message)
+    for mark in built.marks:
+        queue = naive.queues[mark[:2]]
+        for first, count in ((mark.first_offset, 1000), (mark.first_offset + 3, 6), (mark.max_offset - 1, 5)):
+            rows = units_of(Disk(), built.root, FILE_SIZE, mark, first, count)
+            assert rows.dtype == UNIT_TYPE
+            assert rows.tolist() == queue.units[first - queue.first :][:count]
+        assert len(units_of(Disk(), built.root, FILE_SIZE, mark, mark.max_offset, 5)) == 0

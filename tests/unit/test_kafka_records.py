@@ -1,0 +1,121 @@
+"""LogWalk: buffers of any size, batches that go on behind them, faults that are passed over, and how a log ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.kafka.format import Fault, Outcome
+from indexd.kafka.records import LogWalk
+from indexd.storage.disk import Disk
+from support.kafka_records import Batch, batch, log_bytes, old_record
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kafka") / "00000000000000000000.log"
+
+
+def walk(path: Path, data: bytes, buffer_size: int = 4096, base: int = 0) -> tuple[list[tuple[int, ...]], LogWalk]:
+    """(position, size, last offset, timestamp, fault) of every batch, and the walk that is over."""
+    path.write_bytes(data)
+    rows: list[tuple[int, ...]] = []
+    with Disk().open_read(path) as file:
+        walked = LogWalk(file, base, buffer_size=buffer_size)
+        for batches in walked:
+            columns = (batches.position, batches.size, batches.last_offset, batches.max_timestamp, batches.fault)
+            rows += zip(*(column.tolist() for column in columns), strict=True)
+    return rows, walked
+
+
+def made(sizes: list[int]) -> list[Batch]:
+    """Batches of two offsets each, with so many bytes of records."""
+    return [batch(2 * i, 2 * i + 1, 1000 + i, bytes([i % 256]) * size) for i, size in enumerate(sizes)]
+
+
+def test_an_empty_log(log: Path) -> None:
+    rows, walked = walk(log, b"")
+    assert (rows, walked.outcome, walked.end) == ([], Outcome.END, 0)
+
+
+@given(st.lists(st.integers(0, 700), max_size=12), st.integers(61, 900))
+def test_any_buffer_gives_the_same(log: Path, sizes: list[int], buffer_size: int) -> None:
+    data = log_bytes(made(sizes))
+    rows, walked = walk(log, data, buffer_size)
+    assert (rows, walked.outcome, walked.end) == (walk(log, data, 1 << 20)[0], Outcome.END, len(data))
+    assert [row[2] for row in rows] == [2 * i + 1 for i in range(len(sizes))]
+    assert not any(row[4] for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_a_batch_much_larger_than_the_buffer(log: Path, kind: str) -> None:
+    large = batch(1, 5, 7, bytes(range(256)) * 400) if kind == "new" else old_record(5, 7, bytes(range(256)) * 400)
+    batches = [batch(0, 0, 5, b"x"), large, batch(6, 6, 8)]
+    rows, walked = walk(log, log_bytes(batches), 300)
+    assert [row[2] for row in rows] == [0, 5, 6]
+    assert (walked.outcome, [row[4] for row in rows]) == (Outcome.END, [0, 0, 0])
+    data = bytearray(log_bytes(batches))
+    data[60_000] ^= 1
+    rows, walked = walk(log, bytes(data), 300)
+    assert [row[4] for row in rows] == [Fault.NONE, Fault.CRC, Fault.NONE]
+    assert walked.outcome == Outcome.END
+
+
+def test_a_wrong_checksum_is_passed_over_where_the_offsets_go_on(log: Path) -> None:
+    batches = made([50] * 5)
+    data = bytearray(log_bytes(batches))
+    data[111 * 2 + 80] ^= 1
+    data[111 * 3 + 80] ^= 1
+    rows, walked = walk(log, bytes(data))
+    assert [row[4] for row in rows] == [0, 0, Fault.CRC, Fault.CRC, 0]
+    data[111 * 4 + 80] ^= 1  # the last one too: behind it is the end
+    rows, walked = walk(log, bytes(data))
+    assert (len(rows), walked.outcome) == (5, Outcome.END)
+
+
+def test_a_wrong_length_ends_the_walk_before_the_batch(log: Path) -> None:
+    batches = made([50] * 5)
+    for wrong in (60, 98, 100, 209):
+        data = bytearray(log_bytes(batches))
+        data[111 * 2 + 8 : 111 * 2 + 12] = wrong.to_bytes(4, "big")
+        rows, walked = walk(log, bytes(data))
+        assert ([row[4] for row in rows], walked.end) == ([0, 0], 222), wrong
+        assert (walked.outcome, walked.fault) == (Outcome.CORRUPT, Fault.CRC)
+
+
+def test_how_a_log_can_end(log: Path) -> None:
+    data = log_bytes(made([50] * 3))
+    half = log_bytes(made([50] * 4))[:-1]
+    for tail, outcome in (
+        (half[len(data) :], Outcome.HALF),
+        (b"\x01" * 5, Outcome.HALF),
+        (bytes(5), Outcome.ZEROS),
+        (bytes(10_000), Outcome.ZEROS),
+        (bytes(9_999) + b"\x01", Outcome.CORRUPT),
+        (b"\xff" * 100, Outcome.CORRUPT),
+    ):
+        rows, walked = walk(log, data + tail)
+        assert (len(rows), walked.outcome, walked.end, walked.fault) == (3, outcome, len(data), Fault.NONE), tail[:20]
+
+
+def test_a_log_that_is_cut_while_it_is_read(log: Path) -> None:
+    log.write_bytes(log_bytes(made([400] * 40)))
+    with Disk().open_read(log) as file:
+        walked = LogWalk(file, 0, buffer_size=1000)
+        count = 0
+        for batches in walked:
+            count += len(batches)
+            if count == 4:
+                with Disk().open_write(log) as other:
+                    other.truncate(461 * 6 + 100)
+    assert (count, walked.outcome, walked.end) == (6, Outcome.HALF, 461 * 6)
+
+
+@given(st.binary(max_size=400), st.integers(61, 300))
+def test_bytes_at_random(log: Path, data: bytes, buffer_size: int) -> None:
+    rows, walked = walk(log, data, buffer_size)
+    assert walked.end == sum(row[1] for row in rows) <= len(data)
+    assert (walked.outcome == Outcome.END) == (walked.end == len(data))

@@ -1,0 +1,222 @@
+"""Names, marks and files of the sparse indexes, beyond what Kafka's own cases say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.errors import CorruptDataError, DiskError, IndexFullError, UsageError
+from indexd.sparse.format import (
+    ActiveMark,
+    SegmentMark,
+    SparseMark,
+    base_of_name,
+    index_name,
+    is_in_range,
+    own_base,
+    signed_32,
+    signed_64,
+    time_index_name,
+)
+from indexd.sparse.offset_index import OffsetIndex
+from indexd.sparse.searching import search, valid_entries
+from indexd.sparse.sparse_index import SparseIndex
+from indexd.sparse.time_index import TimeIndex
+from indexd.storage.disk import Disk
+from support.sim_disk import SimDisk
+from support.sim_fault import FaultMap
+
+ROOT = Path("/simulated")
+INT64S = st.integers(0, 2**63 - 1)
+
+# --- names ---
+
+
+def test_bases_of_names() -> None:
+    assert base_of_name("00000000000000032450.index.deleted") == 32450
+    assert base_of_name("-5.timeindex") == -5
+    assert base_of_name("7") == 7
+    for name in ("", ".index", "x.index", "9223372036854775808.index", "1_0.index", " 1.index"):
+        with pytest.raises(ValueError, match="number"):
+            base_of_name(name)
+
+
+def test_our_own_names() -> None:
+    assert own_base(index_name(5)) == own_base(time_index_name(5)) == 5
+    for name in (
+        "5.index",
+        index_name(5) + ".deleted",
+        "x" + index_name(5),
+        f"{5:020d}",
+        f"{5:020d}.log",
+        "٣" * 20 + ".index",
+    ):
+        assert own_base(name) is None
+    assert own_base(f"{2**63:020d}.index") is None
+
+
+@given(st.integers(-(2**65), 2**65))
+def test_numbers_wrap_as_javas(number: int) -> None:
+    assert -(2**63) <= signed_64(number) < 2**63
+    assert (signed_64(number) - number) % 2**64 == 0
+    assert -(2**31) <= signed_32(number) < 2**31
+    assert (signed_32(number) - number) % 2**32 == 0
+
+
+def test_the_range_of_offsets() -> None:
+    assert [is_in_range(10, offset) for offset in (9, 10, 10 + 2**31 - 1, 10 + 2**31)] == [False, True, True, False]
+    assert is_in_range(2**63 - 5, -(2**63))  # wraps, as Kafka's does
+
+
+# --- marks ---
+
+SEGMENTS = st.lists(st.builds(SegmentMark, INT64S, INT64S, INT64S, INT64S), max_size=4, unique_by=lambda s: s.base)
+ACTIVE = st.builds(ActiveMark, *[st.integers(-(2**63) + 1, 2**63 - 1)] * 4)
+
+
+@given(INT64S, INT64S, SEGMENTS, st.one_of(st.none(), ACTIVE))
+def test_a_mark_to_json_and_back(
+    interval: int, phy_offset: int, segments: list[SegmentMark], active: ActiveMark | None
+) -> None:
+    mark = SparseMark(interval, phy_offset, tuple(sorted(segments)), active if segments else None)
+    assert SparseMark.from_json(mark.to_json()) == mark
+    assert len(mark.sealed) == len(segments) - (mark.active is not None)
+
+
+GOOD: dict[str, Any] = {
+    "interval": 1,
+    "phyOffset": 9,
+    "segments": [[0, 1, 2, 3], [8, 1, 0, 0]],
+    "active": [1, -1, 0, -1],
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"interval": -1},
+        {"interval": "1"},
+        {"interval": True},
+        {"interval": 1.5},
+        {"phyOffset": -1},
+        {"phyOffset": 1 << 64},
+        {"phyOffset": None},
+        {"segments": [[0, 1, 2]]},
+        {"segments": [[0, 1, 2, -3]]},
+        {"segments": [[8, 1, 2, 3], [0, 1, 2, 3]]},
+        {"segments": [[8, 1, 2, 3], [8, 1, 2, 3]]},
+        {"segments": [5]},
+        {"segments": None},
+        {"segments": []},
+        {"active": [1, 2, 3]},
+        {"active": "abcd"},
+        {"active": 5},
+    ],
+)
+def test_a_mark_that_nobody_wrote(wrong: dict[str, Any]) -> None:
+    SparseMark.from_json(GOOD)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        SparseMark.from_json(GOOD | wrong)
+    for key in GOOD:
+        with pytest.raises(KeyError):
+            SparseMark.from_json({name: value for name, value in GOOD.items() if name != key})
+    for row in (None, 5, [], "x"):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            SparseMark.from_json(row)
+
+
+# --- searching ---
+
+
+@given(
+    st.lists(st.integers(-50, 50), max_size=40, unique=True), st.integers(-60, 60), st.sampled_from([8, 12, 2048, 4096])
+)
+def test_a_search_on_keys_in_order_is_any_search(keys: list[int], target: int, entry_size: int) -> None:
+    keys.sort()
+    below = [slot for slot, key in enumerate(keys) if key <= target]
+    above = [slot for slot, key in enumerate(keys) if key >= target]
+    largest, smallest = search(keys.__getitem__, len(keys), entry_size, target)
+    assert largest == (below[-1] if below else -1)
+    # Kafka's steps may end beside an exact match without having looked at it.
+    assert smallest in (above[:2] if target in keys else above[:1]) or smallest == -1
+    assert smallest >= 0 or not above or target == keys[-1]
+
+
+# --- files ---
+
+
+def test_extend_takes_whole_entries_that_fit(tmp_path: Path) -> None:
+    index = OffsetIndex.create(Disk(), tmp_path / "x", 100, 3 * 8)
+    index.extend(b"")
+    index.extend(bytes([0, 0, 0, 1, 0, 0, 0, 9]))
+    assert list(index) == [(101, 9)]
+    index.extend(bytes([0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0, 3, 0, 0, 0, 9]))
+    assert (index.last_offset, index.is_full) == (103, True)
+    assert index.lookup(102) == (102, 9)
+    with pytest.raises(IndexFullError):
+        index.extend(bytes(8))
+    with pytest.raises(UsageError):
+        index.extend(bytes(7))
+    index.close()
+    with pytest.raises(CorruptDataError):
+        OffsetIndex.load(Disk(), tmp_path / "x", 100, 4)
+    with OffsetIndex.load(Disk(), tmp_path / "x", 100, 2) as first:
+        assert list(first) == [(101, 9), (102, 9)]
+
+
+def test_numbers_that_no_entry_holds(tmp_path: Path) -> None:
+    offsets = OffsetIndex.create(Disk(), tmp_path / "x", 0, 80)
+    times = TimeIndex.create(Disk(), tmp_path / "y", 0, 120)
+    for call in (lambda: offsets.append(1, 2**31), lambda: times.maybe_append(2**63, 1), lambda: offsets.resize(-1)):
+        with pytest.raises(UsageError):
+            call()
+    assert (offsets.entries, times.entries) == (0, 0)
+    offsets.close()
+    times.close()
+
+
+@pytest.mark.parametrize("used", [0, 1, 2, 3, 17, 40])
+@pytest.mark.parametrize("index_class", [OffsetIndex, TimeIndex])
+def test_the_entries_of_a_file_that_grows(used: int, index_class: type[SparseIndex[Any]], tmp_path: Path) -> None:
+    path, size = tmp_path / "x", index_class.entry_size
+    path.write_bytes(b"".join((7 + number).to_bytes(size, "big") for number in range(used)).ljust(40 * size, b"\0"))
+    with index_class.open_growing(Disk(), path, 0) as index:
+        assert index.entries == used
+    # A first time entry of zeros: a message at 0 ms.
+    if used > 1:
+        path.write_bytes(bytes(size) + path.read_bytes()[size:])
+        with Disk().open_read(path) as file:
+            assert valid_entries(file, size) == used
+
+
+def test_a_file_that_cannot_be_made_leaves_nothing() -> None:
+    disk = SimDisk(ROOT, 0, FaultMap.parse("truncate:x=ENOSPC"))
+    with pytest.raises(DiskError):
+        OffsetIndex.open(disk, ROOT / "x", 0, 80)
+    assert disk.list_dir(ROOT) == []
+    with OffsetIndex.open(disk, ROOT / "x", 0, 80) as index:
+        assert index.max_entries == 10
+
+
+def test_a_write_that_fails_counts_for_nothing() -> None:
+    disk = SimDisk(ROOT, 3, FaultMap.parse("pwrite:x#2=short"))
+    index = TimeIndex.open(disk, ROOT / "x", 50, 120)
+    index.maybe_append(1000, 51)
+    with pytest.raises(DiskError):
+        index.maybe_append(2000, 52)
+    assert (index.entries, index.last_entry) == (1, (1000, 51))
+    index.maybe_append(2000, 53)
+    assert list(index) == [(1000, 51), (2000, 53)]
+    index.close()
+    assert len(disk.read(ROOT / "x")) == 24
+
+
+def test_lookups_need_no_numpy() -> None:
+    code = "import sys, indexd.sparse.offset_index, indexd.sparse.time_index; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
