@@ -54,6 +54,7 @@ def flags(golden: Golden) -> tuple[str, ...]:
         *("--segment-size", str(golden.segment_size)),
         *("--hash-slot-num", str(golden.hash_slot_num)),
         *("--index-num", str(golden.index_num)),
+        *("--consume-queue-file-size", str(golden.queue_file_size)),
         *("--flavour", golden.flavour),
     )
 
@@ -72,7 +73,7 @@ def end_of(golden: Golden) -> int:
     return int(last["phyOffset"] + last["size"])
 
 
-def test_gives_every_index_file_byte_for_byte(golden: Golden, tmp_path: Path) -> None:
+def test_gives_every_file_byte_for_byte(golden: Golden, tmp_path: Path) -> None:
     before, out = content(golden.root), tmp_path / "out"
     figures = rebuild(golden.root, out, *flags(golden))
     assert content(golden.root) == before
@@ -88,11 +89,11 @@ def test_gives_every_index_file_byte_for_byte(golden: Golden, tmp_path: Path) ->
     full = [header.end_timestamp for header in headers if header.index_count == golden.index_num]
     checkpoint = StoreCheckpoint.unpack((out / "checkpoint").read_bytes(), out / "checkpoint")
     last_time = rows[-1]["storeTimestamp"]
-    assert checkpoint == StoreCheckpoint(last_time, 0, full[-1] if full else 0, 0, end_of(golden))
+    assert checkpoint == StoreCheckpoint(last_time, last_time, full[-1] if full else 0, 0, end_of(golden))
     frontier = json.loads((out / "frontier").read_bytes())
     assert (frontier["phyOffset"], frontier["messages"]) == (end_of(golden), len(rows))
     assert [row["header"] for row in frontier["index"]] == [list(header.values()) for header in headers]
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "frontier", "index"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "consumequeue", "frontier", "index", "sparse"]
     assert not out.with_name("out.building").exists()
 
 

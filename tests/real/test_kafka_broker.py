@@ -7,6 +7,7 @@ bytes since the last entry begins at 0 at a start, so what grows over a restart 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.kafka_broker import REAL, KafkaBroker
 pytestmark = REAL
 
 BUSY = 5
+SUFFIXES = (".index", ".timeindex")
 SEGMENT = "segment.bytes=1048576"
 TOPICS = {
     "plain": (SEGMENT,),
@@ -51,10 +53,10 @@ def indexes(directory: Path, *, sealed: bool) -> dict[str, bytes]:
     found = {}
     for partition in sorted(path for path in directory.iterdir() if path.is_dir()):
         bases = sorted(path.stem for path in partition.glob("*.log")) or sorted(
-            {path.stem for path in partition.glob("*index")}
+            {path.stem for path in partition.glob("*.index")}
         )
         for base in bases[:-1] if sealed else bases:
-            for suffix in (".index", ".timeindex"):
+            for suffix in SUFFIXES:
                 path = partition / (base + suffix)
                 if path.exists():
                     found[f"{partition.name}/{path.name}"] = path.read_bytes()
@@ -63,7 +65,8 @@ def indexes(directory: Path, *, sealed: bool) -> dict[str, bytes]:
 
 def damage(directory: Path) -> None:
     """Take the indexes away, some of each kind in its own way."""
-    for number, path in enumerate(sorted(directory.glob("*-0/*index"))):
+    indexes = [path for suffix in SUFFIXES for path in directory.glob("*-0/*" + suffix)]
+    for number, path in enumerate(sorted(indexes)):
         size = path.stat().st_size
         if number % 4 == 0:
             path.unlink()
@@ -75,6 +78,14 @@ def damage(directory: Path) -> None:
             path.write_bytes(b"\x7f" * size)
 
 
+def wait_until_compacted(partition: Path) -> None:
+    """Of some 4 MiB with 300 keys the cleaner leaves little beside the newest segment."""
+    deadline = time.monotonic() + 30
+    while sum(path.stat().st_size for path in sorted(partition.glob("*.log"))[:-1]) > 1 << 20:
+        assert time.monotonic() < deadline, list(partition.iterdir())
+        time.sleep(0.2)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[KafkaBroker, dict[str, dict[str, Any]]]:
     """A broker after one run that ended cleanly, and what it answered; while it ran, nobody else may look."""
@@ -83,6 +94,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[KafkaBroker, dict
     with broker:
         send(broker, **dict(zip(TOPICS, (2500, 2400, 1500, 2300, 2600), strict=True)))
         answers = read(broker)
+        wait_until_compacted(broker.log_directory / "compacted-0")
         for place in (broker.log_directory, broker.log_directory / "plain-0"):
             for command in (("check", place), ("rebuild", place), ("rebuild", "--out", broker.home / "out", place)):
                 code, rows, error = indexd(*command)

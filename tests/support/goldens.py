@@ -29,6 +29,7 @@ class Golden:
     hash_slot_num: int
     index_num: int
     segment_size: int
+    queue_file_size: int
     prop_crc: bool
     killed: bool
 
@@ -73,6 +74,7 @@ def unpack(name: str, tmp: Path) -> Golden:
         hash_slot_num=facts["maxHashSlotNum"],
         index_num=facts["maxIndexNum"],
         segment_size=facts["mappedFileSizeCommitLog"],
+        queue_file_size=facts["mappedFileSizeConsumeQueue"],
         prop_crc=facts["enabledAppendPropCRC"],
         killed=facts["exit"] == "killed",
     )

@@ -26,6 +26,7 @@ class NaiveConsumeQueue:
     """One queue; ``units`` from unit ``first`` on, the begin of its oldest file."""
 
     file_units: int
+    begin: int = 0
     first: int = 0
     minimum: int = 0
     units: list[tuple[int, int, int]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class NaiveConsumeQueue:
             return "repeat"
         expect = message.queue_offset
         if not self.units:
+            self.begin = expect
             self.first = expect - expect % self.file_units
             if expect != 0:
                 self.minimum = expect
@@ -99,10 +101,11 @@ class NaiveConsumeQueueStore:
         """Of every queue; the number of files that went."""
         return sum(queue.delete_expired(min_phy_offset) for queue in self.queues.values())
 
-    def marks(self) -> list[tuple[str, int, int, int, int, int]]:
-        """Topic, queue id, first unit of the oldest file, first that counts, next unit, end of the newest message."""
+    def marks(self) -> list[tuple[str, int, int, int, int, int, int]]:
+        """As QueueMark: topic, queue id, first unit of the oldest file, first that counts, next unit, ..."""
         return [
-            (*name, queue.first, queue.minimum, queue.end, queue.max_phy_offset) for name, queue in self.queues.items()
+            (*name, queue.first, queue.minimum, queue.end, queue.max_phy_offset, queue.begin)
+            for name, queue in self.queues.items()
         ]
 
     def tree(self) -> dict[str, bytes]:

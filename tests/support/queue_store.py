@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, file_name, queue_directory
@@ -53,15 +54,12 @@ class QueueStore(Store):
 
     def write_state(self, **members: Any) -> None:
         """What a daemon of this process would say; believed once somebody holds the lock."""
-        import json
-        import os
-
         row = {"pid": os.getpid(), "phyOffset": self.writer.max_offset, "beginOffset": self.frontier.begin_offset}
         (self.data / "state").write_text(json.dumps(row | members))
 
     def write(self, frontier: Frontier) -> None:
         """Another frontier over the same files."""
-        self.frontier = replace(frontier)
+        self.frontier = frontier
         write_frontier(Disk(), self.data / "frontier", frontier, "0")
 
 

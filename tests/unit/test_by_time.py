@@ -11,17 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
-from indexd.errors import UsageError
+from indexd.consumequeue.format import UNIT, UNIT_SIZE, Unit
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import Uncovered
-from indexd.query import KeyQuery, query_exact, query_log_time, query_time
-from indexd.query.bound import TimeBound, scan_start
+from indexd.query import query_log_time, query_time
 from indexd.query.by_time import offset_by_time
+from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 TIMES = st.lists(
     st.one_of(st.integers(T0 - 30, T0 + 30), st.integers(T0 - 3, T0 + 3), st.sampled_from([-5, -1, 0, 1, 2**40])),
@@ -103,6 +105,33 @@ def test_a_segment_without_sparse_indexes_is_scanned_whole(store: QueueStore) ->
         assert [query_log_time(index, T0 + number).phy_offset for number in range(40)] == offsets
 
 
+def test_a_sparse_index_that_was_cut(store: QueueStore) -> None:
+    store.append(*[spec(T0 + number, size=500) for number in range(40)])
+    store.build()
+    for name in (f"{SEGMENT:020d}.index", f"{0:020d}.timeindex"):
+        path = store.data / "sparse" / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-5])
+        with store.index() as index, pytest.raises(CorruptDataError, match=f"sparse index .*{name} has no entry"):
+            query_log_time(index, T0 + 11)
+        path.write_bytes(content)
+
+
+def test_a_running_daemon_has_sealed_a_segment_without_any_time(store: QueueStore, tmp_path: Path) -> None:
+    offsets = store.append(*[spec(-5, size=400) for _ in range(12)], spec(T0))
+    store.build(upto=offsets[3])
+    store.write_state()
+    lock = DirectoryLock(store.data / "lock")
+    lock.acquire()
+    try:
+        with store.index() as index:
+            assert query_log_time(index, 1).phy_offset == offsets[-1]
+            assert query_log_time(index, -5).phy_offset == 0
+            assert query_log_time(index, -4).phy_offset == offsets[-1]
+    finally:
+        lock.release()
+
+
 def test_uncovered_and_damaged_stretches_are_passed_over(store: QueueStore) -> None:
     offsets = store.append(*[spec(T0 + number, size=500) for number in range(20)])
     store.build()
@@ -142,50 +171,6 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
             query_time(index, "T", 0, T0)
 
 
-# --- the lower bound of a query by key ---
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(TIMES, st.data())
-def test_a_bounded_walk_finds_what_an_unbounded_one_does(times: list[int], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexd.query.by_key._BOUND_AFTER", data.draw(st.sampled_from([0, 1, 7])))
-        store = QueueStore(Path(directory))
-        with store.writer as writer:
-            for number, time in enumerate(times):
-                writer.append(sized(number, time))
-        messages = store.messages()
-        kept = data.draw(st.integers(0, len(messages) - 1))
-        store.build()
-        marks = store.frontier
-        store.build(upto=messages[kept].phy_offset)  # the sparse indexes know less than the key index
-        store.write(marks.__class__(**{**_members(marks), "sparse": store.frontier.sparse}))
-        with store.index() as index:
-            for begin in {*times, *(time + 1 for time in times), T0 - 100}:
-                answer = query_exact(index, KeyQuery("T", "k", 500, begin))
-                wanted = [m.phy_offset for m in messages if m.store_timestamp >= begin]
-                assert [hit.phy_offset for hit in answer.hits] == wanted[::-1]
-                assert answer.truncated is None
-                look = index.look()
-                first = wanted[0] if wanted else messages[-1].phy_offset + 1
-                assert scan_start(index, look, begin, 0) <= first
-
-
-def _members(value: object) -> dict[str, object]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
-
-
-def test_a_bound_ends_the_walk(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets = store.append(*[spec(T0 + number) for number in range(600)])
-    store.build()
-    with store.index(query_walk_max=100) as index:
-        answer = query_exact(index, KeyQuery("T", "k", begin=T0 + 580))
-        assert [hit.phy_offset for hit in answer.hits] == offsets[:579:-1]
-        assert answer.truncated is None
-        monkeypatch.setattr(TimeBound, "is_before", lambda *_: False)
-        assert query_exact(index, KeyQuery("T", "k", begin=T0 + 580)).truncated == "walk 100"
-
-
 # --- in a queue ---
 
 
@@ -193,8 +178,6 @@ class Units:
     """A queue in memory: (physical offset, size) by unit; the log tells the times."""
 
     def __init__(self, units: list[int], file_units: int, first: int, low: int) -> None:
-        from indexd.consumequeue.format import Unit
-
         self.file_units, self.first_offset = file_units, first
         self.min_offset, self.max_offset = low, first + len(units)
         self.units = [Unit(offset, 100, 0) for offset in units]
@@ -212,8 +195,10 @@ def test_a_queue_of_rising_times(times: list[int], file_units: int, files_gone: 
     times.sort()
     first = files_gone * file_units
     queue = Units([100 * i for i in range(len(times))], file_units, first, first)
-    time: Callable[[int, int], int] = lambda offset, size: times[offset // 100]  # noqa: E731
-    lower, upper = (offset_by_time(queue, time, asked, boundary, 0) for boundary in ("lower", "upper"))
+    lower, upper = (
+        offset_by_time(queue, lambda offset, size: times[offset // 100], asked, boundary, 0)
+        for boundary in ("lower", "upper")
+    )
     assert lower == first + sum(t < asked for t in times)
     at_most = [i for i, t in enumerate(times) if t <= asked]
     assert upper == (first + at_most[-1] if at_most else first)
@@ -250,10 +235,6 @@ def test_odd_queues(
 
 
 def test_an_empty_queue_and_one_whose_file_is_empty(tmp_path: Path) -> None:
-    from indexd.consumequeue.format import UNIT, UNIT_SIZE
-    from indexd.consumequeue.reader import ConsumeQueueReader
-    from indexd.storage.disk import Disk
-
     directory = tmp_path / "T" / "0"
     directory.mkdir(parents=True)
     size = 4 * UNIT_SIZE

@@ -248,7 +248,7 @@ def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path, mess
         QueueMark("Topic0", 0, -4, 1, 3, 100),
         QueueMark("Topic0", 0, 4, 1, 8, 100),
         QueueMark("Topic0", 0, 0, 9, 8, 100),
-        QueueMark("Topic0", 0, 4, 4, 4, -1),
+        QueueMark("Topic0", 0, 4, 4, 4, -1, 4),
     ],
 )
 def test_a_mark_that_contradicts_itself_is_not_believed(mark: QueueMark) -> None:

@@ -53,7 +53,7 @@ def test_a_file_that_ends_inside_a_batch_is_followed_by_the_next(tmp_path: Path,
 def test_a_queue_that_starts_late_has_blank_units_up_to_its_first(tmp_path: Path) -> None:
     store = make(Disk(), 4, tmp_path)
     store.put_batch(batch_of([one(10, 500)], TopicTable()))
-    assert store.mark().marks == (QueueMark("T", 0, 8, 10, 11, 510),)
+    assert store.mark().marks == (QueueMark("T", 0, 8, 10, 11, 510, 10),)
     unit = UNIT.pack(500, 10, 7)
     assert tree(tmp_path) == {"T/0/00000000000000000160": 2 * BLANK_UNIT + unit + bytes(20)}
 

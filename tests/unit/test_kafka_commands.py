@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from indexd.cli.main import main
 from indexd.errors import BusyError
 from indexd.kafka.check import check
 from indexd.kafka.lock import LogDirectoryLock, refuse_while_locked
 from indexd.storage.disk import Disk
+from support.daemon import indexd_here
 from support.kafka_records import batch, name, write_segment
 
 HOLDER = """
@@ -57,64 +57,61 @@ def broker(lock: Path) -> Iterator[subprocess.Popen[str]]:
             process.wait(30)
 
 
-def indexd(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+def indexd(*args: object) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(["kafka", *map(str, args)])
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.out, said.err
+    done = indexd_here("kafka", *args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_check_of_what_is_whole(log_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = indexd(capsys, "check", log_directory)
+def test_check_of_what_is_whole(log_directory: Path) -> None:
+    code, out, err = indexd("check", log_directory)
     assert (code, err) == (0, "")
     assert out.startswith(f"{log_directory}: 2 partitions, 4 segments, 120 batches, 60 index entries, 11.7 KiB in ")
     assert out.endswith(" s: no findings\n")
-    code, out, err = indexd(capsys, "check", "--json", log_directory / "one-0")
+    code, out, err = indexd("check", "--json", log_directory / "one-0")
     (summary,) = rows(out)
     assert (code, summary["kind"], summary["findings"], summary["segments"]) == (0, "summary", 0, 2)
 
 
-def test_check_of_what_is_not(log_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_what_is_not(log_directory: Path) -> None:
     (log_directory / "one-0" / name(0, ".index")).write_bytes(bytes(range(80)))
     (log_directory / "two-5" / name(30, ".timeindex")).unlink()
-    code, out, _ = indexd(capsys, "check", log_directory)
+    code, out, _ = indexd("check", log_directory)
     assert code == 1
     assert f"one-0/{name(0, '.index')} byte 8: entry 1 (offset 134810123, position 202182159): " in out
     assert f"two-5/{name(30, '.timeindex')} byte 0: there is no TimeIndex beside the log" in out
     assert out.endswith("11 findings\n")
-    code, out, _ = indexd(capsys, "check", "--json", log_directory, "--interval", 400)
+    code, out, _ = indexd("check", "--json", log_directory, "--interval", 400)
     kinds = [row["kind"] for row in rows(out)]
     assert (code, kinds.count("finding"), kinds.count("note"), kinds[-1]) == (1, 11, 7, "summary")
     assert rows(out)[-1]["counts"] == {"position_behind_log": 10, "time_index_missing": 1}
 
 
-def test_rebuild(log_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuild(log_directory: Path, tmp_path: Path) -> None:
     path = log_directory / "one-0" / name(0, ".index")
     whole = path.read_bytes()
     path.unlink()
-    code, out, _ = indexd(capsys, "rebuild", log_directory, "--interval", "300", "--out", tmp_path / "out")
+    code, out, _ = indexd("rebuild", log_directory, "--interval", "300", "--out", tmp_path / "out")
     assert code == 0
     assert f"2 partitions, 4 segments, 4 of them written in {tmp_path / 'out'}, " in out
     assert not path.exists()
-    code, out, _ = indexd(capsys, "rebuild", log_directory, "--interval", "300", "--json")
+    code, out, _ = indexd("rebuild", log_directory, "--interval", "300", "--json")
     assert [row.get("changed") for row in rows(out)] == [True, False, False, False, 1]
     assert (code, path.read_bytes()) == (0, whole)
-    assert indexd(capsys, "check", log_directory)[0] == 0
+    assert indexd("check", log_directory)[0] == 0
     log = path.with_suffix(".log")
     log.write_bytes(log.read_bytes()[:-1])
-    code, out, _ = indexd(capsys, "rebuild", log_directory / "one-0", "--interval", "300")
+    code, out, _ = indexd("rebuild", log_directory / "one-0", "--interval", "300")
     assert code == 1
     assert f"{name(0, '.log')} byte 2900: built up to here; the 99 bytes behind" in out
     assert out.endswith(" 1 problem\n")
 
 
-def test_what_is_asked_wrongly(log_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_asked_wrongly(log_directory: Path) -> None:
     for args in (
         (),
         ("check",),
@@ -126,22 +123,22 @@ def test_what_is_asked_wrongly(log_directory: Path, capsys: pytest.CaptureFixtur
         ("rebuild", log_directory, "--interval", "0", "--max-index-size", "16"),
         ("rebuild", log_directory, "--out", log_directory),
     ):
-        code, out, err = indexd(capsys, *args)
+        code, out, err = indexd(*args)
         assert (code, out, err.count("\n")) == (2, "", 1), args
 
 
 @pytest.mark.parametrize("place", [".", "one-0", "link", "sub/link"])
-def test_a_broker_runs(log_directory: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broker_runs(log_directory: Path, place: str) -> None:
     (log_directory / "sub").mkdir()
     (log_directory / "link").symlink_to("one-0")
     (log_directory / "sub" / "link").symlink_to(log_directory / "one-0")
     with broker(log_directory / ".lock") as process:
         for command in (("check",), ("rebuild",), ("rebuild", "--out", log_directory / "out")):
-            code, out, err = indexd(capsys, *command, log_directory / place)
+            code, out, err = indexd(*command, log_directory / place)
             assert (code, out) == (5, "")
             assert f"/.lock is locked by process {process.pid}; stop the broker first" in err
     assert not (log_directory / "out").exists()
-    assert indexd(capsys, "check", log_directory / place)[0] == 0
+    assert indexd("check", log_directory / place)[0] == 0
 
 
 def test_a_broker_that_is_started_while_the_check_runs(log_directory: Path) -> None:
@@ -173,10 +170,10 @@ def test_a_broker_cannot_start_while_files_are_changed_but_can_while_they_are_re
     assert may_start()
 
 
-def test_no_lock_file_is_made(log_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_lock_file_is_made(log_directory: Path) -> None:
     (log_directory / ".lock").unlink()
-    assert indexd(capsys, "check", log_directory)[0] == 0
-    assert indexd(capsys, "rebuild", log_directory)[0] == 0
+    assert indexd("check", log_directory)[0] == 0
+    assert indexd("rebuild", log_directory)[0] == 0
     assert not (log_directory / ".lock").exists()
 
 

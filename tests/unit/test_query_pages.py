@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.format import IndexLayout
-from indexd.query import KeyQuery, query_exact, query_rocketmq
+from indexd.query import KeyQuery, by_key, query_exact, query_rocketmq
 from indexd.query.kept import Kept
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -90,8 +90,6 @@ def test_full_files_behind_a_cursor_are_not_walked(tmp_path: Path, monkeypatch: 
     offsets = store.append(*[spec() for _ in range(90)])
     store.build()
     walked = []
-    from indexd.query import by_key
-
     chain = by_key.chain
     monkeypatch.setattr(by_key, "chain", lambda file, key_hash: walked.append(file) or chain(file, key_hash))
     with store.index() as index:
@@ -134,7 +132,7 @@ def test_a_value_is_made_again_when_its_file_changes(tmp_path: Path) -> None:
 def test_a_second_query_opens_and_lists_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.append(*[spec() for _ in range(30)])
     store.build()
-    for path in (store.data / "frontier", store.data / "index"):
+    for path in (store.data / "frontier", store.data / "index", store.root / "commitlog"):
         age(path)
     with store.index() as index:
         first = query_exact(index, KeyQuery("T", "k"))
@@ -181,3 +179,19 @@ def test_a_long_lived_index_sees_each_change(store: Store) -> None:
             assert [name for name, _ in index.look().files][-1] == newer.name
         finally:
             lock.release()
+
+
+def test_a_long_lived_index_follows_the_log(store: Store) -> None:
+    store.append(*[spec(size=1900) for _ in range(2)])
+    store.build()
+    age(store.root / "commitlog")
+    with store.index() as index:
+        assert query_exact(index, KeyQuery("T", "none")).why == "absent"
+        (offset,) = store.append(spec(size=1900))
+        assert offset == store.segment
+        behind = store.writer.max_offset - store.frontier.phy_offset
+        assert query_exact(index, KeyQuery("T", "none")).why == f"not yet indexed: {behind} bytes behind"
+        age(store.root / "commitlog")
+        query_exact(index, KeyQuery("T", "none"))
+        (store.root / "commitlog" / f"{0:020d}").unlink()
+        assert query_exact(index, KeyQuery("T", "none")).coverage.log_begin == store.segment

@@ -57,6 +57,8 @@ class QueueMark(NamedTuple):
 
     ``min_offset``: the first unit whose message may still be in the log; units before it are blank or have expired.
     ``first_offset``: the first unit of the oldest file. ``max_phy_offset`` is -1 in a queue without messages.
+    ``begin_offset``: the unit with which the queue once began; what lies between it and ``first_offset`` has expired,
+    so that a queue may have no units left (``first_offset == max_offset``) and still go on where it was.
     """
 
     topic: str
@@ -65,6 +67,7 @@ class QueueMark(NamedTuple):
     min_offset: int
     max_offset: int
     max_phy_offset: int
+    begin_offset: int = 0
 
 
 def file_name(offset: int) -> str:

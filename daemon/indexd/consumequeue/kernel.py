@@ -35,6 +35,8 @@ _INNER_BATCH = np.int32(unit.FLAG_INNER_BATCH)
 _TRANSACTION = np.int32(0xC)
 _PREPARED = np.int32(0x4)
 _ROLLBACK = np.int32(0xC)
+_ENTERS = np.int64(-1)
+_NO_MESSAGE = np.int64(-2)
 
 
 @numba.njit(inline="always")
@@ -79,6 +81,17 @@ def _write_unit(units, at, phy, size, tags_code):  # type: ignore[no-untyped-def
     units[at, np.uint64(4)] = _swap(np.uint32(np.uint64(tags_code) & _LOW_32))
 
 
+@numba.njit(nogil=True, forceinline=True)
+def _why_none(flags, number):  # type: ignore[no-untyped-def]
+    # Whether a message enters a queue at all; the counter of those like it if not.
+    transaction = flags & _TRANSACTION
+    if transaction == _PREPARED or transaction == _ROLLBACK:
+        return _NO_MESSAGE
+    if flags & _INNER_BATCH:
+        return np.int64(BATCH_MESSAGES)
+    return np.int64(NAMELESS) if number < np.int32(0) else _ENTERS
+
+
 @numba.njit(nogil=True, cache=True)
 def put_units(  # type: ignore[no-untyped-def]
     columns, rows, row, numbers, table_keys, table_slots, is_closed, state, units, slots, used, touched, counters
@@ -96,22 +109,13 @@ def put_units(  # type: ignore[no-untyped-def]
     topic_ids, tags_codes, sys_flags = columns.topic_id, columns.tags_code, columns.sys_flag
     row = np.uint64(row)
     at, queues, room = np.uint64(used[0]), np.uint64(used[1]), np.uint64(len(units))
-    start = at
-    repeats = gaps = np.int64(0)
     status = DONE
     while row < np.uint64(rows):
-        flags = sys_flags[row]
-        transaction = flags & _TRANSACTION
-        if transaction == _PREPARED or transaction == _ROLLBACK:
-            row += _1
-            continue
-        if flags & _INNER_BATCH:
-            counters[BATCH_MESSAGES] += 1
-            row += _1
-            continue
         number = numbers[np.uint64(topic_ids[row])]
-        if number < np.int32(0):
-            counters[NAMELESS] += 1
+        why = _why_none(sys_flags[row], number)
+        if why != _ENTERS:
+            if why != _NO_MESSAGE:
+                counters[np.uint64(why)] += 1
             row += _1
             continue
         key = np.uint64(number) << _32 | (np.uint64(queue_ids[row]) & _LOW_32)
@@ -131,11 +135,11 @@ def put_units(  # type: ignore[no-untyped-def]
         end = phy + np.int64(sizes[row])
         # Rule 1, and the check of the queue offset, which RocketMQ does not make of offset 0.
         if end <= state[queue, _MAX_PHY_OFFSET] or (queue_offset != np.int64(0) and queue_offset < cur):
-            repeats += np.int64(1)
+            counters[REPEATS] += 1
             row += _1
             continue
         if queue_offset > cur:
-            gaps += np.int64(1)
+            counters[GAPS] += 1
         _write_unit(units, at, phy, sizes[row], tags_codes[row])
         slots[at] = slot - np.int32(1)
         at += _1
@@ -146,10 +150,8 @@ def put_units(  # type: ignore[no-untyped-def]
         state[queue, _MAX_PHY_OFFSET] = end
         state[queue, _PENDING] += np.int64(1)
         row += _1
-    used[0], used[1] = np.int64(at), np.int64(queues)
-    counters[UNITS] += np.int64(at - start)
-    counters[REPEATS] += repeats
-    counters[GAPS] += gaps
+    before, used[0], used[1] = used[0], np.int64(at), np.int64(queues)
+    counters[UNITS] += used[0] - before
     return status, row
 
 

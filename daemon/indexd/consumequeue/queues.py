@@ -31,8 +31,10 @@ class Queues:
         self.file_units = file_units
         self.queues_max = queues_max
         self.names: list[tuple[str, int]] = []
-        #: By slot: the first unit of the oldest file, the first that is not blank or expired and, if known, where the
-        #: message of that one stands; the next unit that is to be written; where the files lie.
+        #: By slot: the unit with which the queue once began; the first unit of the oldest file; the first that is not
+        #: blank or expired and, if known, where the message of that one stands; the next unit that is to be written;
+        #: where the files lie.
+        self.begin_offsets: list[int] = []
         self.first: list[int] = []
         self.min: list[int] = []
         self.min_phy: list[int] = []
@@ -62,6 +64,7 @@ class Queues:
         """Take in a queue as its mark says."""
         slot = self._add(mark.topic, mark.queue_id, mark.first_offset, mark.min_offset, UNKNOWN)
         self.written[slot] = mark.max_offset
+        self.begin_offsets[slot] = mark.begin_offset
         self.state[slot] = (mark.max_offset, mark.max_phy_offset, 0)
 
     def begin(self, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> bool:
@@ -72,6 +75,7 @@ class Queues:
         if not 0 <= queue_offset <= OFFSET_MAX:
             return False
         slot = self._add(topic, queue_id, queue_offset - queue_offset % self.file_units, queue_offset, phy_offset)
+        self.begin_offsets[slot] = queue_offset
         self.state[slot] = (queue_offset, -1, 0)
         return True
 
@@ -83,6 +87,7 @@ class Queues:
             self.min[slot],
             int(self.state[slot, NEXT]),
             int(self.state[slot, MAX_PHY_OFFSET]),
+            self.begin_offsets[slot],
         )
 
     def numbers(self, batch: DispatchBatch) -> NDArray[np.int32]:
@@ -110,6 +115,7 @@ class Queues:
         if slot == len(self.keys):
             self._grow()
         self.names.append((topic, queue_id))
+        self.begin_offsets.append(0)
         self.first.append(first)
         self.min.append(minimum)
         self.min_phy.append(min_phy)

@@ -141,7 +141,7 @@ class _Keeping:
             kept = self._ending(kept, self._first_at(kept, self._cut_at))
         end = kept.max_offset if kept is not None else 0
         self.dropped_units += mark.max_offset - max(end, min(mark.min_offset, mark.max_offset))
-        if kept is not None:
+        if kept is not None and end > kept.first_offset:
             begin = (end - 1) // self._file_units * self._file_units
             size = (end - begin) * UNIT_SIZE
             is_stale = self._is_unclean or end < mark.max_offset or sizes[begin * UNIT_SIZE] < self._file_size
@@ -170,7 +170,8 @@ class _Keeping:
     def _first_missing(self, mark: QueueMark, sizes: dict[int, int]) -> tuple[str | None, int]:
         # Why the queue is not what its mark says, None if it is, and the unit up to which it may be.
         first, end = mark.first_offset, mark.max_offset
-        if first < 0 or first % self._file_units or not first <= mark.min_offset <= end or first == end:
+        is_empty = first == end and mark.begin_offset >= first
+        if first < 0 or first % self._file_units or not first <= mark.min_offset <= end or is_empty:
             return "its mark contradicts itself", first
         for begin in range(first, end, self._file_units):
             size = sizes.get(begin * UNIT_SIZE)
@@ -179,16 +180,20 @@ class _Keeping:
             least = min((end - begin) * UNIT_SIZE, self._file_size)
             if not least <= size <= self._file_size or (size < self._file_size and end > begin + self._file_units):
                 return f"file {file_name(begin * UNIT_SIZE)} has {size} bytes, not {self._file_size}", begin
-        if self._is_unclean:
+        if self._is_unclean and end > first:
             last = self._unit(mark, end - 1)
             if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
                 return f"unit {end - 1} is not the one that was written", first
         return None, end
 
     def _ending(self, mark: QueueMark, end: int) -> QueueMark | None:
-        # The queue with the units before ``end``; None if there is no message among them.
+        # The queue with the units before ``end``; None if there never was a message among them.
         if end <= mark.first_offset:
-            return None
+            if mark.begin_offset >= mark.first_offset:
+                return None
+            # Messages that have expired stood before: what comes next goes on behind them.
+            first = mark.first_offset
+            return mark._replace(min_offset=first, max_offset=first, max_phy_offset=self._log_begin)
         last = self._unit(mark, end - 1)
         if last.is_blank or not last.is_valid:
             return None

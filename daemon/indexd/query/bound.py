@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from struct import Struct
 
-from indexd.errors import DiskError
+from indexd.errors import CorruptDataError, DiskError
 from indexd.query.source import Look, QueryIndex
 from indexd.sparse.format import (
     NO_TIMESTAMP,
@@ -125,7 +126,8 @@ class _Pair:
                 return (timestamp, offset) == (0, 0) or offset > last
 
             # An entry of zeros says that the first message is of time 0, or nothing: the same, for later times.
-            times = _first(is_later, max(mark.time_entries, min(offsets, 1)), file.size() // TIME_ENTRY_SIZE)
+            slots = file.size() // TIME_ENTRY_SIZE
+            times = _first(is_later, max(mark.time_entries, min(offsets, slots, 1)), slots)
         return _Pair(self._index, SegmentMark(mark.base, mark.messages, offsets, times))
 
     def position(self, timestamp: int) -> int:
@@ -162,10 +164,17 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _offset_entry(file: DiskFile, slot: int) -> tuple[int, int]:
-    offset, position = OFFSET_ENTRY.unpack(file.pread(OFFSET_ENTRY_SIZE, slot * OFFSET_ENTRY_SIZE))
+    offset, position = _entry(file, OFFSET_ENTRY, slot)
     return offset, position
 
 
 def _time_entry(file: DiskFile, slot: int) -> tuple[int, int]:
-    timestamp, offset = TIME_ENTRY.unpack(file.pread(TIME_ENTRY_SIZE, slot * TIME_ENTRY_SIZE))
+    timestamp, offset = _entry(file, TIME_ENTRY, slot)
     return timestamp, offset
+
+
+def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, ...]:
+    data = file.pread(form.size, slot * form.size)
+    if len(data) < form.size:
+        raise CorruptDataError(f"sparse index {file.path} has no entry {slot}, but the frontier says so")
+    return form.unpack(data)

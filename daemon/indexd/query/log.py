@@ -7,6 +7,7 @@ from pathlib import Path
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.segments import Segment
+from indexd.query.kept import Kept
 from indexd.storage.disk import Disk, DiskFile
 
 # Times that one query may list the log anew: entries that point nowhere must not cost a listing each.
@@ -21,6 +22,8 @@ class LogView:
         self._directories = directories
         self._segment_size = segment_size
         self._options = options
+        self._watched = [Kept(disk, directory, lambda: None) for directory in directories]
+        self._changes_listed = self._changes()
         self._lookup = self._list()
         self._listings_left = _LISTINGS_PER_QUERY
         self._is_stale = False
@@ -56,9 +59,11 @@ class LogView:
         return found.store_timestamp if isinstance(found, Message) else -1
 
     def begin_query(self) -> None:
-        """A new query: what was seen to have expired is forgotten, and the log may be listed anew again."""
+        """A new query: a log whose directories have changed is listed anew, and may be again."""
         self._listings_left = _LISTINGS_PER_QUERY
-        if self._is_stale:
+        changes = self._changes()
+        if self._is_stale or changes != self._changes_listed:
+            self._changes_listed = changes
             self.refresh()
 
     def refresh(self) -> None:
@@ -98,6 +103,12 @@ class LogView:
     def close(self) -> None:
         """Close every file."""
         self._lookup.close()
+
+    def _changes(self) -> int:
+        # Grows when a segment comes or goes.
+        for directory in self._watched:
+            directory.get()
+        return sum(directory.times_made for directory in self._watched)
 
     def _list(self) -> MessageLookup:
         return MessageLookup(self._disk, self._directories, self._segment_size, self._options)

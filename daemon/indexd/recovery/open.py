@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from indexd import __version__
-from indexd.commitlog import batcher
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.dispatch import make_rules
-from indexd.commitlog.kernel import Rules
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import ReaderOptions
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
-from indexd.config.places import check_outside
-from indexd.consumequeue import pending as queue_units
-from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
 from indexd.flush.outputs import Outputs
 from indexd.flush.witness import Witness
-from indexd.index import file as index_file
 from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
 from indexd.recovery.against import Comparison
 from indexd.recovery.beside import Beside, Wanted, refill
 from indexd.recovery.plan import plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
+from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, reader_options
 from indexd.recovery.standing import Standing
 from indexd.recovery.whole import once
-from indexd.sparse import kernel as sparse_kernel
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-
-_BODY_SIZE_BELIEVED = 64 << 20
-# Topic, properties and fixed fields: what the broker allows above maxMessageSize (spec rocketmq-store 2.6).
-_FRAME_OVERHEAD = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,83 +49,14 @@ class Opened:
     damage: str | None
 
 
-def reader_options(config: Config) -> ReaderOptions:
-    """The reader's share of the configuration."""
-    return ReaderOptions(
-        segment_size=config.store.segment_size,
-        read_size=config.reader.read_bytes,
-        settle=config.reader.settle_ms / 1000,
-        corrupt_after=config.reader.corrupt_after_ms / 1000,
-        skip_corrupt=config.reader.on_corrupt == "skip",
-        verify_crc=config.reader.verify_crc,
-    )
-
-
-def decode_rules(config: Config) -> Rules:
-    """What the flavour and the broker's settings ask of the decoder."""
-    flavour = FLAVOURS[config.index.flavour]
-    return make_rules(
-        config.store.delay_levels_ms,
-        check_crc=False,
-        want_uniq_key=flavour.uniq_key,
-        want_tags=flavour.tags,
-        want_queue=config.outputs.consume_queue or config.outputs.sparse,
-        frame_size_max=frame_size_max(config),
-    )
-
-
-def frame_size_max(config: Config) -> int:
-    """The largest total size that is believed: the broker's maxMessageSize may have been larger before."""
-    return max(config.reader.max_message_size, _BODY_SIZE_BELIEVED) + _FRAME_OVERHEAD
-
-
-def load_kernels(config: Config) -> None:
-    """Compile, or load what is compiled, before there is work that would wait for it; the two halves side by side."""
-    loads = [index_file.load_kernels]
-    loads += [queue_units.load_kernels] if config.outputs.consume_queue else []
-    loads += [sparse_kernel.load_kernels] if config.outputs.sparse else []
-    builders = threading.Thread(target=lambda: [load() for load in loads])
-    builders.start()
-    batcher.load_kernels(decode_rules(config))
-    builders.join()
-
-
-def check_store(config: Config) -> Path:
-    """The store root; refuses what must not be indexed at all."""
-    store = config.store.store
-    if store is None and not config.store.commit_log_directories:
-        raise UsageError("no store is given", "say --store DIR (the broker's storePathRootDir), or --broker-conf FILE")
-    if store is not None and not store.is_dir():
-        raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
-    root = store or config.store.commit_log_directories[0].parent
-    check_outside(config, config.store.data, "--data")
-    if config.broker.enable_dledger_commit_log:
-        raise UnsafeStoreError(
-            "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",
-            "point --store at a broker that runs without it",
-        )
-    return root.resolve()
-
-
 def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: bool, forced: bool = False) -> Opened:
     """Recover if need be and open; the caller holds the lock and has written the abort flag.
 
     ``unclean`` says whether the flag was there before: only then is the open file rebuilt from its durable prefix.
     """
     started = time.monotonic()
-    store = check_store(config)
     files = DataFiles(config.store.data)
-    layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
-    flavour = FLAVOURS[config.index.flavour]
-    paths = tuple(str(path.resolve()) for path in config.store.commit_log_directories)
-    fresh = Frontier(
-        str(store),
-        paths,
-        config.store.segment_size,
-        flavour.name,
-        layout,
-        queue_file_size=config.store.consume_queue_file_size,
-    )
+    fresh = fresh_frontier(config, check_store(config))
     frontier, damage = _known_frontier(disk, files)
     if frontier is not None:
         _check_same(frontier, fresh, config.outputs.sparse_interval, files)
@@ -155,25 +73,21 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
     # With checksums: what is compared, and what a crash has left to be read again.
     reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
-    lookup = MessageLookup(
-        disk, config.store.commit_log_directories, config.store.segment_size, DecoderOptions(check_crc=False)
-    )
-    ground = Ground(
-        disk, files.index, layout, flavour, begin, lambda offset: _store_timestamp(lookup, offset), on_progress
-    )
+    base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
+    commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
+    compare_before = partial(_comparison, standing, beside) if standing else None
     try:
-        base_of = partial(_base, frontier or fresh, paths, begin, standing)
-        commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
-        compare_before = partial(_comparison, standing, beside) if standing else None
-        recovered = carry_out(plan, ground, compare_before, commit)
+        with closing(_lookup(config, disk)) as lookup:
+            time_of, flavour = partial(_store_timestamp, lookup), FLAVOURS[fresh.flavour]
+            ground = Ground(disk, files.index, fresh.layout, flavour, begin, time_of, on_progress)
+            recovered = carry_out(plan, ground, compare_before, commit)
         base = commit(recovered)
         beside.carry_out()
         recovered.reasons += beside.reasons
     finally:
-        lookup.close()
         reader.close()
     witness.take_over(standing.evidence_before(base.phy_offset) if standing else (), recovered.compared.tail)
-    index = IndexService(disk, files.index, layout, flavour)
+    index = IndexService(disk, files.index, fresh.layout, flavour)
     index.load(recovered.files)
     outputs = Outputs(index, *beside.open(base), base, witness)
     flusher = Flusher(disk, files, base)
@@ -261,6 +175,11 @@ def _refill(
         refill(reader, outputs, begin, commit, lambda at: on_progress("refill", at - begin, outputs.phy_offset - begin))
     finally:
         reader.close()
+
+
+def _lookup(config: Config, disk: Disk) -> MessageLookup:
+    options = DecoderOptions(check_crc=False)
+    return MessageLookup(disk, config.store.commit_log_directories, config.store.segment_size, options)
 
 
 def _list_log(disk: Disk, config: Config) -> SegmentList:

@@ -24,15 +24,13 @@ from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.errors import BusyError, UsageError
 from indexd.flush.flusher import Flusher
-from indexd.flush.frontier import Frontier
 from indexd.flush.outputs import Outputs
 from indexd.flush.witness import Witness
 from indexd.index.file import IndexFile
 from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
 from indexd.index.service import IndexService
 from indexd.recovery.beside import Wanted
-from indexd.recovery.open import check_store, decode_rules, load_kernels, reader_options
+from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
@@ -83,16 +81,8 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         load_kernels(config)
         reader.refresh()
         reader.position = reader.log.min_offset or 0
-        frontier = Frontier(
-            str(store),
-            tuple(str(path.resolve()) for path in config.store.commit_log_directories),
-            config.store.segment_size,
-            config.index.flavour,
-            IndexLayout(config.index.hash_slot_num, config.index.index_num),
-            begin_offset=reader.position,
-            phy_offset=reader.position,
-            queue_file_size=config.store.consume_queue_file_size,
-        )
+        fresh = fresh_frontier(config, store)
+        frontier = replace(fresh, begin_offset=reader.position, phy_offset=reader.position)
         index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
         outputs = Outputs(index, *Wanted.of(config).make(disk, files), frontier, Witness(disk, lambda: reader.log))
         started = time.monotonic()

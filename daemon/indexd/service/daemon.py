@@ -25,7 +25,8 @@ from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.flush.abort import remove_abort
 from indexd.flush.building import Building
 from indexd.flush.flusher import Progress
-from indexd.recovery.open import Opened, reader_options
+from indexd.recovery.open import Opened
+from indexd.recovery.settings import reader_options
 from indexd.service.log import Logger, configure_log
 from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
 from indexd.service.starts import Starts

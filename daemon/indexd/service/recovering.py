@@ -9,7 +9,8 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.flush.abort import remove_abort
 from indexd.flush.building import Building
-from indexd.recovery.open import Opened, check_store, reader_options
+from indexd.recovery.open import Opened
+from indexd.recovery.settings import check_store, reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress

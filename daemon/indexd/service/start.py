@@ -18,7 +18,8 @@ from indexd import __version__
 from indexd.config import Config
 from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.flush.abort import remove_abort, write_abort
-from indexd.recovery.open import Opened, check_store, load_kernels, open_data
+from indexd.recovery.open import Opened, open_data
+from indexd.recovery.settings import check_store, load_kernels
 from indexd.service.daemon import Daemon
 from indexd.service.log import Logger, configure_log
 from indexd.service.progress import RecoveryProgress

@@ -50,6 +50,7 @@ def state_row(
         "writtenAt": int(time.time() * 1000),
         "beginOffset": built.begin_offset,
         "phyOffset": built.phy_offset,
+        "filledOffset": built.filled_offset,
         "storeTimestamp": built.store_timestamp,
         "durableOffset": building.flusher.frontier.phy_offset,
         "readOffset": reader.position,

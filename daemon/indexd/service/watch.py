@@ -1,8 +1,9 @@
 """Watch: what somebody else does to the data directory of a running daemon.
 
-Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are files
-of queues and of sparse indexes that were removed or cut; there may be thousands, so a few are looked at each time. What the
-daemon can make again at once, it does: the abort flag, the lock; frontier and checkpoint with the next flush.
+Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are
+files of queues and of sparse indexes that were removed or cut; there may be thousands, so a few are looked at each
+time. What the daemon can make again at once, it does: the abort flag, the lock; frontier and checkpoint with the next
+flush.
 """
 
 from __future__ import annotations

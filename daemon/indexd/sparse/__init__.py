@@ -11,5 +11,6 @@
 ``segment``       the pair of the segment that grows
 ``service``       SparseService: builds, seals and expires pairs
 ``recover``       what is kept of the pairs after a crash or a cut
+``check``         the pairs held against what the frontier says of them
 ``compare``       the pairs held against what the log comes to
 """

@@ -20,7 +20,7 @@ from indexd.flush.frontier import Frontier
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import FileMark, IndexHeader
 from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
-from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.settings import decode_rules, reader_options
 from indexd.recovery.whole import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
