@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 pytestmark = REAL
 
 SLOTS = 20_000
+#: What the writer has if it is not told.
+QUEUE_FILE_SIZE = 6000
 #: All that may be said: neither corruption nor anything skipped.
 EVENTS = {"starting", "created", "running", "rolled", "stopping", "stopped"}
 
@@ -25,6 +27,7 @@ def flags(segment: int, entries: int) -> tuple[str, ...]:
         *("--segment-size", str(segment)),
         *("--hash-slot-num", str(SLOTS)),
         *("--index-num", str(entries)),
+        *("--consume-queue-file-size", str(QUEUE_FILE_SIZE)),
     )
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1", "INDEXD_FLUSH_INTERVAL": "0.5"}
 DISK_FAILED = 70
 UNSAFE = 3
-_DATA_NAMES = {"index", "checkpoint", "frontier", "state", "abort", "starts", "lock", "filler", "lost+found"}
+_DATA_NAMES = {"index", "consumequeue", "sparse", "checkpoint", "frontier", "state", "abort", "starts", "lock"}
+_DATA_NAMES |= {"filler", "lost+found"}
 _LINES_A_SECOND = 5.0
 _CPU_SHARE = 0.3
 _TICKS = os.sysconf("SC_CLK_TCK")

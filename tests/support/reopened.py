@@ -17,7 +17,7 @@ from indexd.recovery.settings import reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,7 @@ def config_for(store: Path, data: Path, **keys: object) -> Config:
         "segment_size": SEGMENT_SIZE,
         "hash_slot_num": HASH_SLOT_NUM,
         "index_num": INDEX_NUM,
+        "consume_queue_file_size": QUEUE_FILE_SIZE,
         "settle_ms": 1,
         "corrupt_after_ms": 1,
     } | keys

@@ -15,13 +15,13 @@ from support.daemon import Daemon, assert_same_index
 from support.naive import naive_frames
 from support.reopened import config_for, named_for, reopen
 from support.rocketmq import Program, arguments, start
-from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 
 if TYPE_CHECKING:
     from support.naive_log import NaiveMessage
 
 MESSAGES = 4000
-STORED = {"segment": SEGMENT_SIZE, "slots": HASH_SLOT_NUM, "entries": INDEX_NUM}
+STORED = {"segment": SEGMENT_SIZE, "slots": HASH_SLOT_NUM, "entries": INDEX_NUM, "queuefile": QUEUE_FILE_SIZE}
 
 
 @dataclass

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 SEGMENT_SIZE = 256 << 10
 HASH_SLOT_NUM = 500
 INDEX_NUM = 4000
-#: The flags that say the three numbers above.
+#: 60 units, so that each queue soon has several files.
+QUEUE_FILE_SIZE = 1200
+#: The flags that say the four numbers above.
 SIZES = (
     *("--segment-size", str(SEGMENT_SIZE)),
     *("--hash-slot-num", str(HASH_SLOT_NUM)),
     *("--index-num", str(INDEX_NUM)),
+    *("--consume-queue-file-size", str(QUEUE_FILE_SIZE)),
 )
 BASE_TIME = 1_700_000_000_000
 

@@ -142,7 +142,7 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     mark = FileMark(file.path.name, file.header, full=True)
     disk.calls.clear()
     flusher = Flusher(disk, files, FRESH)
-    flusher.persist(Progress(IndexMark((mark,), (file,)), 0, 200, 5000, 1))
+    flusher.persist(Progress(IndexMark((mark,), (file,)), None, None, 0, 200, 5000, 1))
     order = [call for call in disk.calls if not call.endswith(".tmp")]
     assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
     stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)
@@ -156,7 +156,7 @@ def test_an_open_file_does_not_move_the_index_time(tmp_path: Path) -> None:
     """As in RocketMQ: only a full file that is durable does (spec rocketmq-store 4.4)."""
     files = DataFiles(tmp_path)
     mark = FileMark("20260101000000000", IndexHeader(1, 2, 3, 4, 5, 6), full=False)
-    Flusher(Disk(), files, FRESH).persist(Progress(IndexMark((mark,), ()), 0, 200, 5000, 1))
+    Flusher(Disk(), files, FRESH).persist(Progress(IndexMark((mark,), ()), None, None, 0, 200, 5000, 1))
     assert StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint).index_msg_timestamp == 0
 
 

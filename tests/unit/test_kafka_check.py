@@ -78,13 +78,6 @@ def test_a_whole_log_directory(partition: Path) -> None:
     assert [finding.file for finding in report.findings.kept] == [f"other-3/{name(0, '.index')}"]
 
 
-def test_what_is_no_partition(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path, tmp_path / "file", tmp_path / "nothing"):
-        with pytest.raises(UsageError):
-            check(path, Disk())
-
-
 def test_missing_and_orphaned_files(partition: Path) -> None:
     index(partition).unlink()
     times(partition, BASE + 120).unlink()
@@ -160,6 +153,27 @@ def test_a_wrong_time_entry(partition: Path, slot: int, timestamp: int, offset: 
     assert [(finding.file, finding.position, finding.what) for finding in report.findings.kept] == [
         (name(BASE, ".timeindex"), 12 * slot, what)
     ]
+
+
+def test_a_time_entry_that_names_a_later_batch_with_the_same_time(tmp_path: Path) -> None:
+    write_segment(tmp_path, 0, [batch(i, i, 1000) for i in range(4)])
+    log(tmp_path, 9).write_bytes(b"")
+    times(tmp_path, 0).write_bytes(struct.pack(">qi", 1000, 1))
+    assert whats(check(tmp_path, Disk())) == {"time_not_first"}
+
+
+def test_sets_that_overlap(tmp_path: Path) -> None:
+    write_segment(tmp_path, 0, [batch(i, i, -1, bytes(39)) for i in range(9)])
+    log(tmp_path, 9).write_bytes(b"")
+    index(tmp_path, 0).write_bytes(struct.pack(">6i", 4, 200, 6, 500, 8, 600))
+    report = check(tmp_path, Disk())
+    assert [(finding.position, finding.what) for finding in report.findings.kept] == [(16, "offset_not_rising")]
+
+
+def test_the_time_of_a_damaged_batch_is_not_believed(partition: Path) -> None:
+    edit(log(partition), lambda data: data[:2135] + b"\x70" + data[2136:])
+    report = check(partition, Disk())
+    assert [(finding.position, finding.what) for finding in report.findings.kept] == [(2100, "batch_crc")]
 
 
 def test_sparser_and_denser_indexes_are_right(partition: Path) -> None:

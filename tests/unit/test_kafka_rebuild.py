@@ -15,7 +15,7 @@ from indexd.kafka.check import check
 from indexd.kafka.entries import recover_entries
 from indexd.kafka.rebuild import rebuild
 from indexd.kafka.records import LogWalk
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 from support.kafka_records import Batch, batch, log_bytes, name, old_record, recovered, write_segment
 
 
@@ -135,11 +135,43 @@ def test_numbers_that_the_broker_would_refuse(partition: Path) -> None:
     assert not rebuild(partition, Disk(), interval=0, max_index_size=8 * 29).problems
 
 
+def test_the_last_time_slot_is_kept_for_the_end(tmp_path: Path) -> None:
+    write_segment(tmp_path, 0, [batch(i, i, i) for i in range(6)])
+    with pytest.raises(UsageError, match="longer indexes"):
+        rebuild(tmp_path, Disk(), interval=0, max_index_size=71)
+    assert not rebuild(tmp_path, Disk(), interval=0, max_index_size=72).problems
+
+
+def test_what_is_renamed_is_on_the_disk(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+
+    class Watched(Disk):
+        def rename(self, source: Path, target: Path) -> None:
+            calls.append(("rename", target.name))
+            super().rename(source, target)
+
+        def sync_dir(self, path: Path) -> None:
+            calls.append(("sync_dir", path.name))
+            super().sync_dir(path)
+
+    def fsync(file: DiskFile) -> None:
+        assert file.size() == len(whole)
+        calls.append(("fsync", file.path.name))
+
+    whole = (partition / name(0, ".index")).read_bytes()
+    (partition / name(0, ".index")).unlink()
+    monkeypatch.setattr(DiskFile, "fsync", fsync)
+    rebuild(partition, Watched(), interval=300)
+    index = name(0, ".index")
+    assert calls == [("fsync", index + ".indexd.tmp"), ("rename", index), ("sync_dir", partition.name)]
+
+
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
         ([batch(10, 10, 1), batch(12, 12, 2), batch(11, 11, 3)], "do not rise"),
         ([batch(10, 10, 1), batch(20, 20, 9), batch(12, 12, 9), batch(12, 12, 8)], "do not rise"),
+        ([batch(10, 10, 1), batch(12, 12, 2), batch(12, 12, 3)], "do not rise"),
         ([batch(10, 10, 1), batch(9, 9, 2)], "relative to the segment's base"),
         ([batch(10, 10, 1), batch(11, 11 + (1 << 31) - 1, 2)], "relative to the segment's base"),
     ],

@@ -86,6 +86,23 @@ def test_a_wrong_length_ends_the_walk_before_the_batch(log: Path) -> None:
         assert (walked.outcome, walked.fault) == (Outcome.CORRUPT, Fault.CRC)
 
 
+def test_an_older_batch_that_a_wrong_length_leads_to(log: Path) -> None:
+    """What was in a payload is not what follows: its offsets do not go on."""
+    old = batch(1, 1, 5, bytes(30))
+    batches = [*made([50] * 2), batch(4, 5, 6, old.data + bytes(30)), batch(6, 7, 8)]
+    data = bytearray(log_bytes(batches))
+    data[222 + 8 : 222 + 12] = (61 - 12).to_bytes(4, "big")
+    rows, walked = walk(log, bytes(data))
+    assert (len(rows), walked.outcome, walked.fault) == (2, Outcome.CORRUPT, Fault.CRC)
+
+
+def test_an_unknown_magic_ends_the_walk(log: Path) -> None:
+    data = bytearray(log_bytes(made([50] * 4)))
+    data[111 + 16] = 3
+    rows, walked = walk(log, bytes(data))
+    assert (len(rows), walked.outcome, walked.fault, walked.end) == (1, Outcome.CORRUPT, Fault.MAGIC, 111)
+
+
 def test_how_a_log_can_end(log: Path) -> None:
     data = log_bytes(made([50] * 3))
     half = log_bytes(made([50] * 4))[:-1]

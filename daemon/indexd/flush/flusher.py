@@ -115,7 +115,7 @@ class Flusher:
             index=progress.index.files,
             queues=progress.queues.marks if progress.queues is not None else None,
             sparse=progress.sparse.mark if progress.sparse is not None else None,
-            refill_offset=progress.filled_offset,
+            refill_offset=progress.refill_offset,
             evidence=progress.evidence,
         )
         write_frontier(self._disk, self._files.frontier, frontier, __version__)

@@ -10,7 +10,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
      "consumeQueue": null or {"fileSize": 6000000, "queues": [[topic, queueId, first, min, max, maxPhyOffset]]},
      "sparse": null or {"interval": 4096, ...},
-     "refillOffset": 81234,
+     "refillOffset": null or 4096,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
      "crc32": of the object without this key}
 
@@ -66,8 +66,13 @@ class Frontier:
     queue_file_size: int = 0
     queues: tuple[QueueMark, ...] | None = None
     sparse: SparseMark | None = None
-    refill_offset: int = 0
+    refill_offset: int | None = None
     evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def filled_offset(self) -> int:
+        """All outputs hold every message before this physical offset."""
+        return self.phy_offset if self.refill_offset is None else self.refill_offset
 
     def to_json(self, version: str) -> dict[str, Any]:
         """The object of the module's drawing."""
@@ -140,7 +145,7 @@ class Frontier:
                 queue_file_size=int(data["consumeQueue"]["fileSize"]) if data.get("consumeQueue") else 0,
                 queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
-                refill_offset=int(data.get("refillOffset", data["phyOffset"])),
+                refill_offset=None if data.get("refillOffset") is None else int(data["refillOffset"]),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
             )
         except (KeyError, TypeError, ValueError) as error:

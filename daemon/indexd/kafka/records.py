@@ -82,7 +82,7 @@ class LogWalk:
             count, outcome = self._step()
             if count:
                 rows = self._rows[:count]
-                leads_on = self._leads_on(rows[-1])
+                leads_on = self._leads_on(rows)
                 if not leads_on:
                     self.fault = Fault(int(rows[-1, kernel.FAULT]))
                     rows = rows[:-1]
@@ -133,8 +133,9 @@ class LogWalk:
             position, left, start = position + size, left - size, 0
         row[kernel.FAULT] = Fault.NONE if int(register ^ _SUM_START) == int(crc) else Fault.CRC
 
-    def _leads_on(self, row: NDArray[np.int64]) -> bool:
+    def _leads_on(self, rows: NDArray[np.int64]) -> bool:
         """Whether the batch of the last row has no fault, or one that does not put its length in doubt."""
+        row = rows[-1]
         if row[kernel.FAULT] == Fault.NONE:
             return True
         if row[kernel.FAULT] == Fault.MAGIC:
@@ -149,7 +150,8 @@ class LogWalk:
             return bool(outcome == Outcome.END)
         base_offset = int(following[0, kernel.BASE_OFFSET])
         is_sound = following[0, kernel.FAULT] in (Fault.NONE, Fault.CRC)
-        return bool(is_sound and self._last_offset < base_offset <= self._base + INT32_MAX)
+        last_offset = int(rows[-2, kernel.LAST_OFFSET]) if len(rows) > 1 else self._last_offset
+        return bool(is_sound and last_offset < base_offset <= self._base + INT32_MAX)
 
     def _accept(self, rows: NDArray[np.int64]) -> Batches:
         columns = np.ascontiguousarray(rows.T)

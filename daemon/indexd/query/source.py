@@ -52,7 +52,7 @@ class Look:
     @property
     def queue_coverage(self) -> Coverage:
         """The coverage of ConsumeQueues and sparse indexes, which may be built after the key index."""
-        filled = self.frontier.refill_offset if self.published is None else self.published
+        filled = self.frontier.filled_offset if self.published is None else self.published
         if filled >= self.coverage.end:
             return self.coverage
         return replace(self.coverage, end=filled, complete=False)
@@ -246,8 +246,8 @@ def _progress(
     published = state["phyOffset"]
     if isinstance(state.get("filledOffset"), int):
         published = min(published, state["filledOffset"])
-    elif frontier.refill_offset < frontier.phy_offset:
-        published = min(published, frontier.refill_offset)
+    elif frontier.filled_offset < frontier.phy_offset:
+        published = min(published, frontier.filled_offset)
     return int(begin), state["phyOffset"], uncovered, published
 
 

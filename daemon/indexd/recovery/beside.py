@@ -97,7 +97,7 @@ class Beside:
     def plan(self, phy_offset: int, doubtful_from: int | None = None) -> None:
         """All is to stand at ``phy_offset``; what sparse indexes say behind ``doubtful_from`` is not believed."""
         known, wanted, begin = self._known, self._wanted, self._log_begin
-        starts = [phy_offset, max(known.refill_offset, begin)]
+        starts = [phy_offset, max(known.filled_offset, begin)]
         if self._is_forced or (wanted.queues and known.queues is None) or (wanted.sparse and known.sparse is None):
             starts.append(begin)
         self._queues = self._plan_queues(begin if self._is_forced else phy_offset)
@@ -119,13 +119,13 @@ class Beside:
             queue_file_size=self._wanted.queue_file_size,
             queues=self._queues.marks if self._queues and self._wanted.queues else None,
             sparse=self._sparse.mark if self._sparse and self._wanted.sparse else None,
-            refill_offset=base.phy_offset if self.refill_from is None else self.refill_from,
+            refill_offset=self.refill_from,
         )
 
     def comparison(self, begin: int) -> QueueComparison | None:
         """The queues from physical offset ``begin`` on, to be held against the log; None where there are none."""
         known, wanted = self._known, self._wanted
-        if known.queues is None or not wanted.queues or known.refill_offset < known.phy_offset or self._is_forced:
+        if known.queues is None or not wanted.queues or known.refill_offset is not None or self._is_forced:
             return None
         whole = self._plan_queues(known.phy_offset)
         if whole.refill_from is not None:

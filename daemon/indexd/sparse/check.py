@@ -1,27 +1,40 @@
-"""The pairs held against what the frontier says of them: sizes, order of entries, nothing else there. Reads only."""
+"""The pairs held against what the frontier says of them: sizes, order of entries, nothing else there. Reads only.
+
+What can be said without the log: an entry lies behind the one before it, more than an interval of log on, and inside
+its segment. Files are read a window at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexd.errors import DiskError
-from indexd.findings import Findings
+from indexd.findings import KEPT_MAX, Findings
 from indexd.sparse.format import (
+    NO_TIMESTAMP,
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
+    ActiveMark,
     SegmentMark,
     SparseMark,
     index_name,
     own_base,
     time_index_name,
 )
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 
-_OFFSET_ENTRY = np.dtype([("offset", ">i4"), ("position", ">i4")])
-_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+#: Entries as they lie in the files; offsets relative.
+OFFSET_ENTRY_TYPE = np.dtype([("offset", ">i4"), ("position", ">i4")])
+TIME_ENTRY_TYPE = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
+_ENTRIES_PER_READ = 1 << 16
+# The shortest frame (spec rocketmq-store 2.1): so many bytes a message takes at least.
+_FRAME_SIZE_MIN = 91
 
 
 def check_sparse(
@@ -38,64 +51,146 @@ def check_sparse(
     """Everything that does not hold; the words as in ``consumequeue.check.check_queues``."""
     findings = Findings()
     for segment in mark.segments:
-        grows = mark.active is not None and segment is mark.segments[-1]
-        for file, entry, count in (
-            (index_name(segment.base), _OFFSET_ENTRY, segment.offset_entries),
-            (time_index_name(segment.base), _TIME_ENTRY, segment.time_entries),
-        ):
-            data = _read(disk, directory / file)
-            if data is None:
-                findings.add(f"{name}/{file}", 0, "file-missing", "the frontier names it, but it is not there")
-                continue
-            on_bytes(len(data))
-            size = count * entry.itemsize
-            if len(data) < size or (len(data) > size and not grows):
-                text = f"{len(data)} bytes, but {count} entries take {size}"
-                findings.add(f"{name}/{file}", min(len(data), size), "file-size", text)
-                continue
-            rest = np.flatnonzero(np.frombuffer(data, np.uint8, offset=size))
-            if is_at_rest and len(rest):
-                text = f"{len(rest)} bytes behind the last entry, {count - 1}, are not zero"
-                findings.add(f"{name}/{file}", size + int(rest[0]), "behind-last-entry", text)
-            for at, text in _wrong(np.frombuffer(data, entry, count), segment, segment_size):
-                findings.add(f"{name}/{file}", at * entry.itemsize, "entry-order", f"entry {at}: {text}")
+        active = mark.active if segment is mark.segments[-1] else None
+        place = _Place(segment, active, segment_size, mark.interval, is_at_rest=is_at_rest)
+        for file in (_OffsetFile(place, findings, name), _TimeFile(place, findings, name)):
+            file.check(disk, directory, on_bytes)
     if not is_owned:
-        named = {base for segment in mark.segments if (base := segment.base) is not None}
-        for file, _ in disk.list_dir(directory) if disk.exists(directory) else ():
-            if own_base(file) is not None and own_base(file) not in named:
-                findings.add(f"{name}/{file}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+        named = {segment.base for segment in mark.segments}
+        for other, _ in disk.list_dir(directory) if disk.exists(directory) else ():
+            base = own_base(other)
+            if base is not None and base not in named:
+                findings.add(f"{name}/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
     return findings
 
 
-def _wrong(rows: np.ndarray, segment: SegmentMark, segment_size: int) -> list[tuple[int, str]]:
-    # What no segment can come to: (entry, in words), the first of each kind.
-    found: list[tuple[int, str]] = []
-    for field in rows.dtype.names or ():
-        values = rows[field].astype(np.int64)
-        # Several timestamps may stand for one message only where it was the largest twice, which cannot be.
-        falls = np.flatnonzero(np.diff(values) <= 0)
-        if len(falls):
-            at = int(falls[0]) + 1
-            found.append((at, f"the {field} {values[at]} follows {values[at - 1]}"))
-    offsets = rows["offset"].astype(np.int64)
-    outside = np.flatnonzero((offsets < 0) | (offsets >= segment.messages))
-    if len(outside):
-        found.append((int(outside[0]), f"offset {offsets[outside[0]]} of {segment.messages} messages"))
-    if "position" in (rows.dtype.names or ()):
-        positions = rows["position"].astype(np.int64)
-        outside = np.flatnonzero((positions <= 0) | (positions >= segment_size))
-        if len(outside):
-            found.append((int(outside[0]), f"position {positions[outside[0]]} in a segment of {segment_size} bytes"))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Place:
+    # A segment, and what may be asked of its files.
+    segment: SegmentMark
+    active: ActiveMark | None
+    segment_size: int
+    interval: int
+    is_at_rest: bool
 
 
-def _read(disk: Disk, path: Path) -> bytes | None:
-    try:
-        return disk.read(path)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return None
+class _File:
+    # One file of a pair. ``before`` is the entry before the window, as two int64; at first one that any may follow.
+    type: np.dtype[np.void]
+    before: NDArray[np.int64]
+
+    def __init__(self, place: _Place, findings: Findings, name: str, file_name: str, entries: int) -> None:
+        self._place, self._findings = place, findings
+        self._file_name, self._name = file_name, f"{name}/{file_name}"
+        self._entries = entries
+
+    def check(self, disk: Disk, directory: Path, on_bytes: Callable[[int], None]) -> None:
+        """Add to the findings what does not hold."""
+        try:
+            with disk.open_read(directory / self._file_name) as file:
+                self._check(file, on_bytes)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            self._findings.add(self._name, 0, "file-missing", "the frontier names it, but it is not there")
+
+    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
+        """What of ``rows`` (entries, 2) cannot be, ``before`` being the ones before each: kind, place in the entry."""
+        raise NotImplementedError
+
+    def check_end(self, last: NDArray[np.int64]) -> None:
+        """The last entry, or what stands for it, against what building would go on with."""
+
+    def _check(self, file: DiskFile, on_bytes: Callable[[int], None]) -> None:
+        size, wanted, width = file.size(), self._entries * self.type.itemsize, self.type.itemsize
+        is_growing = self._place.active is not None
+        if size < wanted or (size > wanted and not is_growing):
+            text = f"{size} bytes, but {self._entries} entries take {wanted}"
+            self._findings.add(self._name, min(size, wanted), "file-size", text)
+        there = min(self._entries, size // width)
+        for first in range(0, there, _ENTRIES_PER_READ):
+            data = file.pread(min(there - first, _ENTRIES_PER_READ) * width, first * width)
+            self._check_entries(np.frombuffer(data, self.type, len(data) // width), first)
+            on_bytes(len(data))
+        if there == self._entries:
+            self.check_end(self.before)
+        if self._place.is_at_rest and is_growing:
+            self._check_rest(file, wanted)
+
+    def _check_entries(self, entries: NDArray[np.void], first: int) -> None:
+        if not len(entries):
+            return
+        rows = np.stack([entries[field].astype(np.int64) for field in entries.dtype.names or ()], axis=1)
+        before = np.concatenate([self.before[np.newaxis], rows[:-1]])
+        for what, at, wrong in self.rules(rows, before):
+            found = np.flatnonzero(wrong)
+            for index in found[:KEPT_MAX].tolist():
+                text = f"entry {first + index}: {self._words(rows[index])} behind {self._words(before[index])}"
+                self._findings.add(self._name, (first + index) * self.type.itemsize + at, what, text)
+            self._findings.count(what, max(len(found) - KEPT_MAX, 0))
+        self.before = rows[-1]
+
+    def _words(self, row: NDArray[np.int64]) -> str:
+        names = self.type.names or ()
+        return ", ".join(f"{name} {value}" for name, value in zip(names, row.tolist(), strict=True))
+
+    def _check_rest(self, file: DiskFile, position: int) -> None:
+        # Most of it was never written, and reads as zeros without a look at the disk.
+        size, first, found = file.size(), 0, 0
+        while (position := file.next_data(position)) < size:
+            rest = np.frombuffer(file.pread(_ENTRIES_PER_READ * self.type.itemsize, position), np.uint8)
+            wrong = np.flatnonzero(rest)
+            if len(wrong):
+                first, found = first or position + int(wrong[0]), found + len(wrong)
+            position += max(len(rest), 1)
+        if found:
+            text = f"{found} bytes behind the last entry, {self._entries - 1}, are not zero"
+            self._findings.add(self._name, first, "behind-last-entry", text)
 
 
-assert (_OFFSET_ENTRY.itemsize, _TIME_ENTRY.itemsize) == (OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE)
+class _OffsetFile(_File):
+    # A segment's first message has no entry, so the first one lies behind offset 0 at position 0.
+    type = OFFSET_ENTRY_TYPE
+
+    def __init__(self, place: _Place, findings: Findings, name: str) -> None:
+        super().__init__(place, findings, name, index_name(place.segment.base), place.segment.offset_entries)
+        self.before = np.zeros(2, dtype=np.int64)
+
+    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
+        place, offsets, positions = self._place, rows[:, 0], rows[:, 1]
+        is_outside = (offsets < 0) | (offsets >= place.segment.messages)
+        is_misplaced = (positions < offsets * _FRAME_SIZE_MIN) | (positions > place.segment_size - _FRAME_SIZE_MIN)
+        falls, is_near = offsets <= before[:, 0], positions - before[:, 1] <= place.interval
+        return [
+            ("entry-offset", 0, is_outside),
+            ("entry-position", 4, is_misplaced),
+            ("entry-order", 0, falls & ~is_outside),
+            ("entry-distance", 4, is_near & ~is_misplaced),
+        ]
+
+
+class _TimeFile(_File):
+    # The first message may have one; a timestamp below 0 never has.
+    type = TIME_ENTRY_TYPE
+
+    def __init__(self, place: _Place, findings: Findings, name: str) -> None:
+        super().__init__(place, findings, name, time_index_name(place.segment.base), place.segment.time_entries)
+        self.before = np.array([NO_TIMESTAMP, -1], dtype=np.int64)
+
+    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
+        timestamps, offsets = rows[:, 0], rows[:, 1]
+        is_outside = (offsets < 0) | (offsets >= self._place.segment.messages)
+        return [
+            ("entry-offset", 8, is_outside),
+            ("entry-order", 0, timestamps <= before[:, 0]),
+            ("entry-order", 8, (offsets <= before[:, 1]) & ~is_outside),
+        ]
+
+    def check_end(self, last: NDArray[np.int64]) -> None:
+        active = self._place.active
+        if active is not None and int(last[0]) != active.last_timestamp:
+            text = f"the last entry's timestamp is {last[0]}, not {active.last_timestamp} as the frontier says"
+            self._findings.add(self._name, max(self._entries - 1, 0) * TIME_ENTRY_SIZE, "segment-end", text)
+
+
+assert (OFFSET_ENTRY_TYPE.itemsize, TIME_ENTRY_TYPE.itemsize) == (OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE)

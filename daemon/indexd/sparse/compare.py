@@ -1,4 +1,7 @@
-"""What the log comes to, held against the pairs that are there; nothing is written."""
+"""What the log comes to, held against the pairs that are there; nothing is written.
+
+Entries are compared as they come, so that a segment of any size takes no more memory than one call of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,21 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.errors import DiskError
-from indexd.sparse.format import (
-    OFFSET_ENTRY_SIZE,
-    TIME_ENTRY_SIZE,
-    SegmentMark,
-    SparseMark,
-    index_name,
-    time_index_name,
+from indexd.sparse.check import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
+from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
+from indexd.sparse.kernel import (
+    BYTES_SINCE,
+    LAST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    MAX_TIMESTAMP_OFFSET,
+    MESSAGES,
+    final_time_entry,
+    message_entries,
+    new_state,
 )
-from indexd.sparse.kernel import final_time_entry, message_entries, new_state
 from indexd.storage.disk import Disk
 
 _ENTRIES = 8192
-_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,52 +41,101 @@ class Difference:
 
 
 class SparseComparison:
-    """Takes the batches of the log from the begin of a segment on, and compares each segment when it is over."""
+    """Takes the batches of the log from the begin of a segment on; gives each segment's differences when it is over.
 
-    def __init__(self, disk: Disk, directory: Path, segment_size: int, mark: SparseMark) -> None:
+    ``gone`` are files that were not there when they were to be read: they may have expired meanwhile.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, segment_size: int, mark: SparseMark, begin: int) -> None:
         self._disk, self._directory, self._segment_size = disk, directory, segment_size
-        self._interval = mark.interval
-        self._marks = {segment.base: segment for segment in mark.segments}
+        self._interval, self._active = mark.interval, mark.active
+        self._marks = {segment.base: segment for segment in mark.segments if segment.base >= begin}
         self._growing = mark.segments[-1].base if mark.active is not None else None
-        self._base: int | None = None
-        self._state = new_state()
-        self._offsets: list[NDArray[np.int64]] = []
-        self._times: list[NDArray[np.int64]] = []
+        self._segment: _Segment | None = None
+        self.gone: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"SparseComparison({self._segment}, {len(self._marks)} more)"
 
     def take(self, batch: DispatchBatch) -> Iterator[Difference]:
         """The messages of the next stretch; what differs in the segments that end before it."""
-        offsets = batch.columns.phy_offset
-        row = 0
+        offsets, row = batch.columns.phy_offset, 0
         while row < batch.rows:
             base = int(offsets[row]) - int(offsets[row]) % self._segment_size
-            if base != self._base:
-                yield from self.finish()
-                self._base = base
-            row = self._put(batch, row, base)
+            if self._segment is None or base != self._segment.base:
+                yield from self._end()
+                self._segment = _Segment(base, self._interval, self._files(base))
+            row = self._segment.put(batch, row, base + self._segment_size)
 
     def finish(self) -> Iterator[Difference]:
-        """No message is left: what differs in the last segment."""
-        if self._base is None:
-            return
-        base, self._base = self._base, None
-        mark = self._marks.pop(base, None)
-        messages = int(self._state[4])
-        if base != self._growing:
-            last = final_time_entry(self._state)
-            self._times += [np.array([last], dtype=np.int64)] if last is not None else []
-        pairs = [np.concatenate([np.empty((0, 2), dtype=np.int64), *rows]) for rows in (self._offsets, self._times)]
-        self._state, self._offsets, self._times = new_state(), [], []
+        """No message is left: what differs in the last segment, and segments of which no message came."""
+        yield from self._end()
+        for base in self._marks:
+            yield Difference(index_name(base), 0, "the log has no message of this segment")
+
+    def _files(self, base: int) -> tuple[_File, _File] | None:
+        mark = self._marks.get(base)
         if mark is None:
-            yield Difference(index_name(base), 0, f"no sparse indexes, but the segment has {messages} messages")
-        else:
-            yield from self._compare(mark, messages, *pairs)
+            return None
+        return (
+            _File(self._disk, self._directory / index_name(base), OFFSET_ENTRY_TYPE, mark.offset_entries),
+            _File(self._disk, self._directory / time_index_name(base), TIME_ENTRY_TYPE, mark.time_entries),
+        )
 
-    def left(self) -> tuple[int, ...]:
-        """The bases of segments of which no message came."""
-        return tuple(self._marks)
+    def _end(self) -> Iterator[Difference]:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        mark = self._marks.pop(segment.base, None)
+        if mark is None or segment.files is None:
+            text = f"the segment has {segment.messages} messages, and the frontier names no sparse indexes of it"
+            yield Difference(index_name(segment.base), 0, text)
+            return
+        is_growing = segment.base == self._growing
+        if not is_growing:
+            segment.roll()
+        for file in segment.files:
+            if file.is_gone:
+                self.gone.append(file.path.name)
+            elif (difference := file.difference()) is not None:
+                yield difference
+        yield from _differs(mark, segment, self._active if is_growing else None)
 
-    def _put(self, batch: DispatchBatch, row: int, base: int) -> int:
-        offsets, times = np.empty((_ENTRIES, 2), dtype=np.int64), np.empty((_ENTRIES, 2), dtype=np.int64)
+
+def _differs(mark: SegmentMark, segment: _Segment, active: ActiveMark | None) -> Iterator[Difference]:
+    # What the frontier alone says.
+    if mark.messages != segment.messages:
+        text = f"the segment has {segment.messages} messages, but the frontier says {mark.messages}"
+        yield Difference(index_name(mark.base), 0, text)
+    elif active is not None and active != segment.active():
+        text = f"building would go on with {active}, but the log comes to {segment.active()}"
+        yield Difference(index_name(mark.base), 0, text)
+
+
+class _Segment:
+    # The segment whose messages come; ``files`` None where the frontier names none.
+    def __init__(self, base: int, interval: int, files: tuple[_File, _File] | None) -> None:
+        self.base, self.files = base, files
+        self._interval = interval
+        self._state = new_state()
+        self._offsets = np.empty((_ENTRIES, 2), dtype=np.int64)
+        self._times = np.empty((_ENTRIES, 2), dtype=np.int64)
+
+    def __repr__(self) -> str:
+        return f"_Segment({self.base}, messages={self.messages}, {self.active()})"
+
+    @property
+    def messages(self) -> int:
+        """So far."""
+        return int(self._state[MESSAGES])
+
+    def active(self) -> ActiveMark:
+        """What building would go on with."""
+        fields = (BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP)
+        return ActiveMark(*(int(self._state[field]) for field in fields))
+
+    def put(self, batch: DispatchBatch, row: int, end: int) -> int:
+        """Rows before physical offset ``end`` from ``row`` on, as many as fit; the first that was not taken."""
         columns = batch.columns
         row, offset_count, time_count = message_entries(
             columns.phy_offset,
@@ -89,42 +143,70 @@ class SparseComparison:
             columns.store_timestamp,
             row,
             batch.rows,
-            base,
-            base + self._segment_size,
+            self.base,
+            end,
             self._interval,
             self._state,
-            offsets,
-            times,
+            self._offsets,
+            self._times,
         )
-        self._offsets.append(offsets[: int(offset_count)])
-        self._times.append(times[: int(time_count)])
+        if self.files is not None:
+            for file, rows in zip(
+                self.files, (self._offsets[: int(offset_count)], self._times[: int(time_count)]), strict=True
+            ):
+                file.expect(rows)
         return int(row)
 
-    def _compare(
-        self, mark: SegmentMark, messages: int, offsets: NDArray[np.int64], times: NDArray[np.int64]
-    ) -> Iterator[Difference]:
-        if mark.messages != messages:
-            text = f"{messages} messages in the segment, but the frontier says {mark.messages}"
-            yield Difference(index_name(mark.base), 0, text)
-        rows = np.empty(len(times), dtype=_TIME_ENTRY)
-        rows["timestamp"], rows["offset"] = times[:, 0], times[:, 1]
-        for name, size, count, wanted in (
-            (index_name(mark.base), OFFSET_ENTRY_SIZE, mark.offset_entries, offsets.astype(">i4").tobytes()),
-            (time_index_name(mark.base), TIME_ENTRY_SIZE, mark.time_entries, rows.tobytes()),
-        ):
-            found = self._read(name, count * size)
-            if found != wanted:
-                at = next(
-                    (at for at in range(0, len(wanted), size) if found[at : at + size] != wanted[at : at + size]), -1
-                )
-                at = min(len(found), len(wanted)) // size * size if at < 0 else at
-                yield Difference(name, at, f"entry {at // size} of {count} is not what the log comes to")
+    def roll(self) -> None:
+        """The last time entry of a segment that is over."""
+        last = final_time_entry(self._state)
+        if last is not None and self.files is not None:
+            self.files[1].expect(np.array([last], dtype=np.int64))
 
-    def _read(self, name: str, size: int) -> bytes:
+
+class _File:
+    # Up to ``entries`` of a file are believed to be there; the rest is not looked at.
+    def __init__(self, disk: Disk, path: Path, entry: np.dtype[np.void], entries: int) -> None:
+        self.path = path
+        self.is_gone = False
+        self._disk, self._entry, self._entries = disk, entry, entries
+        self._wanted = 0
+        self._differs_at: int | None = None
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """These entries come next."""
+        if not len(rows):
+            return
+        first, self._wanted = self._wanted, self._wanted + len(rows)
+        if self.is_gone or self._differs_at is not None:
+            return
+        wanted = np.empty(len(rows), dtype=self._entry)
+        for column, field in enumerate(self._entry.names or ()):
+            wanted[field] = rows[:, column]
+        width = self._entry.itemsize
+        found = self._read(max(min(self._wanted, self._entries) - first, 0) * width, first * width)
+        if found != wanted.tobytes():
+            there = np.frombuffer(found, self._entry, len(found) // width)
+            wrong = np.flatnonzero(there != wanted[: len(there)])
+            self._differs_at = first + (int(wrong[0]) if len(wrong) else len(there))
+
+    def difference(self) -> Difference | None:
+        """The first one, once all entries have come."""
+        width = self._entry.itemsize
+        if self._differs_at is not None:
+            text = f"entry {self._differs_at} of {self._entries} is not what the log comes to"
+            return Difference(self.path.name, self._differs_at * width, text)
+        if self._wanted < self._entries:
+            text = f"{self._entries} entries, but the log comes to {self._wanted}"
+            return Difference(self.path.name, self._wanted * width, text)
+        return None
+
+    def _read(self, size: int, position: int) -> bytes:
         try:
-            with self._disk.open_read(self._directory / name) as file:
-                return file.pread(size, 0)
+            with self._disk.open_read(self.path) as file:
+                return file.pread(size, position)
         except DiskError as error:
             if not error.is_missing:
                 raise
+            self.is_gone = True
             return b""

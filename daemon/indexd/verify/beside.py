@@ -60,8 +60,10 @@ class BesideComparison:
         self._sparse: SparseComparison | None = None
         self.findings = Findings()
         self.left_out: list[str] = []
-        if frontier.refill_offset < frontier.phy_offset:
-            self.left_out.append(f"queues and sparse indexes are filled up to {frontier.refill_offset} only")
+        if frontier.queues is None and frontier.sparse is None:
+            return
+        if frontier.filled_offset < frontier.phy_offset:
+            self.left_out.append(f"queues and sparse indexes are filled up to {frontier.filled_offset} only")
             return
         if frontier.queues is not None:
             size = frontier.queue_file_size

@@ -39,8 +39,8 @@ def check_frontier(frontier: Frontier, findings: Findings) -> bool:
     for gap in frontier.uncovered:
         if not 0 <= gap.begin < gap.end <= frontier.phy_offset:
             wrong(f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}")
-    if frontier.refill_offset > frontier.phy_offset:
-        wrong(f"refillOffset {frontier.refill_offset} lies behind phyOffset {frontier.phy_offset}")
+    if frontier.filled_offset > frontier.phy_offset:
+        wrong(f"refillOffset {frontier.filled_offset} lies behind phyOffset {frontier.phy_offset}")
     for queue in frontier.queues or ():
         if not 0 <= queue.first_offset <= queue.min_offset <= queue.max_offset or (
             queue.max_phy_offset > frontier.phy_offset
@@ -113,7 +113,7 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | N
     if may_differ and read.confirm_phy_offset > frontier.phy_offset:
         return None
     full = [mark for mark in frontier.index if mark.full]
-    has_queues = frontier.queues is not None and frontier.refill_offset == frontier.phy_offset
+    has_queues = frontier.queues is not None and frontier.filled_offset == frontier.phy_offset
     for name, found, wanted in (
         ("physicMsgTimestamp", read.physic_msg_timestamp, frontier.store_timestamp),
         ("logicsMsgTimestamp", read.logics_msg_timestamp, frontier.store_timestamp if has_queues else 0),
