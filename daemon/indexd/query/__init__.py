@@ -35,6 +35,7 @@ b'five'
 ``by_queue``  messages by queue offset
 ``by_time``   queue offsets by store time, as the broker finds them
 ``by_log_time``  the first message of the log at a time
+``split``     places to read the log in parallel from
 ``bound``     before which offset all messages are older
 ``walk``      the entries of one hash in one file
 ``message``   one message, whole
@@ -50,6 +51,7 @@ from indexd.query.data import Data, open_data
 from indexd.query.message import NotFound, unpack_body
 from indexd.query.rocketmq import query_rocketmq
 from indexd.query.source import QueryIndex, open_index, open_log
+from indexd.query.split import Split, split_log
 
 __all__ = [
     "TIME_MAX",
@@ -66,6 +68,7 @@ __all__ = [
     "QueryIndex",
     "QueueHit",
     "QueueTimeAnswer",
+    "Split",
     "open_data",
     "open_index",
     "open_log",
@@ -74,5 +77,6 @@ __all__ = [
     "query_offset",
     "query_rocketmq",
     "query_time",
+    "split_log",
     "unpack_body",
 ]

@@ -17,6 +17,7 @@ from indexd.query.coverage import Coverage
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, find_by_id, find_by_offset, parse_message_id
 from indexd.query.source import QueryIndex, known_frontier, open_index, open_log
+from indexd.query.split import Split, split_log
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -67,6 +68,10 @@ class Data:
     def log_at_time(self, timestamp: int) -> LogTimeAnswer:
         """The first message in the log with that store time or a later one."""
         return query_log_time(self.index, timestamp)
+
+    def split_log(self, size: int) -> tuple[Split, ...]:
+        """The indexed log in stretches of about ``size`` bytes, each from a message on, and their messages."""
+        return split_log(self.index, size)
 
     def message(self, where: int | str) -> Message | NotFound:
         """One message, whole and checked by its CRCs: by physical offset, or by its offset message id in hex."""
