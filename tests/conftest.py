@@ -17,7 +17,7 @@ _CHECKED = os.environ.get("NUMBA_BOUNDSCHECK") == "1"
 
 def _numba_cache() -> Path:
     """A directory for exactly these sources: numba does not notice a change in a function of another module."""
-    kernels = [*_SOURCES.glob("*/*kernel.py"), _SOURCES / "commitlog/crc.py", _SOURCES / "commitlog/format.py"]
+    kernels = [*_SOURCES.glob("*/*kernel.py"), _SOURCES / "commitlog/crc.py", *_SOURCES.glob("*/format.py")]
     digest = hashlib.sha256(b"bounds checked" if _CHECKED else b"")
     for path in sorted(kernels):
         digest.update(path.name.encode() + path.read_bytes())

@@ -26,7 +26,8 @@ def prepare_compiler() -> None:
         return
     package = Path(indexd.__file__).parent
     digest = hashlib.sha256(version("numba").encode())
-    constants = (package / "commitlog" / "crc.py", package / "commitlog" / "format.py")
+    # A format's constants are frozen into the kernels.
+    constants = (package / "commitlog" / "crc.py", *package.rglob("format.py"))
     for path in sorted((*package.rglob("*kernel.py"), *constants)):
         digest.update(path.read_bytes())
     parent = state_directory(os.environ) / "compiled"

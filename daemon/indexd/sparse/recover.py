@@ -58,7 +58,6 @@ def plan(
     end = mark.phy_offset
     if end > phy_offset:
         end = phy_offset - phy_offset % segment_size
-        reasons.append(f"the sparse indexes reach to {mark.phy_offset}, behind {phy_offset}")
     kept: list[SegmentMark] = []
     active: ActiveMark | None = None
     for segment in mark.segments:
