@@ -1,4 +1,4 @@
-"""The measurements behind ``scripts/bench``: indexd beside RocketMQ's own classes, on one machine, in one run.
+"""The measurements behind ``scripts/bench``: indexd beside RocketMQ's and Kafka's classes, on one machine, in one run.
 
 ::
 
@@ -7,6 +7,7 @@
     indexd      starts the installed command, reads /proc/PID of it
     machine     what the disk and the page cache alone allow
     rebuild     messages/s of a whole index, against RocketMQ's IndexService
+    queues      what ConsumeQueues and sparse indexes cost it
     tail        lag, memory and the writer's slowdown while RocketMQ writes at full speed
     idle        what a daemon costs when nothing happens
     start       how long a query takes from the shell
@@ -14,6 +15,10 @@
     keyed       the store that it needs
     restart     RocketMQ's half of it
     clean       starts with 50 index files
+    lookup      lookups and appends a second, against Kafka's OffsetIndex and TimeIndex and RocketMQ's ConsumeQueue
+    lookup_data what both sides of it are given
+    batches     indexd's half of it; RocketMQ's and Kafka's are in java/
+    key         queries by key in process
     report      tables, JSON lines, verdicts
 
 It is no test: numbers that miss a target are shown, not judged by the exit status.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import idle, rebuild, recover, start, tail
+from bench import idle, key, lookup, queues, rebuild, recover, start, tail
 from bench.ground import BYTES_PER_MESSAGE, Ground, progress
 from bench.report import BenchError, Report
 from indexd import __version__
@@ -22,7 +22,7 @@ from indexd.errors import IndexdError
 from support.rocketmq_jvm import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_PARTS = {part.NAME: part.measure for part in (rebuild, tail, idle, start, recover)}
+_PARTS = {part.NAME: part.measure for part in (rebuild, queues, tail, idle, start, recover, lookup, key)}
 _MESSAGES_LEAST = 1000
 # Index files of both sides and a log that is written at full speed (messages a second that no machine here reaches).
 _FREE_BYTES = 3 << 30
@@ -54,11 +54,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure indexd beside RocketMQ's own classes.")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure indexd beside RocketMQ's and Kafka's.")
     parser.add_argument("--only", choices=list(_PARTS), metavar="NAME", help=f"one part: {', '.join(_PARTS)}")
     parser.add_argument("--messages", type=_at_least(_MESSAGES_LEAST), default=3_000_000, metavar="N",
-                        help="messages in the store of every part but tail and recover; 3,000,000 or more:"
-                        " recover measures index files of default size, else of that share of it"
+                        help="messages in the store of every part but tail, recover and key; 3,000,000 or"
+                        " more: recover and key measure index files of default size, else of that share of it"
                         " (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seconds", type=_at_least(5), default=20, metavar="S",
                         help="how long tail writes and idle watches (default: %(default)s)")  # fmt: skip

@@ -1,6 +1,6 @@
 """indexd's half of ``lookup``, a process of its own as the other side's is, and told and saying the same.
 
-``python -m bench.batches offset|time DIR ROUNDS`` and ``python -m bench.batches queue DATA TOPIC QUEUE TARGETS ROUNDS``.
+``python -m bench.batches offset|time DIR ROUNDS``, ``python -m bench.batches queue DATA TOPIC QUEUE TARGETS ROUNDS``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray  # noqa: E402
 
 from bench.lookup_data import BASE, INDEX_SIZE, TARGET_FILES, Int64s, as_bytes, read  # noqa: E402
 from indexd.consumequeue.check import units_of  # noqa: E402
-from indexd.consumequeue.format import Unit  # noqa: E402
+from indexd.consumequeue.format import QueueMark, Unit  # noqa: E402
 from indexd.consumequeue.reader import ConsumeQueueReader  # noqa: E402
 from indexd.flush.frontier import read_frontier  # noqa: E402
 from indexd.sparse.offset_index import OffsetIndex  # noqa: E402
@@ -59,17 +59,17 @@ def _index(kind: str, directory: Path, rounds: int) -> Iterable[dict[str, Any]]:
         row: dict[str, Any] = {}
         if kind == "time":
             times = TimeIndex.create(disk, path, BASE, INDEX_SIZE)
-            row["append"], _nothing = _timed(lambda index=times: append_times(index, keys, values))
+            row["append"], _nothing = _timed(append_times, times, keys, values)
             times.close()
         else:
             offsets = OffsetIndex.create(disk, path, BASE, INDEX_SIZE)
-            row["append"], _nothing = _timed(lambda index=offsets: append_offsets(index, keys, values))
+            row["append"], _nothing = _timed(append_offsets, offsets, keys, values)
             offsets.close()
         data = path.read_bytes()
         row["file"] = hashlib.sha256(data).hexdigest()
-        row["open"], table = _timed(lambda data=data: (TimeTable if kind == "time" else OffsetTable)(data, BASE))
+        row["open"], table = _timed(TimeTable if kind == "time" else OffsetTable, data, BASE)
         for name, some in targets.items():
-            row[name], found = _timed(lambda table=table, some=some: table.lookup(some))
+            row[name], found = _timed(table.lookup, some)
             row[f"{name}Answers"] = _digest(np.stack(found, axis=1))
         row["python"] = _single_lookups(kind, disk, path, targets["random"], len(keys))
         disk.unlink(path)
@@ -80,7 +80,7 @@ def _single_lookups(kind: str, disk: Disk, path: Path, targets: Int64s, entries:
     some = targets[:_SINGLE_LOOKUPS].tolist()
     with (TimeIndex if kind == "time" else OffsetIndex).load(disk, path, BASE, entries) as index:
         index.lookup(BASE)  # reads the file
-        seconds, _ = _timed(lambda: [index.lookup(target) for target in some])
+        seconds, _ = _timed(_all_of, index.lookup, some)
     return seconds / len(some)
 
 
@@ -90,16 +90,13 @@ def _queue(data: Path, topic: str, queue_id: int, targets: Int64s, rounds: int) 
     assert frontier is not None
     assert frontier.queues is not None
     mark = next(mark for mark in frontier.queues if (mark.topic, mark.queue_id) == (topic, queue_id))
-    file_size = frontier.queue_file_size
+    place = (disk, files.consumequeue, frontier.queue_file_size, mark)
     for _ in range(rounds):
-        order, found = _timed(
-            lambda: units_of(disk, files.consumequeue, file_size, mark, mark.min_offset, mark.max_offset)
-        )
-        with ConsumeQueueReader.of_mark(disk, files.consumequeue, mark, file_size) as reader:
-            batches, units = _timed(lambda reader=reader: _all(reader))
-            some = targets.tolist()
-            single, ones = _timed(lambda reader=reader, some=some: [reader.unit(offset) for offset in some])
-        gather, rows = _timed(lambda: _gathered(disk, files.consumequeue, file_size, mark, targets))
+        order, found = _timed(units_of, *place, mark.min_offset, mark.max_offset)
+        with ConsumeQueueReader.of_mark(disk, files.consumequeue, mark, frontier.queue_file_size) as reader:
+            batches, units = _timed(_in_order, reader)
+            single, ones = _timed(_all_of, reader.unit, targets.tolist())
+        gather, rows = _timed(_gathered, *place, targets)
         assert _digest(_numbers(units)) == _digest(_columns(found))
         assert _digest(_columns(rows)) == _digest(_numbers(ones))
         yield {
@@ -113,12 +110,13 @@ def _queue(data: Path, topic: str, queue_id: int, targets: Int64s, rounds: int) 
         }
 
 
-def _gathered(disk: Disk, root: Path, file_size: int, mark: Any, targets: Int64s) -> NDArray[np.void]:
+def _gathered(disk: Disk, root: Path, file_size: int, mark: QueueMark, targets: Int64s) -> NDArray[np.void]:
     # Many offsets of one queue at once: its units as an array, and then the rows that are asked for.
-    return units_of(disk, root, file_size, mark, mark.min_offset, mark.max_offset)[targets - mark.min_offset]
+    units = units_of(disk, root, file_size, mark, mark.min_offset, mark.max_offset)
+    return units[targets - mark.min_offset]
 
 
-def _all(reader: ConsumeQueueReader) -> list[Unit]:
+def _in_order(reader: ConsumeQueueReader) -> list[Unit]:
     units: list[Unit] = []
     while found := reader.get(len(units), reader.max_offset):
         units += found
@@ -133,9 +131,13 @@ def _numbers(units: list[Unit]) -> Int64s:
     return np.array(units, dtype=np.int64)
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def _all_of(work: Callable[[int], object], numbers: list[int]) -> list[object]:
+    return [work(number) for number in numbers]
+
+
+def _timed(work: Callable[..., Any], *arguments: object) -> tuple[float, Any]:
     began = time.perf_counter()
-    found = work()
+    found = work(*arguments)
     return time.perf_counter() - began, found
 
 

@@ -88,8 +88,8 @@ class Ground:
         return self._store
 
 
-def write_store(store: Path, messages: int, body_size: int = BODY_SIZE) -> None:
-    """What RocketMQ's programs call plain messages, by the built-in writer."""
+def write_store(store: Path, messages: int, body_size: int = BODY_SIZE, queues: int = 8) -> None:
+    """What RocketMQ's programs call plain messages, by the built-in writer; ``queues`` of the two topics together."""
     choice = random.Random(1)
     noise = choice.randbytes(1 << 16)
     now = int(time.time() * 1000)
@@ -106,7 +106,7 @@ def write_store(store: Path, messages: int, body_size: int = BODY_SIZE) -> None:
                     topic=choice.choice(("TopicTest", "OrderPaid")),
                     body=noise[begin : begin + body_size],
                     properties=properties,
-                    queue_id=choice.randrange(4),
+                    queue_id=choice.randrange(queues // 2),
                     born_timestamp=now,
                     store_timestamp=now + i // 200,
                 )

@@ -101,12 +101,9 @@ class KeyedStore:
 def make(ground: Ground, path: Path, sizes: Sizes) -> KeyedStore:
     """Write the log, and have RocketMQ's store index it and die."""
     progress(f"recover: writing {sizes.base:,} messages with {ENTRIES_PER_MESSAGE} keys each")
-    begin = int(time.time() * 1000) - _SPAN_MS
-    with CommitLogWriter(path / "commitlog", sizes.segment) as writer:
-        offsets = [writer.append(_message(i, begin + i * _SPAN_MS // sizes.base)) for i in range(sizes.base)]
-        end = writer.max_offset
+    offsets, end = write_log(path, sizes)
     step = max(1, sizes.base // _SAMPLES)
-    samples = tuple(Sample(_keys(i)[i % KEYS_PER_MESSAGE], offsets[i]) for i in range(0, sizes.base, step))
+    samples = tuple(Sample(keys_of(i)[i % KEYS_PER_MESSAGE], offsets[i]) for i in range(0, sizes.base, step))
     if ground.java_missing is not None:
         return KeyedStore(path, sizes, end, sizes.base, samples, theirs=False)
     progress("recover: RocketMQ's store indexes it, writes some more and is halted")
@@ -125,6 +122,14 @@ def make(ground: Ground, path: Path, sizes: Sizes) -> KeyedStore:
     return KeyedStore(path, sizes, figures["maxOffset"], sizes.base + _TAIL_MESSAGES, samples, theirs=True)
 
 
+def write_log(path: Path, sizes: Sizes) -> tuple[list[int], int]:
+    """The log alone: the physical offset of each message, and of the end."""
+    begin = int(time.time() * 1000) - _SPAN_MS
+    with CommitLogWriter(path / "commitlog", sizes.segment) as writer:
+        offsets = [writer.append(_message(i, begin + i * _SPAN_MS // sizes.base)) for i in range(sizes.base)]
+        return offsets, writer.max_offset
+
+
 def append(store: KeyedStore, end_offset: int, number: int) -> tuple[int, Sample]:
     """One more delta, ``number`` 0, 1, ...: the new end of the log, and a key of its last message."""
     first = store.sizes.base + number * store.sizes.delta
@@ -132,20 +137,21 @@ def append(store: KeyedStore, end_offset: int, number: int) -> tuple[int, Sample
     with CommitLogWriter(store.path / "commitlog", store.sizes.segment, start_offset=end_offset) as writer:
         for i in range(first, first + store.sizes.delta):
             last = writer.append(_message(i, now))
-        return writer.max_offset, Sample(_keys(i)[0], last)
+        return writer.max_offset, Sample(keys_of(i)[0], last)
 
 
 def _message(number: int, store_timestamp: int) -> FrameSpec:
     return FrameSpec(
         topic=TOPIC,
         body=_BODY,
-        properties={"KEYS": " ".join(_keys(number)), "UNIQ_KEY": f"7F00000100002A14{number:016X}"},
+        properties={"KEYS": " ".join(keys_of(number)), "UNIQ_KEY": f"7F00000100002A14{number:016X}"},
         born_timestamp=store_timestamp,
         store_timestamp=store_timestamp,
     )
 
 
-def _keys(number: int) -> list[str]:
+def keys_of(number: int) -> list[str]:
+    """The keys of a message, by its number."""
     # Without order, as real ones hash: counted numbers would fall into neighbouring slots.
     digits = hashlib.shake_128(b"%d" % number).hexdigest(KEYS_PER_MESSAGE * _KEY_DIGITS // 2)
     return [digits[at : at + _KEY_DIGITS] for at in range(0, len(digits), _KEY_DIGITS)]

@@ -16,7 +16,7 @@ Int64s = NDArray[np.int64]
 #: Kafka's default, segment.index.bytes.
 INDEX_SIZE = 10 << 20
 BASE = 3_000_000_000
-TARGETS = 1_000_000
+TARGETS = 500_000
 #: The targets that are looked up: anywhere, and among the newest 8 KiB, as nearly all of a broker's are.
 TARGET_FILES = ("random", "end")
 _FIRST_TIME = 1_700_000_000_000

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.ground import Ground, progress, warm_log, write_store
 from bench.indexd import INDEX_ALONE, kernels_compiled, rebuild
-from bench.report import Report, Row, megabytes, median, per_second
+from bench.report import Report, Row, median, megabytes, per_second
 
 NAME = "queues"
 RATIO_TARGET = 1.33
@@ -66,7 +66,9 @@ def _print(
             rates = (per_second(messages / best), per_second(messages / middle))
             rows.append((title + text, *rates, f"{best:.3f} s", f"{middle:.3f} s", str(len(values))))
         ratios[key] = median(taken[1]) / median(taken[0])
-        rows.append((f"  as many times{text}", "", "", f"{min(taken[1]) / min(taken[0]):.2f}", f"{ratios[key]:.2f}", ""))
+        rows.append(
+            (f"  as many times{text}", "", "", f"{min(taken[1]) / min(taken[0]):.2f}", f"{ratios[key]:.2f}", "")
+        )
         data |= {f"{key}Alone": taken[0], f"{key}Everything": taken[1], f"{key}RatioOfMedian": ratios[key]}
     title = f"{messages:,} messages in {queues}, {megabytes(everything[0]['bytes'])} of log, rebuilt with and without"
     report.part(name, f"{title} ConsumeQueues and sparse indexes", rows, data)

@@ -66,7 +66,9 @@ def test_a_queue_file_ends_inside_a_batch(tmp_path: Path, first: int) -> None:
 def test_queue_files_end_in_many_queues_at_once(tmp_path: Path) -> None:
     """Round and round, so that all queues come to their boundary within one batch."""
     specs = [spec(number, f"T{number % 7}", number // 7 % 3) for number in range(21 * (2 * UNITS + 1))]
-    _, data = build(tmp_path, [specs[: 21 * UNITS - 10], specs[21 * UNITS - 10 : 21 * UNITS + 10], specs[21 * UNITS + 10 :]])
+    _, data = build(
+        tmp_path, [specs[: 21 * UNITS - 10], specs[21 * UNITS - 10 : 21 * UNITS + 10], specs[21 * UNITS + 10 :]]
+    )
     assert all(len(files_of(data, f"T{topic}/{queue}")) == 3 for topic in range(7) for queue in range(3))
 
 
@@ -96,7 +98,9 @@ def test_a_queue_with_one_message_a_day(tmp_path: Path) -> None:
 @pytest.mark.parametrize("interval", [0, 4096, 1 << 20])
 def test_segments_of_64_kib(tmp_path: Path, interval: int) -> None:
     specs = over_queues(3000, 9)
-    store, data = build(tmp_path, [specs[:7], specs[7:1500], specs[1500:]], segment_size=SMALL_SEGMENT, interval=interval)
+    store, data = build(
+        tmp_path, [specs[:7], specs[7:1500], specs[1500:]], segment_size=SMALL_SEGMENT, interval=interval
+    )
     assert len(segments_of(frames(store, SMALL_SEGMENT), SMALL_SEGMENT)) > 5
     sizes = {path.stat().st_size for path in (data / "sparse").glob("*.index")}
     assert (interval == 1 << 20) == (0 in sizes)

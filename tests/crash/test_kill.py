@@ -180,6 +180,7 @@ def test_the_checkpoint_names_the_newest_full_file(tmp_path: Path) -> None:
     assert len(full) == len(headers) - 1 > 1
     expected = StoreCheckpoint(
         physic_msg_timestamp=state["storeTimestamp"],
+        logics_msg_timestamp=state["storeTimestamp"],
         index_msg_timestamp=full[-1].end_timestamp,
         confirm_phy_offset=end,
     )

@@ -17,7 +17,11 @@ from typing import Any
 import pytest
 
 from support.daemon import COMMAND, Daemon, assert_same_index, compile_kernels, environment, index_files, indexd_here
+from support.naive import naive_frames
 from support.rocketmq import REAL, Broker, arguments, run
+from support.rocketmq_jvm import figures_of
+from support.rocketmq_queues import PULL_STATUS, ask, assert_same_answers, questions
+from support.same_index import assert_same_tree
 
 pytestmark = REAL
 
@@ -26,6 +30,10 @@ KINDS = ("normal", "batch", "transaction", "delay")
 FOUND_WITHIN = 30  # seconds: a delayed message comes after one, a transaction ends when the broker gets to it
 ALL = 10_000
 ALL_TIME = f"0\t{2**63 - 1}"
+SEGMENT_SIZE, QUEUE_FILE_SIZE = 1 << 20, 6000
+#: Topics that the broker makes itself.
+RETRY = "%RETRY%test-consumer"
+TRANSACTIONS = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 
 
 @dataclass
@@ -57,6 +65,11 @@ class Side:
         assert not any(row["truncated"] for row in rows)
         return [row["phyOffsets"] for row in rows]
 
+    def queue(self, topic: str, queue_id: int) -> dict[str, Any]:
+        """The first messages of a queue, and its ends."""
+        words = ("query-offset", "--json", "-t", topic, "-i", queue_id, "-o", 0)
+        return figures_of(self.command(*words))
+
     def command(self, *words: object) -> str:
         done = indexd_here(*words, "--data", self.data)
         assert done.returncode == 0, done.stderr
@@ -84,11 +97,13 @@ def test_what_a_client_sent_is_found(side: Side) -> None:
         with Daemon(side.store, side.data, "--broker-conf", side.conf) as daemon:
             rows = side.send(broker, 1)
             side.wait_until_found(rows)
+            check_what_a_consumer_sends_back(side, broker)
             check_every_key(side, rows)
             check_every_unique_key(side, rows)
             check_every_offset_id(side, rows)
             check_that_no_key_of_a_rolled_back_message_is_found(side, rows)
             check_that_nothing_is_open_for_writing(daemon.pid, side.store)
+            check_what_the_broker_answers_about_its_queues(side, broker)
             broker.stop()
             daemon.wait_caught_up()
             assert daemon.terminate() == 0
@@ -96,6 +111,33 @@ def test_what_a_client_sent_is_found(side: Side) -> None:
     # The broker's own index was on as well, and both have stopped.
     assert_same_index(side.data, side.store)
     assert len(index_files(side.data)) > 0
+    topics = {path.name for path in (side.data / "consumequeue").iterdir()}
+    assert {"TopicTest", "OrderPaid", "SCHEDULE_TOPIC_XXXX", RETRY, *TRANSACTIONS} <= topics
+
+
+def check_what_a_consumer_sends_back(side: Side, broker: Broker) -> None:
+    """It waits as a delayed message and is delivered to the topic of the group."""
+    words = arguments(namesrv=broker.namesrv, broker="test", topic="TopicTest")
+    count = figures_of(run("Client", "retry", *words, home=side.home / "client"))["rows"]
+    assert count > 0
+    deadline = time.monotonic() + FOUND_WITHIN
+    while side.queue(RETRY, 0)["maxOffset"] < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert "problems" not in side.queue(RETRY, 0)
+
+
+def check_what_the_broker_answers_about_its_queues(side: Side, broker: Broker) -> None:
+    """By offset and by time, over the network; but for queues that the broker itself is just writing to."""
+    frames = naive_frames(side.store / "commitlog", SEGMENT_SIZE)
+    still = [one for one in frames if one.topic not in TRANSACTIONS]
+    asked = questions(still, 200, 1)
+    words = arguments(namesrv=broker.namesrv, broker="test")
+    home = side.home / "client"
+    rows = ask(
+        asked, side.home, lambda lines, out: run("Client", "ask", *words, f"in={lines}", f"out={out}", home=home)
+    )
+    assert_same_answers(side.data, asked, rows, QUEUE_FILE_SIZE, PULL_STATUS)
 
 
 def check_every_key(side: Side, rows: list[dict[str, Any]], once: tuple[str, ...] = KINDS) -> None:
@@ -162,6 +204,8 @@ def test_a_broker_that_is_killed_and_started_again(side: Side) -> None:
         check_every_key(side, side.sent, once=("normal", "batch"))
         check_every_offset_id(side, before + after)
         assert daemon.terminate() == 0
+    # Its index lacks what was indexed shortly before the kill; its queues do not.
+    assert_same_tree(side.data / "consumequeue", side.store / "consumequeue")
     assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]
 
 

@@ -38,7 +38,9 @@ def flags(segment_size: int, queue_file_size: int, *more: object) -> tuple[str, 
     )
 
 
-def spec(number: int, topic: str = "TopicTest", queue_id: int = 0, *, time: int | None = None, body: int = 30) -> FrameSpec:
+def spec(
+    number: int, topic: str = "TopicTest", queue_id: int = 0, *, time: int | None = None, body: int = 30
+) -> FrameSpec:
     """Message ``number``: one key, one tag, stored 40 ms after the one before unless told."""
     return FrameSpec(
         topic=topic,
@@ -99,9 +101,7 @@ def queues_of(messages: Iterable[NaiveMessage], queue_file_size: int) -> NaiveCo
     queues = NaiveConsumeQueueStore(queue_file_size // 20)
     for one in messages:
         queues.put(
-            QueueMessage(
-                one.topic, one.queue_id, one.cq_offset, one.phy_offset, one.size, one.tags_code, one.sys_flag
-            )
+            QueueMessage(one.topic, one.queue_id, one.cq_offset, one.phy_offset, one.size, one.tags_code, one.sys_flag)
         )
     return queues
 

@@ -161,7 +161,7 @@ class Daemon:
             row: dict[str, Any] = json.loads((self.data / "state").read_bytes())
         except FileNotFoundError:
             return {}
-        return row if row["pid"] == self.pid else {}
+        return row if row["pid"] == self.pid and "recovering" not in row else {}
 
     def wait_caught_up(self, offset: int | None = None, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
         """The state once everything before ``offset`` is built; without one, once no frame stands where it is."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from indexd.consumequeue.format import UNIT, Unit
 from indexd.index.format import IndexEntry, IndexHeader, IndexLayout, unpack_entry, unpack_slot
 from indexd.storage.names import is_index_name
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 
@@ -18,15 +20,15 @@ def index_files(root: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if is_index_name(path.name)) if directory.exists() else []
 
 
-def assert_same_index(a: Path, b: Path) -> None:
+def assert_same_index(a: Path, b: Path, *, log_begin: int = 0) -> None:
     """All that two directories hold of what is built from a log is the same, byte for byte; index files by number.
 
     One of the two is indexd's own: its frontier says how the files are divided. The other may be a store, which has no
-    sparse indexes.
+    sparse indexes. ``b`` may still hold queue files and segments of messages before ``log_begin``.
     """
-    for name in ("consumequeue", "sparse"):
+    for name, is_old in (("consumequeue", _is_old_queue_file), ("sparse", _is_old_sparse_index)):
         if (a / name).exists() and (b / name).exists():
-            assert_same_tree(a / name, b / name)
+            assert_same_tree(a / name, b / name, {path for path in _files(b / name) if is_old(path, log_begin)})
     files_a, files_b = index_files(a), index_files(b)
     layout = _layout(a, b)
     for number, (path_a, path_b) in enumerate(zip(files_a, files_b, strict=False)):
@@ -39,9 +41,11 @@ def assert_same_index(a: Path, b: Path) -> None:
     assert len(files_a) == len(files_b), f"{len(files_a)} index files in {a}, {len(files_b)} in {b}"
 
 
-def assert_same_tree(a: Path, b: Path) -> None:
-    """The same files of the same bytes; folders without files do not count."""
-    files = [{path.relative_to(root): path for path in root.rglob("*") if path.is_file()} for root in (a, b)]
+def assert_same_tree(a: Path, b: Path, only_b: Collection[Path] = ()) -> None:
+    """The same files of the same bytes; folders without files do not count. ``only_b`` may be in ``b`` alone."""
+    files = [{path.relative_to(root): path for path in _files(root)} for root in (a, b)]
+    for path in {path.relative_to(b) for path in only_b} - files[0].keys():
+        del files[1][path]
     only = [sorted(map(str, one.keys() - other.keys())) for one, other in (files, files[::-1])]
     assert only == [[], []], f"only in {a}: {only[0][:9]}; only in {b}: {only[1][:9]}"
     for name in sorted(files[0]):
@@ -50,6 +54,21 @@ def assert_same_tree(a: Path, b: Path) -> None:
             at = next((at for at, pair in enumerate(zip(*data, strict=False)) if pair[0] != pair[1]), "the end")
             sizes = f"{len(data[0])} and {len(data[1])} bytes"
             raise AssertionError(f"{name} differs from byte {at} on, {sizes}: {a} and {b}")
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+def _is_old_sparse_index(path: Path, log_begin: int) -> bool:
+    return int(path.name.partition(".")[0]) < log_begin
+
+
+def _is_old_queue_file(path: Path, log_begin: int) -> bool:
+    # A queue keeps its last file.
+    units = (Unit(*row) for row in UNIT.iter_unpack(path.read_bytes()))
+    is_last = path == max(path.parent.iterdir())
+    return not is_last and all(unit.phy_offset < log_begin for unit in units)
 
 
 def _layout(a: Path, b: Path) -> IndexLayout:

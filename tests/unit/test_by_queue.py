@@ -145,7 +145,7 @@ def test_what_has_expired_is_passed_over(store: QueueStore, monkeypatch: pytest.
     store.writer.close(clean=False)
     (store.root / "commitlog" / f"{len(segments) * SEGMENT:020d}").write_bytes(bytes(SEGMENT))
     answer = ask(store, 0)
-    assert (answer.hits, answer.status, answer.min_offset) == ((), "NO_MESSAGE_IN_QUEUE", 12)
+    assert (answer.hits, answer.status, answer.min_offset) == ((), "OFFSET_TOO_SMALL", 12)
     assert str(answer.why).startswith("expired")
     with store.index() as index:
         time = query_time(index, "T", 0, T0 + 5)

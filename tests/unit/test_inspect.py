@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from indexd.cli.inspect_index import fitting_layouts
-from indexd.cli.main import main
 from indexd.flush.abort import write_abort
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import Uncovered
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
+from support.inspecting import Inspect
 from support.naive import key_hash
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class Inspect:
-    """Runs the command; rows of its JSON, or its words."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        self.code = 0
-        self.err = ""
-
-    def words(self, *argv: object) -> str:
-        with pytest.raises(SystemExit) as stopped:
-            main(["inspect", *map(str, argv)])
-        self.code = int(stopped.value.code or 0)
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def rows(self, *argv: object) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.words(*argv, "--json").split("\n") if line]
 
 
 @pytest.fixture

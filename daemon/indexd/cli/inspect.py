@@ -9,6 +9,8 @@ from typing import Any
 
 from indexd.cli.inspect_index import inspect_index, show_header
 from indexd.cli.inspect_log import inspect_directory, inspect_segment
+from indexd.cli.inspect_queue import QUEUE_FOLDER, inspect_queue, queue_kind, show_queue_folder, show_queues
+from indexd.cli.inspect_sparse import inspect_sparse, is_sparse_name, show_sparse_folder
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
 from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
@@ -29,15 +31,21 @@ _FRAMES = 20
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
     parser = add_command(commands, "inspect", [common], "show what a file or directory of a store or of indexd holds")
-    parser.add_argument("path", metavar="PATH", help="an index file, a segment, a checkpoint, or a directory of them")
+    parser.add_argument(
+        "path", metavar="PATH", help="an index, queue or log file, a checkpoint, or a directory of them"
+    )
     parser.add_argument("--slots", action="store_true", help="every slot of an index file that is not empty")
-    parser.add_argument("--entries", metavar="A:B", help="entries of an index file from number A up to B, B left out")
+    parser.add_argument("--entries", metavar="A:B", help="entries or units from number A up to B, B left out")
     parser.add_argument("--chain", type=int, metavar="SLOT", help="the entries of one slot, newest first")
     parser.add_argument("--topic", metavar="T", help="with --key: the entries of an index file for that key")
     parser.add_argument("--key", metavar="K", help="see --topic")
     parser.add_argument("--index-type", choices=INDEX_TYPES, help="what the key is; T: the tags")
     parser.add_argument(
-        "--frames", type=int, default=_FRAMES, metavar="N", help=f"most frames of a log, 0 = all (default: {_FRAMES})"
+        "--frames",
+        type=int,
+        default=_FRAMES,
+        metavar="N",
+        help=f"most frames, units or entries, 0 = all (default: {_FRAMES})",
     )
     parser.add_argument("--offset", type=int, metavar="O", help="the physical offset of the first frame to show")
     parser.set_defaults(function=inspect)
@@ -55,9 +63,13 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
         return _directory(path, disk, args)
     if is_index_name(path.name):
         return inspect_index(path, disk, args, config)
+    if is_sparse_name(path.name):
+        return inspect_sparse(path, disk, args)
     base = segment_base(path.name)
     if base is not None:
-        return inspect_segment(path, base, disk, args)
+        # Files of queues have the same names; those of a log are known by their first frame, or by nothing.
+        kind = None if _is_log(path, disk) else queue_kind(path, disk)
+        return inspect_segment(path, base, disk, args) if kind is None else inspect_queue(path, kind, disk, args)
     for name, show in (("checkpoint", _checkpoint), ("frontier", _frontier), ("abort", _abort), ("state", _state)):
         if path.name == name:
             show(path, disk, json_lines=wants_json(args))
@@ -71,23 +83,39 @@ def _by_content(path: Path, disk: Disk, args: argparse.Namespace, config: Config
         size, head = file.size(), file.pread(36, 0)
     if size == IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size:
         return inspect_index(path, disk, args, config)
-    if len(head) == 36 and int.from_bytes(head[4:8], "big") in (MAGIC_V1, MAGIC_V2):
+    if _is_log(path, disk):
         return inspect_segment(path, int.from_bytes(head[28:36], "big"), disk, args)
+    kind = queue_kind(path, disk)
+    if kind is not None:
+        return inspect_queue(path, kind, disk, args)
     if size == CHECKPOINT_SIZE:
         _checkpoint(path, disk, json_lines=wants_json(args))
         return 0
     raise UsageError(
-        f"{path} of {size} bytes is neither a log segment nor a checkpoint, nor an index file of "
+        f"{path} of {size} bytes is neither a log segment, a queue file nor a checkpoint, nor an index file of "
         f"{config.index.hash_slot_num} slots and {config.index.index_num} entries",
         "for an index file give the --hash-slot-num and --index-num it was made with",
     )
 
 
+def _is_log(path: Path, disk: Disk) -> bool:
+    # By the head of its first frame, which says where it stands.
+    with disk.open_read(path) as file:
+        head = file.pread(36, 0)
+    base = segment_base(path.name)
+    place = int.from_bytes(head[28:36], "big")
+    return len(head) == 36 and int.from_bytes(head[4:8], "big") in (MAGIC_V1, MAGIC_V2) and base in (None, place)
+
+
 def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
     names = [name for name, _ in disk.list_dir(path)]
-    if any(segment_base(name) is not None for name in names):
+    numbered = [name for name in names if segment_base(name) is not None]
+    if numbered and not _is_log(path / numbered[0], disk) and queue_kind(path / numbered[0], disk) is not None:
+        show_queue_folder(path, disk, json_lines=wants_json(args))
+        return 0
+    if numbered:
         return inspect_directory(path, disk, args)
-    found = _index_files(path, disk, args)
+    found = _index_files(path, disk, args) + show_sparse_folder(path, disk, json_lines=wants_json(args))
     for name, show in (("frontier", _frontier), ("checkpoint", _checkpoint), ("abort", _abort), ("state", _state)):
         if name in names:
             show(path / name, disk, json_lines=wants_json(args))
@@ -101,6 +129,12 @@ def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
         )
     if (path / "index").is_dir():
         found += _index_files(path / "index", disk, args)
+    if (path / "sparse").is_dir():
+        found += show_sparse_folder(path / "sparse", disk, json_lines=wants_json(args))
+    if (path / QUEUE_FOLDER).is_dir():
+        found += show_queues(path / QUEUE_FOLDER, disk, json_lines=wants_json(args))
+    elif path.name == QUEUE_FOLDER:
+        found += show_queues(path, disk, json_lines=wants_json(args))
     if (path / "commitlog").is_dir():
         return inspect_directory(path / "commitlog", disk, args)
     if not found:
@@ -148,6 +182,16 @@ def _frontier(path: Path, disk: Disk, *, json_lines: bool) -> None:
         f"the last at {show_time(frontier.store_timestamp)}",
         f"  index files  {len(frontier.index)}, {full} of them full",
     ]
+    if frontier.queues is not None:
+        units = sum(mark.max_offset - mark.min_offset for mark in frontier.queues)
+        lines.append(
+            f"  queues       {len(frontier.queues)}, {units} units, files of {show_bytes(frontier.queue_file_size)}"
+        )
+    if frontier.sparse is not None:
+        pairs, interval = len(frontier.sparse.segments), frontier.sparse.interval
+        lines.append(f"  sparse       {pairs} pairs, an entry in {show_bytes(interval)} of log")
+    if frontier.refill_offset is not None:
+        lines.append(f"  refill       queues and sparse indexes are filled up to {frontier.refill_offset}")
     lines += [
         f"  uncovered    log bytes {gap.begin} to {gap.end}: {printable(gap.reason)}" for gap in frontier.uncovered
     ]

@@ -21,7 +21,7 @@ from indexd.storage.disk import Disk
 _DEFAULT = "default"
 _ENTRIES_PER_SLOT = 4  # RocketMQ's own defaults, and most settings made after them
 _SLOTS_PER_READ = 16384
-_RANGE = re.compile(r"([0-9]{0,10}):([0-9]{0,10})", re.ASCII)
+_RANGE = re.compile(r"([0-9]{0,19}):([0-9]{0,19})", re.ASCII)
 _EXIT_FINDINGS = 1
 
 
@@ -79,6 +79,14 @@ def show_header(path: Path, size: int, head: bytes, layout: IndexLayout | None, 
     print_line(f"  entries  {header.entries}{capacity}, used slots {header.used_slot_count}{slots}")
     print_line(f"  times    {show_time(header.begin_timestamp)} to {show_time(header.end_timestamp)}")
     print_line(f"  offsets  {header.begin_phy_offset} to {header.end_phy_offset}")
+
+
+def entry_range(text: str, first: int, last: int) -> tuple[int, int]:
+    """The two numbers of ``--entries A:B``; ``first`` and ``last`` stand in for those that are left out."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--entries {text!r} is not A:B", "give two entry numbers, such as 1:100")
+    return int(match[1] or first), int(match[2] or last)
 
 
 def fitting_layouts(size: int, wanted: IndexLayout) -> list[IndexLayout]:
@@ -145,12 +153,8 @@ class _IndexView:
 
     def show_entries(self, text: str) -> None:
         """Entries ``A:B``, those behind the index count too."""
-        match = _RANGE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"--entries {text!r} is not A:B", "give two entry numbers, such as 1:100")
-        first = int(match[1] or 1)
-        last = min(int(match[2] or self._header.index_count), self._layout.index_num)
-        for number in range(first, last):
+        first, last = entry_range(text, 1, self._header.index_count)
+        for number in range(first, min(last, self._layout.index_num)):
             self._show_entry(number, self._file.entry(number))
 
     def show_chain(self, slot: int, key_hash: int | None) -> None:

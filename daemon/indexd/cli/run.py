@@ -48,6 +48,8 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     print_line(f"  kept      {report['keptEntries']} entries in {report['keptFiles']} files")
     print_line(f"  dropped   {report['droppedEntries']} entries, {len(report['deletedFiles'])} files removed")
     print_line(f"  rewritten {len(report['rewrittenFiles'])} files whose slots or header did not hold")
+    if report["refilledBytes"]:
+        print_line(f"  filled    queues and sparse indexes from {report['refilledBytes']} bytes of log")
     print_line(f"  rebuilt   {report['rebuiltEntries']} entries of {report['rebuiltMessages']} messages from the log")
     print_line(f"  covered   log bytes {report['beginOffset']} to {report['phyOffset']}")
     if report["unreadableAt"] is not None:

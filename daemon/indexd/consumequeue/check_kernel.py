@@ -8,7 +8,7 @@ import numpy as np
 from indexd.consumequeue.format import UNIT_SIZE
 
 PHY_NEGATIVE, PHY_ORDER, SIZE, BLANK = range(4)
-#: Places of the state, which goes on from window to window: where the last sane message ends in the log, rows of
+#: Places of the state, which goes on from window to window: where the last message ends in the log, rows of
 #: ``found`` that are taken, whether a unit that is not blank has been seen.
 END, FOUND, BEGUN = range(3)
 
@@ -49,9 +49,10 @@ def check_units(data, offset, min_offset, state, counts, found):  # type: ignore
             code, least = np.int64(PHY_NEGATIVE), np.int64(0)
         elif size <= np.int64(0):
             code, value, least = np.int64(SIZE), size, np.int64(1)
-        elif phy < state[END]:
-            code = np.int64(PHY_ORDER)
         else:
+            if phy < state[END]:
+                code = np.int64(PHY_ORDER)
+            # Also of one that stands too low: one that stands too high must not make all behind it look wrong.
             state[END] = phy + size
         if phy != np.int64(0) or size != _BLANK_SIZE:
             state[BEGUN] = 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.consumequeue.files import QueueFiles
-from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, queue_directory
+from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, queue_directory
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
@@ -33,9 +33,14 @@ class QueueComparison:
         begins: Iterable[QueueMark],
         marks: Iterable[QueueMark],
     ) -> None:
+        self._disk, self._file_size = disk, file_size
         self._files = _ComparedFiles(disk, directory, file_size, marks)
         self._store = ConsumeQueueStore(disk, directory, file_size, queues_max, self._files)
-        self._store.load(begins)
+        self._begins = {mark[:2]: mark for mark in begins}
+        self._store.load(self._begins.values())
+
+    def __repr__(self) -> str:
+        return f"QueueComparison({self._store}, differences={len(self._files.differences)})"
 
     def differs(self, batch: DispatchBatch) -> int | None:
         """The lowest physical offset that the units of ``batch``, or those in their places, name; None if all agree."""
@@ -50,14 +55,38 @@ class QueueComparison:
 
     def more(self) -> list[Difference]:
         """Of each queue that holds units behind all that the log has given, the first of those."""
-        reached = {(mark.topic, mark.queue_id): mark.max_offset for mark in self._store.mark().marks}
+        reached = {mark[:2]: mark.max_offset for mark in self._store.mark().marks}
         found = []
-        for mark in self._files.marks:
-            offset = reached.get((mark.topic, mark.queue_id), mark.first_offset)
-            directory = queue_directory(self._store.directory, mark.topic, mark.queue_id)
+        for directory, mark in self._files.marks.items():
+            offset = reached.get(mark[:2], mark.first_offset)
             if offset < mark.max_offset and directory not in self._files.differences:
                 found.append(self._files.difference(directory, offset, b""))
         return found
+
+    def hidden(self) -> list[Difference]:
+        """Of each queue whose mark calls units expired that the log has given, the first of those."""
+        begun = {mark[:2]: mark.min_offset for mark in self._store.mark().marks}
+        found = []
+        for directory, mark in self._files.marks.items():
+            # Behind what it held before the first batch; or where it has begun since.
+            begin = self._begins.get(mark[:2])
+            offset = begun.get(mark[:2], mark.min_offset) if begin is None else begin.max_offset
+            if offset < mark.min_offset and directory not in self._files.differences:
+                found.append(self._files.difference(directory, offset, b""))
+        return found
+
+    def is_whole(self, difference: Difference) -> bool:
+        """Whether the files of its queue are there, with all units; one that lost some cannot be compared."""
+        folder = difference.path.parent
+        mark = self._files.marks.get(folder)
+        if mark is None:
+            return True
+        sizes = dict(self._disk.list_dir(folder)) if self._disk.exists(folder) else {}
+        first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
+        return all(
+            sizes.get(file_name(begin), 0) >= min(end - begin, self._file_size)
+            for begin in range(first, end, self._file_size)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +111,7 @@ class _ComparedFiles(QueueFiles):
         super().__init__(disk, root, file_size)
         self._reads = disk
         self._size = file_size
-        self.marks = tuple(marks)
-        self._ends = {queue_directory(root, mark.topic, mark.queue_id): mark.max_offset for mark in self.marks}
+        self.marks = {queue_directory(root, mark.topic, mark.queue_id): mark for mark in marks}
         self.differences: dict[Path, Difference] = {}
 
     def write(self, directory: Path, offset: int, units: Buffer) -> None:
@@ -104,7 +132,10 @@ class _ComparedFiles(QueueFiles):
 
     def _read(self, directory: Path, offset: int, size: int) -> bytes:
         # As far as the mark says that there are units.
-        size = min(size, max(self._ends.get(directory, 0) - offset, 0) * UNIT_SIZE)
+        end = self.marks[directory].max_offset if directory in self.marks else 0
+        size = min(size, max(end - offset, 0) * UNIT_SIZE)
+        if size == 0:
+            return b""
         try:
             with self._reads.open_read(self.path(directory, offset)) as file:
                 return file.pread(size, offset * UNIT_SIZE % self._size)

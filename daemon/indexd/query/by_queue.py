@@ -162,7 +162,7 @@ def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: Off
 
 
 def _status(offset: int, low: int, high: int) -> str:
-    if low >= high:
+    if high == 0:
         return NO_MESSAGE_IN_QUEUE
     if offset < low:
         return OFFSET_TOO_SMALL

@@ -122,12 +122,12 @@ class Beside:
             refill_offset=self.refill_from,
         )
 
-    def comparison(self, begin: int) -> QueueComparison | None:
-        """The queues from physical offset ``begin`` on, to be held against the log; None where there are none."""
+    def comparison(self, begin: int, end: int) -> QueueComparison | None:
+        """What the queues hold of log bytes ``[begin, end)``, to be compared with it; None where there are none."""
         known, wanted = self._known, self._wanted
         if known.queues is None or not wanted.queues or known.refill_offset is not None or self._is_forced:
             return None
-        whole = self._plan_queues(known.phy_offset)
+        whole = self._plan_queues(end)
         if whole.refill_from is not None:
             return None
         return QueueComparison(
@@ -221,5 +221,5 @@ def refill(
             on_progress(batch.end_offset)
         elif isinstance(poll, NotYetWritten) and reader.is_undecided:
             time.sleep(_PAUSE)
-        elif not isinstance(poll, Skipped):
+        elif not isinstance(poll, Skipped) and reader.position < end:  # a segment's end is passed without a batch
             raise DisturbedError(f"the log ends at {poll.offset}, and it was indexed up to {end}")

@@ -13,7 +13,7 @@ from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import SegmentList, list_segments
-from indexd.config import Config
+from indexd.config import Config, OutputsConfig
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.flush.flusher import Flusher
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
@@ -37,7 +37,8 @@ class Opened:
     """Everything a run needs, standing at ``reader.position``.
 
     ``is_changed``: recovery came to something else than the frontier says, so a new one should be written at once.
-    ``damage`` is why the frontier could not be read.
+    ``damage`` is why the frontier could not be read. ``refilled_bytes`` of log were read again for queues and sparse
+    indexes alone.
     """
 
     outputs: Outputs
@@ -47,6 +48,7 @@ class Opened:
     is_changed: bool
     seconds: float
     damage: str | None
+    refilled_bytes: int = 0
 
 
 def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: bool, forced: bool = False) -> Opened:
@@ -59,7 +61,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     fresh = fresh_frontier(config, check_store(config))
     frontier, damage = _known_frontier(disk, files)
     if frontier is not None:
-        _check_same(frontier, fresh, config.outputs.sparse_interval, files)
+        _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
@@ -95,8 +97,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
     reader.position = base.phy_offset
-    if plan.is_clean:
-        reader.check_until = 0
+    reader.check_until = 0 if plan.is_clean else reader.check_until
     reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
     return Opened(
         outputs,
@@ -106,6 +107,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         is_changed=not plan.is_clean or base != frontier or beside.refill_from is not None,
         seconds=time.monotonic() - started,
         damage=damage,
+        refilled_bytes=0 if beside.refill_from is None else base.phy_offset - beside.refill_from,
     )
 
 
@@ -136,7 +138,7 @@ def _base(
 
 def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:
     comparison = standing.comparison(end)
-    return replace(comparison, queues=beside.comparison(comparison.reader.position))
+    return replace(comparison, queues=beside.comparison(comparison.reader.position, end))
 
 
 def _commit(
@@ -194,17 +196,20 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier, wanted: Frontier, interval: int, files: DataFiles) -> None:
+def _check_same(known: Frontier, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+    # What is turned off goes, however it was built.
+    queue_file_size = known.queue_file_size if known.queues is not None and outputs.consume_queue else None
+    interval = known.sparse.interval if known.sparse is not None and outputs.sparse else None
     for name, ours, given in (
         ("store", known.store, wanted.store),
         ("segment_size", known.segment_size, wanted.segment_size),
         ("flavour", known.flavour, wanted.flavour),
         ("hash_slot_num", known.layout.hash_slot_num, wanted.layout.hash_slot_num),
         ("index_num", known.layout.index_num, wanted.layout.index_num),
-        ("consume_queue_file_size", known.queue_file_size or wanted.queue_file_size, wanted.queue_file_size),
-        ("sparse_interval", known.sparse.interval if known.sparse else interval, interval),
+        ("consume_queue_file_size", queue_file_size, wanted.queue_file_size),
+        ("sparse_interval", interval, outputs.sparse_interval),
     ):
-        if ours != given:
+        if ours not in (None, given):
             raise UnsafeStoreError(
                 f"{files.data} was built with {name} {ours}, and now {given} is asked for",
                 "give what it was built with, or another --data",

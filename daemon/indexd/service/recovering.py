@@ -52,6 +52,7 @@ def recover_now(config: Config) -> dict[str, Any]:
             "droppedEntries": opened.recovered.dropped_entries,
             "deletedFiles": list(opened.recovered.deleted_files),
             "rewrittenFiles": opened.recovered.rewritten_files,
+            "refilledBytes": opened.refilled_bytes,
             "rebuiltEntries": opened.outputs.index.counters.entries - entries,
             "rebuiltMessages": opened.outputs.messages - messages,
             "beginOffset": opened.outputs.begin_offset,

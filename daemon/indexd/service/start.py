@@ -230,6 +230,7 @@ def open_for_run(
         dropped_entries=recovered.dropped_entries,
         deleted_files=len(recovered.deleted_files),
         rewritten_files=len(recovered.rewritten_files),
+        refilled_bytes=opened.refilled_bytes,
         reasons=recovered.reasons,
         seconds=round(opened.seconds, 3),
     )

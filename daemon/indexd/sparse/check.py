@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
 from indexd.sparse.format import (
@@ -33,8 +34,6 @@ OFFSET_ENTRY_TYPE = np.dtype([("offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY_TYPE = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 _ENTRIES_PER_READ = 1 << 16
-# The shortest frame (spec rocketmq-store 2.1): so many bytes a message takes at least.
-_FRAME_SIZE_MIN = 91
 
 
 def check_sparse(
@@ -112,8 +111,9 @@ class _File:
             data = file.pread(min(there - first, _ENTRIES_PER_READ) * width, first * width)
             self._check_entries(np.frombuffer(data, self.type, len(data) // width), first)
             on_bytes(len(data))
-        if there == self._entries:
-            self.check_end(self.before)
+        if there < self._entries:
+            return
+        self.check_end(self.before)
         if self._place.is_at_rest and is_growing:
             self._check_rest(file, wanted)
 
@@ -159,7 +159,8 @@ class _OffsetFile(_File):
     def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
         place, offsets, positions = self._place, rows[:, 0], rows[:, 1]
         is_outside = (offsets < 0) | (offsets >= place.segment.messages)
-        is_misplaced = (positions < offsets * _FRAME_SIZE_MIN) | (positions > place.segment_size - _FRAME_SIZE_MIN)
+        least = np.where(is_outside, 1, offsets) * FRAME_SIZE_MIN
+        is_misplaced = (positions < least) | (positions > place.segment_size - FRAME_SIZE_MIN)
         falls, is_near = offsets <= before[:, 0], positions - before[:, 1] <= place.interval
         return [
             ("entry-offset", 0, is_outside),

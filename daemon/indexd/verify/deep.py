@@ -16,7 +16,6 @@ from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.findings import Findings
-from indexd.flush.frontier import Frontier
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import FileMark, IndexHeader
 from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
@@ -26,6 +25,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from indexd.verify.beside import BesideComparison
 from indexd.verify.entries import EntryCursor
+from indexd.verify.ground import Ground
 from indexd.verify.report import Compared
 from indexd.verify.resync import Resync
 
@@ -34,14 +34,14 @@ _NEVER = 1 << 63
 
 
 def compare(
-    config: Config, disk: Disk, frontier: Frontier, findings: Findings, on_bytes: Callable[[int], None]
+    config: Config, disk: Disk, ground: Ground, findings: Findings, on_bytes: Callable[[int], None]
 ) -> Compared:
     """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
     try:
-        comparison = _Comparison(config, DataFiles(config.store.data), disk, frontier, reader)
+        comparison = _Comparison(config, DataFiles(config.store.data), disk, ground, reader)
         comparison.run(on_bytes)
     finally:
         reader.close()
@@ -51,14 +51,15 @@ def compare(
 
 
 class _Comparison:
-    def __init__(self, config: Config, files: DataFiles, disk: Disk, frontier: Frontier, reader: LogReader) -> None:
+    def __init__(self, config: Config, files: DataFiles, disk: Disk, ground: Ground, reader: LogReader) -> None:
         self.compared = Compared()
+        frontier = ground.frontier
         self._frontier, self._reader = frontier, reader
         self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
         self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
         begin = reader.log.min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
-        self._beside = BesideComparison(config, disk, files, frontier, self._start)
+        self._beside = BesideComparison(config, disk, files, ground, self._start)
         # Entries and messages in these ranges are not held against one another.
         self._left_out = [(gap.begin, gap.end) for gap in frontier.uncovered]
         for gap in frontier.uncovered:
@@ -84,7 +85,7 @@ class _Comparison:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         reader.position = self._start
         batch: DispatchBatch | None = None
-        while reader.position < frontier.phy_offset and not self._is_over:
+        while reader.position < frontier.phy_offset and not (self._is_over and self._beside.is_over):
             before = reader.position
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
@@ -150,6 +151,8 @@ class _Comparison:
 
     def _compare_batch(self, batch: DispatchBatch, before: DispatchBatch | None) -> None:
         # Where entries are left over from the batch before, that one can say of which message they are.
+        if self._is_over:
+            return
         offsets = batch.columns.phy_offset[: batch.rows]
         row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
         if before is not None and end:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+from indexd.commitlog.format import FRAME_SIZE_MIN
+from indexd.consumequeue.format import UNIT_SIZE, QueueMark
 from indexd.errors import CorruptDataError
 from indexd.findings import Findings
 from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.flush.frontier import Frontier
 from indexd.index.format import FileMark, IndexHeader
+from indexd.sparse.format import INT32_MAX, SparseMark
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, is_index_name
 from indexd.verify.ground import Ground, look
@@ -41,17 +44,65 @@ def check_frontier(frontier: Frontier, findings: Findings) -> bool:
             wrong(f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}")
     if frontier.filled_offset > frontier.phy_offset:
         wrong(f"refillOffset {frontier.filled_offset} lies behind phyOffset {frontier.phy_offset}")
+    if frontier.queues is not None and not _is_queue_file_size(frontier.queue_file_size):
+        wrong(f"queue files of {frontier.queue_file_size} bytes")
     for queue in frontier.queues or ():
-        if not 0 <= queue.first_offset <= queue.min_offset <= queue.max_offset or (
-            queue.max_phy_offset > frontier.phy_offset
-        ):
+        if not _is_sound(queue, frontier):
             wrong(f"queue {queue.topic}/{queue.queue_id}: {queue[2:]} is nothing that a queue can be")
+    if len({queue[:2] for queue in frontier.queues or ()}) < len(frontier.queues or ()):
+        wrong("a queue is named twice")
+    for text in _check_sparse(frontier.sparse, frontier) if frontier.sparse is not None else ():
+        wrong(f"sparse indexes: {text}")
     before: FileMark | None = None
     for mark in frontier.index:
         for text in _check_mark(mark, before, frontier):
             wrong(f"index file {mark.name}: {text}")
         before = mark
     return True
+
+
+def sound_queues(frontier: Frontier) -> tuple[QueueMark, ...]:
+    """The queues whose marks can be: only of those are there files to be looked at."""
+    if not _is_queue_file_size(frontier.queue_file_size):
+        return ()
+    return tuple({mark[:2]: mark for mark in frontier.queues or () if _is_sound(mark, frontier)}.values())
+
+
+def _is_queue_file_size(size: int) -> bool:
+    return 0 < size <= INT32_MAX and size % UNIT_SIZE == 0
+
+
+def _is_sound(mark: QueueMark, frontier: Frontier) -> bool:
+    # Blank or expired units only in its oldest file, and no more messages than the log can have had. Where the disk
+    # refused in the middle of a drain, its units may reach behind the frontier's physical offset.
+    units = max(frontier.queue_file_size // UNIT_SIZE, 1)
+    return (
+        0 <= mark.first_offset <= mark.min_offset <= mark.max_offset
+        and mark.first_offset % units == 0
+        and mark.min_offset - mark.first_offset <= units
+        and 0 <= mark.begin_offset <= mark.max_offset
+        and (mark.max_offset - mark.min_offset) * FRAME_SIZE_MIN <= frontier.phy_offset + frontier.segment_size
+    )
+
+
+def _check_sparse(mark: SparseMark, frontier: Frontier) -> list[str]:
+    found = [
+        f"{list(segment)} is nothing that a segment can be"
+        for segment in mark.segments
+        if segment.base % frontier.segment_size
+        or segment.base >= mark.phy_offset
+        or not 1 <= segment.messages <= frontier.segment_size // FRAME_SIZE_MIN
+        or not 0 <= segment.offset_entries < segment.messages
+        or not 0 <= segment.time_entries <= segment.offset_entries + 1
+    ]
+    active = mark.active
+    if active is not None and not (
+        0 <= active.bytes_since <= frontier.segment_size
+        and 0 <= active.max_timestamp_offset < mark.segments[-1].messages
+        and active.last_timestamp <= active.max_timestamp
+    ):
+        found.append(f"{list(active)} is nothing that building can go on with")
+    return found
 
 
 def _check_mark(mark: FileMark, before: FileMark | None, frontier: Frontier) -> list[str]:

@@ -49,7 +49,7 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -
     if deep and report.findings.counts["frontier"]:
         report.notes.append("the frontier contradicts itself: nothing was compared with the log")
     elif deep:
-        report.compared = compare(config, disk, ground.frontier, report.findings, progress)
+        report.compared = compare(config, disk, ground, report.findings, progress)
         report.notes += report.compared.left_out
     report.notes = list(dict.fromkeys(report.notes))
     report.seconds = time.monotonic() - started
@@ -164,6 +164,12 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
         "hash_slot_num": frontier.layout.hash_slot_num,
         "index_num": frontier.layout.index_num,
     }
+    # Whatever is asked for now, the log has to be decoded for all that is there.
+    outputs = {"consume_queue": frontier.queues is not None, "sparse": frontier.sparse is not None}
     return config.model_copy(
-        update={"store": config.store.model_copy(update=store), "index": config.index.model_copy(update=index)}
+        update={
+            "store": config.store.model_copy(update=store),
+            "index": config.index.model_copy(update=index),
+            "outputs": config.outputs.model_copy(update=outputs),
+        }
     )

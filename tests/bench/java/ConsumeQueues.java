@@ -1,3 +1,4 @@
+import java.io.PrintStream;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -25,6 +26,8 @@ public final class ConsumeQueues {
     }
 
     public static void main(String[] arguments) throws Exception {
+        PrintStream out = System.out;
+        System.setOut(System.err); // RocketMQ logs to it
         Path root = Path.of(arguments[0]);
         long[] targets = numbers(Path.of(arguments[4]));
         MessageStoreConfig config = new MessageStoreConfig();
@@ -49,11 +52,11 @@ public final class ConsumeQueues {
             begin = System.nanoTime();
             single(queue, targets, some);
             double singleSeconds = (System.nanoTime() - begin) / 1e9;
-            System.out.println("{\"round\": " + round + ", \"units\": " + units + ", \"order\": " + orderSeconds
+            out.println("{\"round\": " + round + ", \"units\": " + units + ", \"order\": " + orderSeconds
                 + ", \"single\": " + singleSeconds + ", \"orderAnswers\": \"" + sha(all) + "\", \"singleAnswers\": \""
                 + sha(some) + "\"}");
         }
-        System.out.flush();
+        out.flush();
         Runtime.getRuntime().halt(0); // its threads would keep the process, and shutting it down writes files
     }
 

@@ -13,15 +13,24 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** A real RocketMQ client: {@code Client send namesrv=HOST:PORT count=N out=FILE [seed=N]}. */
+/**
+ * A real RocketMQ client: {@code Client send namesrv=HOST:PORT count=N out=FILE [seed=N]};
+ * {@code Client ask namesrv=HOST:PORT broker=NAME in=FILE out=FILE}, which asks the broker {@link Questions};
+ * {@code Client retry namesrv=HOST:PORT broker=NAME topic=NAME}, a consumer that fails at the first messages.
+ */
 public final class Client {
     private static final int BATCH = 4;
 
@@ -40,10 +49,12 @@ public final class Client {
         PrintStream stdout = new PrintStream(System.out, true, StandardCharsets.UTF_8);
         System.setOut(System.err);
         try {
-            if (arguments.length == 0 || !arguments[0].equals("send")) {
-                throw new IllegalArgumentException("Client send namesrv=HOST:PORT count=N out=FILE [seed=N]");
-            }
-            int rows = send(new Options(arguments, "namesrv", "count", "out", "seed"));
+            long rows = switch (arguments.length > 0 ? arguments[0] : "") {
+                case "send" -> send(new Options(arguments, "namesrv", "count", "out", "seed"));
+                case "ask" -> ask(new Options(arguments, "namesrv", "broker", "in", "out"));
+                case "retry" -> retry(new Options(arguments, "namesrv", "broker", "topic"));
+                default -> throw new IllegalArgumentException("Client send|ask|retry namesrv=HOST:PORT ...");
+            };
             stdout.println(JSON.toJSONString(Map.of("rows", rows)));
             System.exit(0);
         } catch (Throwable problem) { // the client's own threads must not keep the JVM
@@ -71,6 +82,58 @@ public final class Client {
             return client.rows;
         } finally {
             producer.shutdown();
+        }
+    }
+
+    /** The broker puts what is sent back into the group's retry topic, after a second. */
+    @SuppressWarnings("deprecation") // see ask
+    private static long retry(Options options) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("test-consumer");
+        consumer.setNamesrvAddr(options.required("namesrv"));
+        consumer.start();
+        try {
+            MessageQueue queue = new MessageQueue(options.required("topic"), options.required("broker"), 0);
+            List<MessageExt> messages = consumer.pull(queue, "*", 0, BATCH).getMsgFoundList();
+            for (MessageExt message : messages) {
+                consumer.sendMessageBack(message, 1);
+            }
+            return messages.size();
+        } finally {
+            consumer.shutdown();
+        }
+    }
+
+    @SuppressWarnings("deprecation") // the consumers that came after it do not say what the broker answered
+    private static long ask(Options options) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("test-consumer");
+        consumer.setNamesrvAddr(options.required("namesrv"));
+        DefaultMQAdminExt admin = new DefaultMQAdminExt();
+        admin.setNamesrvAddr(options.required("namesrv"));
+        consumer.start();
+        admin.start();
+        String broker = options.required("broker");
+        try {
+            return Questions.answer(options, new Questions.Answers() {
+                @Override
+                public Map<String, Object> byOffset(String topic, int queueId, long offset, int max) throws Exception {
+                    PullResult found = consumer.pull(new MessageQueue(topic, broker, queueId), "*", offset, max);
+                    List<MessageExt> messages = found.getMsgFoundList() == null ? List.of() : found.getMsgFoundList();
+                    return Questions.row(String.valueOf(found.getPullStatus()), found.getNextBeginOffset(),
+                        found.getMinOffset(), found.getMaxOffset(),
+                        messages.stream().map(MessageExt::getCommitLogOffset).toList());
+                }
+
+                @Override
+                public long byTime(String topic, int queueId, long timestamp, BoundaryType boundary) throws Exception {
+                    MessageQueue queue = new MessageQueue(topic, broker, queueId);
+                    return boundary == BoundaryType.LOWER
+                        ? admin.searchLowerBoundaryOffset(queue, timestamp)
+                        : admin.searchUpperBoundaryOffset(queue, timestamp);
+                }
+            });
+        } finally {
+            consumer.shutdown();
+            admin.shutdown();
         }
     }
 

@@ -15,8 +15,8 @@ import org.apache.rocketmq.store.DefaultMessageStore;
  * Lets RocketMQ's own code cut, clean and write stores, one after another: a line {@code MODE name=value ...} of
  * standard input for each, lines of figures on standard output.
  *
- * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments and index
- * files go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are
+ * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments, and
+ * what points into them alone, go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are
  * written. It stops the store and says its figures. With exit=open it stays open as long as this program runs, for
  * another write of it, too. exit=halt ends this program in place of stopping; haltAfter=BYTES does so in the middle of
  * writing, without a word. {@code reindex} is that of {@link Store}.
@@ -64,7 +64,7 @@ public final class Rewrite {
         figures.put("openedAt", store.getMaxPhyOffset());
         if (options.number("drop", 0) > 0) {
             int dropped = store.getCommitLog().deleteExpiredFile(0, 0, 1000, true, options.small("drop", 0));
-            store.getIndexService().deleteExpiredFile(store.getMinPhyOffset());
+            Stores.clean(store);
             figures.put("dropped", dropped);
         }
         if (options.number("to", -1) >= 0) {

@@ -4,14 +4,20 @@ import com.alibaba.fastjson2.JSON;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.io.PrintWriter;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.stream.Stream;
+import org.apache.rocketmq.common.BoundaryType;
+import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.index.IndexService;
@@ -39,8 +45,9 @@ public final class Store {
                 case "reindex" -> reindex(options(arguments, "rounds"));
                 case "query" -> query(options(arguments, "in", "out"));
                 case "recover" -> recover(options(arguments, "in", "out"));
+                case "ask" -> ask(options(arguments, "in", "out"));
                 case "truncate" -> truncate(options(arguments, "to", "count", "profile", "seed", "body", "topics"));
-                default -> throw new IllegalArgumentException("Store write|reindex|query|recover|truncate ...");
+                default -> throw new IllegalArgumentException("Store write|reindex|query|recover|ask|truncate ...");
             }
             System.exit(0);
         } catch (Throwable problem) { // whatever it was, the threads that RocketMQ left must not keep the JVM
@@ -195,6 +202,37 @@ public final class Store {
             answerAll(store, options);
         }
         store.shutdown();
+    }
+
+    /** Answers Questions about queues; what has expired is corrected first, as a broker does it after its start. */
+    private static void ask(Options options) throws Exception {
+        DefaultMessageStore store = Stores.started(Stores.config(options));
+        Stores.settle(store);
+        Stores.clean(store);
+        long count = Questions.answer(options, new Questions.Answers() {
+            @Override
+            public Map<String, Object> byOffset(String topic, int queueId, long offset, int max) {
+                return found(store.getMessage("asking", topic, queueId, offset, max, null));
+            }
+
+            @Override
+            public long byTime(String topic, int queueId, long timestamp, BoundaryType boundary) {
+                return store.getOffsetInQueueByTime(topic, queueId, timestamp, boundary);
+            }
+        });
+        say(Map.of("questions", count));
+        store.shutdown();
+    }
+
+    private static Map<String, Object> found(GetMessageResult result) {
+        List<Long> phyOffsets = new ArrayList<>();
+        for (ByteBuffer message : result.getMessageBufferList()) {
+            phyOffsets.add(message.getLong(MessageDecoder.MESSAGE_PHYSIC_OFFSET_POSITION));
+        }
+        Map<String, Object> row = Questions.row(String.valueOf(result.getStatus()), result.getNextBeginOffset(),
+            result.getMinOffset(), result.getMaxOffset(), phyOffsets);
+        result.release();
+        return row;
     }
 
     /** Cuts the log at the last message start at or before to=, then writes count= more (none unless told). */

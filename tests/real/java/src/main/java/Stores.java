@@ -14,6 +14,7 @@ import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.index.IndexService;
+import org.apache.rocketmq.store.queue.ConsumeQueueStore;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** How every mode opens a store, waits for it and walks its commitlog. */
@@ -144,6 +145,11 @@ final class Stores {
         if (!store.truncateFiles(start[0])) {
             throw new IllegalStateException("RocketMQ refused to truncate to " + start[0]);
         }
+    }
+
+    /** What RocketMQ does every ten seconds: index and queue files that only point before the log's begin go. */
+    static void clean(DefaultMessageStore store) {
+        ((ConsumeQueueStore) store.getQueueStore()).new CleanConsumeQueueService().run();
     }
 
     interface Sink {
