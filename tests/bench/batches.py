@@ -13,23 +13,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from indexd.cli.compiler import prepare_compiler
+import numpy as np
+from numpy.typing import NDArray
 
-prepare_compiler()  # before anything loads numba
-
-import numpy as np  # noqa: E402 - see above
-from numpy.typing import NDArray  # noqa: E402
-
-from bench.lookup_data import BASE, INDEX_SIZE, TARGET_FILES, Int64s, as_bytes, read  # noqa: E402
-from indexd.consumequeue.check import units_of  # noqa: E402
-from indexd.consumequeue.format import QueueMark, Unit  # noqa: E402
-from indexd.consumequeue.reader import ConsumeQueueReader  # noqa: E402
-from indexd.flush.frontier import read_frontier  # noqa: E402
-from indexd.sparse.offset_index import OffsetIndex  # noqa: E402
-from indexd.sparse.table import OffsetTable, TimeTable, append_offsets, append_times, load_kernels  # noqa: E402
-from indexd.sparse.time_index import TimeIndex  # noqa: E402
-from indexd.storage.disk import Disk  # noqa: E402
-from indexd.storage.names import DataFiles  # noqa: E402
+from bench.lookup_data import BASE, INDEX_SIZE, TARGET_FILES, Int64s, as_bytes, read
+from indexd.consumequeue.check import units_of
+from indexd.consumequeue.format import QueueMark, Unit
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.flush.frontier import read_frontier
+from indexd.sparse.offset_index import OffsetIndex
+from indexd.sparse.table import OffsetTable, TimeTable, append_offsets, append_times, load_kernels
+from indexd.sparse.time_index import TimeIndex
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles
 
 # A lookup of one target in Python takes some microseconds.
 _SINGLE_LOOKUPS = 20_000

@@ -78,13 +78,12 @@ def _measure_indexes(ground: Ground, report: Report) -> None:
         rows.append(
             (f"{name}, from its bytes to a table", "", "", *(f"{1e3 * s:.1f} ms" for s in _best(opened)), "", "")
         )
-        data[kind] = {"entries": made.entries, "kafka": sides.theirs, "indexd": sides.ours}
+        data[kind] = {"entries": made.entries, "kafka": _numbers(sides.theirs), "indexd": _numbers(sides.ours)}
         shutil.rmtree(made.directory)
     rows[0] = ("", *(f"{side} {word}" for side in ("Kafka", "indexd", "ratio") for word in ("best", "median")))
-    title = (
-        f"{' offset and '.join(entries)} time entries (10 MiB each), {TARGETS:,} targets, the same files and answers"
-    )
-    report.part(NAME, title, rows, data)
+    title = f"{' offset and '.join(entries)} time entries (10 MiB each), {TARGETS:,} targets"
+    same = "" if missing else f", the same files and answers; Kafka {_KAFKA_VERSION}"
+    report.part(NAME, title + same, rows, data)
     if missing is not None:
         report.failure(NAME, f"Kafka's own classes cannot be run: {missing}")
 
@@ -141,7 +140,12 @@ def _print_queue(report: Report, sides: Sides, units: int) -> None:
     ):
         taken = [row[ours] for row in sides.ours]
         rows.append((text, *_rates(theirs, count), *_rates(taken, count), *_ratios(theirs, taken)))
-    data = {"units": units, "targets": _QUEUE_TARGETS, "rocketmq": sides.theirs, "indexd": sides.ours}
+    data = {
+        "units": units,
+        "targets": _QUEUE_TARGETS,
+        "rocketmq": _numbers(sides.theirs),
+        "indexd": _numbers(sides.ours),
+    }
     title = f"one queue of {units:,} units, {_QUEUE_TARGETS:,} targets; RocketMQ: iterateFrom, get"
     report.part("units", title, rows, data)
 
@@ -157,7 +161,7 @@ def _batches(*words: str) -> list[str]:
 
 def _said(ground: Ground, command: Sequence[str]) -> Figures:
     """The rounds that count of a program that prints one a line."""
-    environment = ground.environment() | {"PYTHONPATH": str(_TESTS)}
+    own = {"PYTHONPATH": str(_TESTS), "NUMBA_CACHE_DIR": str(ground.work / "kernels")}
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -165,7 +169,7 @@ def _said(ground: Ground, command: Sequence[str]) -> Figures:
         text=True,
         check=False,
         timeout=_SECONDS,
-        env=environment,
+        env=ground.environment() | own,
     )
     if done.returncode != 0:
         raise BenchError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
@@ -184,6 +188,11 @@ def _why_no_kafka() -> str | None:
     except (RocketMQError, OSError, subprocess.SubprocessError) as error:
         return str(error)
     return None
+
+
+def _numbers(figures: Figures) -> Figures:
+    """Without the digests, which have been compared."""
+    return [{name: value for name, value in row.items() if not isinstance(value, str)} for row in figures]
 
 
 def _best(values: Sequence[float]) -> tuple[float, float]:

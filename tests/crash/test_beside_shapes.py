@@ -1,4 +1,4 @@
-"""Logs whose shape meets a boundary of some output: built by the daemon and by a rebuild, held against the slow truth."""
+"""Logs whose shape meets a boundary of some output: built by daemon and rebuild, held against the slow truth."""
 
 from __future__ import annotations
 

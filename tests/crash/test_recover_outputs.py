@@ -6,14 +6,12 @@ import json
 import os
 import random
 import shutil
-from dataclasses import replace
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from indexd.errors import UnsafeStoreError
-from indexd.flush.frontier import read_frontier
-from indexd.storage.disk import Disk
 from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index, compile_kernels, indexd, indexd_here
 from support.outputs import INTERVAL, UNITS, Built, build, copied
@@ -174,7 +172,7 @@ def test_damage_of_all_kinds_at_once(built: Built, base: Built, seed: int) -> No
             case 2:
                 path.write_bytes(rand.choice([bytes(size), b"\xff" * size, rand.randbytes(size)]))
             case _:
-                path.write_bytes(rand.choice(files).read_bytes() if rand.choice(files).exists() else b"")
+                path.write_bytes(rand.choice([one for one in files if one.exists()]).read_bytes())
     recover(built)
     check_whole(built, base)
 
@@ -316,8 +314,6 @@ def test_what_is_lost_beside_expired_messages(built: Built, damage: str, segment
     # And --recover changes nothing more.
     after = {path: path.read_bytes() for path in built.data.rglob("*") if path.is_file() and "index" not in path.parts}
     recover(built)
-    frontier = read_frontier(Disk(), built.data / "frontier")
-    assert frontier is not None
     for path, data in after.items():
         if path.parent.name != "data":
             assert path.read_bytes() == data, path
@@ -341,27 +337,18 @@ def test_killed_and_damaged(built: Built, base: Built) -> None:
 
 def test_a_recovery_that_is_broken_off_again_and_again(built: Built, base: Built) -> None:
     rand = random.Random(4)
-    for damage in ("a topic", "first queue file cut", "time index", "growing time index cut"):
+    for damage in ("queue file between", "first queue file cut", "time index", "growing time index cut"):
         LOST[damage](built)
     for _ in range(6):
         with Daemon(built.store, built.data, *FLAGS) as daemon:
             daemon.wait_event("starting")
-            daemon.wait_for(lambda until=rand.random() / 5: True if daemon_age(daemon) > until else None, "a moment")
+            time.sleep(rand.random() / 4)
     assert indexd("--recover", "--store", built.store, "--data", built.data, *FLAGS).returncode == 0
     check_whole(built, base)
 
 
-def daemon_age(daemon: Daemon) -> float:
-    """Seconds since it said that it is starting."""
-    import time
-
-    return time.time() - os.stat(daemon.log).st_ctime if not daemon.events("running") else 9.0
-
-
 def test_marks_without_evidence(built: Built, base: Built) -> None:
     built.change_frontier(evidence=())
-    frontier = built.frontier
-    assert replace(frontier, evidence=()) == frontier
     LOST["a queue"](built)
     recover(built)
     check_whole(built, base)

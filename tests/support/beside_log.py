@@ -7,6 +7,7 @@ directory against the log, and knows nothing of the daemon's.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,6 @@ def over_queues(count: int, queues: int, seed: int = 1, *, first: int = 0) -> li
 
 def prepared(made: FrameSpec) -> FrameSpec:
     """The same message as the half of a transaction, which enters no queue."""
-    from dataclasses import replace
-
     return replace(made, sys_flag=0x4)
 
 

@@ -175,6 +175,9 @@ def _refill(
 
     try:
         refill(reader, outputs, begin, commit, lambda at: on_progress("refill", at - begin, outputs.phy_offset - begin))
+    except BaseException:
+        outputs.close()
+        raise
     finally:
         reader.close()
 
