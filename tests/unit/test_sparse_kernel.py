@@ -77,9 +77,7 @@ def test_messages_of_a_segment_and_no_other(rows: list[Row], interval: int, room
     while True:
         windows = np.empty((room, 2), np.int64), np.empty((room, 2), np.int64)
         taken, offset_count, time_count = message_entries(
-            batch.phy_offset,
-            batch.size,
-            batch.store_timestamp,
+            batch,
             at,
             len(rows),
             base,

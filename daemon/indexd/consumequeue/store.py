@@ -176,6 +176,11 @@ class ConsumeQueueStore:
         files.serial += 1
         return progress
 
+    @property
+    def unsynced_files(self) -> tuple[Path, ...]:
+        """The files that were written and are not known to be durable."""
+        return self._files.files.paths()
+
     def synced(self, progress: QueuesProgress) -> None:
         """The flusher has made this durable; what was written since is not."""
         self._files.files.synced(progress.unsynced_files, progress.serial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from indexd.index.service import IndexMark
 from indexd.sparse.service import SparseProgress
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
+
+# So many files are synced one after the other; of more, so many at once.
+_MANY = 64
+_SYNC_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +138,23 @@ class Flusher:
             file.file.fsync()
         count = len(progress.index.unsynced)
         for output in progress.beside:
-            for path in output.unsynced_files:
-                _sync_file(self._disk, path)
+            sync_files(self._disk, output.unsynced_files)
             # The names after what they name: a file that is found is whole.
             for path in output.unsynced_directories:
                 self._disk.sync_dir(path)
             count += len(output.unsynced_files)
         return count
+
+
+def sync_files(disk: Disk, paths: tuple[Path, ...]) -> None:
+    """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together."""
+    if len(paths) < _MANY:
+        for path in paths:
+            _sync_file(disk, path)
+        return
+    with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
+        for done in [pool.submit(_sync_file, disk, path) for path in paths]:
+            done.result()
 
 
 def _sync_file(disk: Disk, path: Path) -> None:

@@ -23,7 +23,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.errors import BusyError, UsageError
-from indexd.flush.flusher import Flusher
+from indexd.flush.flusher import Flusher, sync_files
 from indexd.flush.outputs import Outputs
 from indexd.flush.witness import Witness
 from indexd.index.file import IndexFile
@@ -86,7 +86,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
         outputs = Outputs(index, *Wanted.of(config).make(disk, files), frontier, Witness(disk, lambda: reader.log))
         started = time.monotonic()
-        unreadable = _build(reader, outputs, on_progress)
+        unreadable = _build(disk, reader, outputs, on_progress)
         outputs.flush()
         progress = outputs.progress()
         Flusher(disk, files, frontier).persist(progress)
@@ -141,13 +141,13 @@ def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
     return files
 
 
-def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> Corrupt | None:
+def _build(disk: Disk, reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> Corrupt | None:
     items: _Items = queue.Queue(_QUEUE_BATCHES)
     stop = threading.Event()
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
     log = WholeLog(reader)
-    syncer = _Syncer()
+    syncer = _Syncer(disk)
     thread = threading.Thread(target=_read, args=(log, items, stop), name="reader", daemon=True)
     thread.start()
     try:
@@ -155,7 +155,7 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
             if isinstance(item, BaseException):
                 raise item
             outputs.apply(item)
-            syncer.after_batch(outputs.index)
+            syncer.after_batch(outputs)
             on_progress(outputs.phy_offset - begin, total)
     finally:
         stop.set()
@@ -170,26 +170,29 @@ def _build(reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int]
 class _Syncer:
     """Syncs the files being built from a thread of its own, so that the disk works while the processor does."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
         self._thread = ThreadPoolExecutor(1, "sync")
         self._running: Future[None] | None = None
         self._synced_entries = 0
 
-    def after_batch(self, index: IndexService) -> None:
+    def after_batch(self, outputs: Outputs) -> None:
         """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
+        index = outputs.index
         rolled = index.rolled()
         due = index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
         if rolled or (due and (self._running is None or self._running.done())):
-            self.start(index)
+            self.start(outputs)
         if rolled:
             self.wait()
             index.synced(rolled)
 
-    def start(self, index: IndexService) -> None:
+    def start(self, outputs: Outputs) -> None:
         """Sync what has been written so far."""
         self.wait()
-        self._synced_entries = index.counters.entries
-        self._running = self._thread.submit(_sync, index.writing())
+        self._synced_entries = outputs.index.counters.entries
+        paths = outputs.queues.unsynced_files if outputs.queues is not None else ()
+        self._running = self._thread.submit(_sync, self._disk, outputs.index.writing(), paths)
 
     def wait(self) -> None:
         """Until the running sync has ended."""
@@ -203,9 +206,11 @@ class _Syncer:
         self.wait()
 
 
-def _sync(files: tuple[IndexFile, ...]) -> None:
+def _sync(disk: Disk, files: tuple[IndexFile, ...], paths: tuple[Path, ...]) -> None:
+    # Queue files are synced once more at the end: by then there is little left of it.
     for file in files:
         file.file.fsync()
+    sync_files(disk, paths)
 
 
 def _next_item(items: _Items, outputs: Outputs, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
@@ -214,7 +219,7 @@ def _next_item(items: _Items, outputs: Outputs, syncer: _Syncer) -> DispatchBatc
     except queue.Empty:
         # The reader lets the newest frame settle: bring out meanwhile what has to be written and synced anyway.
         outputs.index.publish()
-        syncer.start(outputs.index)
+        syncer.start(outputs)
         return items.get()
 
 

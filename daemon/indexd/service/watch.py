@@ -1,13 +1,14 @@
 """Watch: what somebody else does to the data directory of a running daemon.
 
 Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are
-files of queues and of sparse indexes that were removed or cut; there may be thousands, so a few are looked at each
-time. What the daemon can make again at once, it does: the abort flag, the lock; frontier and checkpoint with the next
-flush.
+files of queues and of sparse indexes that were removed or cut, and their newest ones if they were replaced; there may
+be thousands, so a few are looked at each time. What the daemon can make again at once, it does: the abort flag, the
+lock; frontier and checkpoint with the next flush.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
@@ -16,7 +17,7 @@ from indexd.flush.abort import write_abort
 from indexd.flush.building import Building
 from indexd.flush.frontier import Frontier
 from indexd.index.format import FileMark
-from indexd.sparse.format import index_name, time_index_name
+from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, SegmentMark, index_name, time_index_name
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -39,6 +40,8 @@ class Watch:
         # What is looked at next, by kind.
         self._turns: dict[str, int] = {}
         self._inodes: dict[str, int] = {}
+        # Name and inode of the newest file of each queue, and of each kind of sparse index, at the last look.
+        self._newest: dict[str, tuple[str, int]] = {}
 
     def keep_lock(self) -> list[str]:
         """Take the lock again if its file is gone; BusyError if another instance has it by now. First of all."""
@@ -64,10 +67,10 @@ class Watch:
             for mark in self._next("queues", progress.queues.marks):
                 self._check_queue(mark)
         if progress.sparse is not None:
-            for segment in self._next("segments", progress.sparse.mark.segments):
-                for name in (index_name(segment.base), time_index_name(segment.base)):
-                    if not self._disk.exists(self._files.sparse / name):
-                        raise DisturbedError(f"{self._files.sparse / name} was removed by somebody else")
+            for segment in self._next("segments", progress.sparse.mark.sealed):
+                self._check_pair(segment, is_growing=False)
+            if progress.sparse.mark.active is not None:
+                self._check_pair(progress.sparse.mark.segments[-1], is_growing=True)
 
     def restore(self, building: Building) -> list[str]:
         """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
@@ -99,14 +102,40 @@ class Watch:
         directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
         size = self._queue_file_size
         try:
-            sizes = dict(self._disk.list_dir(directory))
+            stamps = self._disk.stamps(directory)
         except DiskError as error:
             if not error.is_missing:
                 raise
-            sizes = {}
+            stamps = {}
         first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
         for begin in range(first // size * size, end, size):
-            found = sizes.get(file_name(begin))
-            if found != size:
-                what = "removed" if found is None else f"cut to {found} bytes"
+            stamp = stamps.get(file_name(begin))
+            if stamp is None or stamp.size != size:
+                what = "removed" if stamp is None else f"cut to {stamp.size} bytes"
                 raise DisturbedError(f"{directory / file_name(begin)} was {what} by somebody else")
+            if begin + size >= end:
+                self._check_newest(str(directory), directory / file_name(begin), stamp)
+
+    def _check_pair(self, segment: SegmentMark, *, is_growing: bool) -> None:
+        for path, size in (
+            (self._files.sparse / index_name(segment.base), segment.offset_entries * OFFSET_ENTRY_SIZE),
+            (self._files.sparse / time_index_name(segment.base), segment.time_entries * TIME_ENTRY_SIZE),
+        ):
+            try:
+                with self._disk.open_read(path) as file:
+                    stamp = file.stamp()
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                raise DisturbedError(f"{path} was removed by somebody else") from error
+            if stamp.size < size or (stamp.size > size and not is_growing):
+                raise DisturbedError(f"{path} was cut to {stamp.size} bytes by somebody else")
+            if is_growing:
+                self._check_newest(path.suffix, path, stamp)
+
+    def _check_newest(self, key: str, path: Path, stamp: Stamp) -> None:
+        # A descriptor of it may be open: what is written from now on would be in a file that has no name.
+        name, inode = self._newest.get(key, (path.name, stamp.inode))
+        if name == path.name and inode != stamp.inode:
+            raise DisturbedError(f"{path} was replaced by somebody else")
+        self._newest[key] = (path.name, stamp.inode)

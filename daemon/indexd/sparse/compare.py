@@ -138,9 +138,7 @@ class _Segment:
         """Rows before physical offset ``end`` from ``row`` on, as many as fit; the first that was not taken."""
         columns = batch.columns
         row, offset_count, time_count = message_entries(
-            columns.phy_offset,
-            columns.size,
-            columns.store_timestamp,
+            columns,
             row,
             batch.rows,
             self.base,

@@ -12,6 +12,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.commitlog.dispatch import make_columns
+from indexd.commitlog.kernel import Columns
 from indexd.sparse.format import NO_TIMESTAMP
 
 if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
@@ -33,27 +35,6 @@ def new_state() -> NDArray[np.int64]:
     return np.array([0, NO_TIMESTAMP, 0, NO_TIMESTAMP, 0], dtype=np.int64)
 
 
-@numba.njit(nogil=True, forceinline=True)
-def _put(position, size, offset, timestamp, interval, state, offset_entries, time_entries, counts):  # type: ignore[no-untyped-def]
-    # One row by Kafka's per-batch rule (spec 8, step 3): an entry for a row behind more than interval bytes.
-    if timestamp > state[1]:
-        state[1] = timestamp
-        state[2] = offset
-    if state[0] > interval:
-        at = np.uint64(counts[0])
-        offset_entries[at, _0] = offset
-        offset_entries[at, _1] = position
-        counts[0] += np.int64(1)
-        if state[1] > state[3]:
-            at = np.uint64(counts[1])
-            time_entries[at, _0] = state[1]
-            time_entries[at, _1] = state[2]
-            state[3] = state[1]
-            counts[1] += np.int64(1)
-        state[0] = np.int64(0)
-    state[0] += size
-
-
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def segment_entries(  # type: ignore[no-untyped-def]
     positions, sizes, last_offsets, timestamps, row, rows, interval, state, offset_entries, time_entries
@@ -68,52 +49,62 @@ def segment_entries(  # type: ignore[no-untyped-def]
     Recovery's own rule, "bytes so far minus the position of the last indexed batch > interval", is the same number
     when it is fed from position 0 without a gap and with a new state: there is no second function for it.
     """
-    counts = np.zeros(2, dtype=np.int64)
-    at = np.uint64(row)
-    room = np.int64(min(len(offset_entries), len(time_entries)))
-    while at < np.uint64(rows) and counts[0] < room:
-        _put(
-            positions[at],
-            sizes[at],
-            last_offsets[at],
-            timestamps[at],
-            interval,
-            state,
-            offset_entries,
-            time_entries,
-            counts,
-        )
-        state[4] += np.int64(1)
+    at, room = np.uint64(row), np.uint64(min(len(offset_entries), len(time_entries)))
+    since, largest, first, last = state[0], state[1], state[2], state[3]
+    offsets = times = _0
+    while at < np.uint64(rows) and offsets < room:
+        # The per-batch rule (spec 8, step 3): an entry for a row behind more than interval bytes. In local variables:
+        # kept in an array, or passed through a function, they cost ten times as much.
+        if timestamps[at] > largest:
+            largest = timestamps[at]
+            first = last_offsets[at]
+        if since > interval:
+            offset_entries[offsets, _0] = last_offsets[at]
+            offset_entries[offsets, _1] = positions[at]
+            offsets += _1
+            if largest > last:
+                time_entries[times, _0] = largest
+                time_entries[times, _1] = first
+                last = largest
+                times += _1
+            since = np.int64(0)
+        since += sizes[at]
         at += _1
-    return np.int64(at), counts[0], counts[1]
+    state[0], state[1], state[2], state[3] = since, largest, first, last
+    state[4] += np.int64(at) - np.int64(row)
+    return np.int64(at), np.int64(offsets), np.int64(times)
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def message_entries(  # type: ignore[no-untyped-def]
-    phy_offsets, sizes, store_timestamps, row, rows, base, end, interval, state, offset_entries, time_entries
-):
-    """The same for columns of a DispatchBatch, each message a batch of its own whose offset is its ordinal, state[4].
+def message_entries(
+    columns: Columns,
+    row: int,
+    rows: int,
+    base: int,
+    end: int,
+    interval: int,
+    state: NDArray[np.int64],
+    offset_entries: NDArray[np.int64],
+    time_entries: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """The same for columns of a DispatchBatch, each message a batch of its own whose offset is its ordinal.
 
     Takes the rows of the segment ``[base, end)`` from ``row`` on; stops at the first row of another one as well.
     """
-    counts = np.zeros(2, dtype=np.int64)
-    at = np.uint64(row)
-    room = np.int64(min(len(offset_entries), len(time_entries)))
-    while at < np.uint64(rows) and counts[0] < room and phy_offsets[at] < end:
-        _put(
-            phy_offsets[at] - base,
-            np.int64(sizes[at]),
-            state[4],
-            store_timestamps[at],
-            interval,
-            state,
-            offset_entries,
-            time_entries,
-            counts,
-        )
-        state[4] += np.int64(1)
-        at += _1
-    return np.int64(at), counts[0], counts[1]
+    rows = row + int(np.searchsorted(columns.phy_offset[row:rows], end))
+    messages = int(state[MESSAGES])
+    taken, offsets, times = segment_entries(
+        columns.phy_offset[row:rows] - base,
+        columns.size[row:rows].astype(np.int64),
+        np.arange(messages, messages + rows - row),
+        columns.store_timestamp[row:rows],
+        0,
+        rows - row,
+        interval,
+        state,
+        offset_entries,
+        time_entries,
+    )
+    return row + int(taken), int(offsets), int(times)
 
 
 def final_time_entry(state: NDArray[np.int64]) -> tuple[int, int] | None:
@@ -126,6 +117,4 @@ def final_time_entry(state: NDArray[np.int64]) -> tuple[int, int] | None:
 
 def load_kernels() -> None:
     """Have the rule compiled, or loaded from where it is kept."""
-    numbers, sizes = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int32)
-    entries = np.empty((1, 2), dtype=np.int64)
-    message_entries(numbers, sizes, numbers, 0, 0, 0, 1, 0, new_state(), entries, entries)
+    message_entries(make_columns(1, 1), 0, 0, 0, 1, 0, new_state(), *np.empty((2, 1, 2), dtype=np.int64))

@@ -131,9 +131,7 @@ class GrowingSegment:
         Never touches the disk: when nothing was taken, ``write`` makes room.
         """
         row, offsets, times = message_entries(
-            columns.phy_offset,
-            columns.size,
-            columns.store_timestamp,
+            columns,
             row,
             rows,
             self.base,
