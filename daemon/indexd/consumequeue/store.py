@@ -84,6 +84,8 @@ class ConsumeQueueStore:
         self._marked: tuple[QueueMark, ...] | None = ()
         self._changed: set[int] = set()
         self._min_phy_offset = 0
+        # Queues that have a new last file: the one before may have expired long ago.
+        self._rolled: set[int] = set()
         self._expired: dict[Path, None] = {}
         self._unreported: list[Path] = []
         self._messages = 0
@@ -192,18 +194,19 @@ class ConsumeQueueStore:
         The names, below ``directory``, of files that are left out from now on; they go with ``remove_expired``, once a
         frontier without them is durable. Each queue keeps its last file, whatever is in it.
         """
-        if min_phy_offset > self._min_phy_offset:
-            self.publish()
-            for slot in range(len(self._queues)):
-                paths = expire_queue(self._disk, self._queues, slot, min_phy_offset)
-                if paths is None:
-                    continue
-                self._changed.add(slot)
-                for path in paths:
-                    self._files.expire(path)
-                    self._expired[path] = None
-                self._unreported += paths
-            self._min_phy_offset = min_phy_offset
+        self.publish()
+        is_later = min_phy_offset > self._min_phy_offset
+        for slot in range(len(self._queues)) if is_later else sorted(self._rolled):
+            paths = expire_queue(self._disk, self._queues, slot, min_phy_offset)
+            if paths is None:
+                continue
+            self._changed.add(slot)
+            for path in paths:
+                self._files.expire(path)
+                self._expired[path] = None
+            self._unreported += paths
+        self._min_phy_offset = max(min_phy_offset, self._min_phy_offset)
+        self._rolled.clear()
         names = [str(path.relative_to(self.directory)) for path in self._unreported]
         self._expired_files += len(names)
         self._unreported.clear()
@@ -224,6 +227,7 @@ class ConsumeQueueStore:
                 self._unreported.append(path)
         self._queues = Queues(self.directory, self._file_units, queues.queues_max)
         self._pending.clear()
+        self._rolled.clear()
         self._runs.clear()
         self._interrupted = None
         self._marks.clear()
@@ -288,5 +292,7 @@ class ConsumeQueueStore:
         directory, offset = queues.directories[slot], queues.written[slot]
         if self._expired and offset % self._file_units == 0:
             self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
+        if offset % self._file_units == 0 and offset > queues.first[slot]:
+            self._rolled.add(slot)
         self._files.write(directory, offset, units.data)
         queues.written[slot] += len(units)
