@@ -68,12 +68,12 @@ class OpenIndexFile(NamedTuple):
 class QueryIndex:
     """One data directory and the log it belongs to; ``close`` it after use. Raises IndexdError of every kind."""
 
-    def __init__(self, disk: Disk, config: Config, log: LogView) -> None:
+    def __init__(self, disk: Disk, config: Config, log: LogView, frontier: Kept[Frontier]) -> None:
         self.config = config
         self.log = log
         self.disk = disk
         self.files = DataFiles(config.store.data)
-        self._frontier = Kept(disk, self.files.frontier, lambda: known_frontier(disk, self.files))
+        self._frontier = frontier
         self._state = Kept(disk, self.files.state, lambda: _read_state(disk, self.files.state))
         self._names = Kept(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
@@ -180,9 +180,9 @@ class QueryIndex:
 def open_index(disk: Disk, config: Config) -> QueryIndex:
     """The index in DATA; UsageError if there is none, or if it was built with other settings than were given."""
     files = DataFiles(config.store.data)
-    frontier = known_frontier(disk, files)
-    check_as_built(config, frontier)
-    return QueryIndex(disk, config, open_log(disk, config, frontier, check_crc=False))
+    frontier = Kept(disk, files.frontier, lambda: known_frontier(disk, files))
+    check_as_built(config, frontier.get())
+    return QueryIndex(disk, config, open_log(disk, config, frontier.get(), check_crc=False), frontier)
 
 
 def check_as_built(config: Config, frontier: Frontier) -> None:
