@@ -12,7 +12,7 @@ from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index
 from support.outputs import INTERVAL, UNITS, Built, build, copied
 from support.reopened import config_for, undisturbed
-from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
+from support.small_log import SEGMENT_SIZE, SIZES
 from support.verifying import check, kinds
 
 if TYPE_CHECKING:
@@ -107,10 +107,28 @@ def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:
     with Daemon(store, data, *FLAGS) as daemon:
         daemon.wait_caught_up()
         built = Built(store, data)
-        daemon.wait_for(lambda: (data / "frontier").exists() and len(built.marks) == 300 or None, "all queues")
+        daemon.wait_for(lambda: ((data / "frontier").exists() and len(built.marks) == 300) or None, "all queues")
         mark = built.marks[-1]
         built.queue_file(mark, 0).unlink()
         assert "was removed" in daemon.wait_event("disturbed")["problem"]
         daemon.wait_for(lambda: len(daemon.events("running")) > 1 or None, "running again")
         check_mended(daemon, built)
-    assert QUEUE_FILE_SIZE
+
+
+def test_verified_while_segments_expire(tmp_path: Path) -> None:
+    """A frontier may name files that are gone a moment later; verify looks again, and compares what is left."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, over_queues(12_000, 8), SEGMENT_SIZE)
+    segments = sorted((store / "commitlog").iterdir())[:-2]
+    assert len(segments) > 10
+    with Daemon(store, data, *FLAGS) as daemon:
+        daemon.wait_durable(end)
+        for number, segment in enumerate(segments):
+            segment.unlink()
+            assert kinds(check(data, deep=bool(number % 2))) == {}
+        daemon.wait_for(lambda: Built(store, data).marks[0].first_offset > 0 or None, "expired units")
+        assert daemon.terminate() == 0
+        assert not daemon.events("disturbed")
+    report = check(data, deep=True)
+    assert kinds(report) == {}
+    assert report.segments == 2

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.errors import UnsafeStoreError
 from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index, compile_kernels, indexd, indexd_here
 from support.outputs import INTERVAL, UNITS, Built, build, copied
-from support.reopened import config_for, named_for, reopen, undisturbed
+from support.reopened import config_for, named_for, reopen
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 from support.verifying import change, check, kinds
 
@@ -104,6 +103,19 @@ def test_what_is_lost_is_built_again(built: Built, base: Built, damage: str, how
     check_whole(built, base)
 
 
+def swap(one: Path, two: Path) -> None:
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+
+
+def strew(built: Built) -> None:
+    for name in ("consumequeue/Other/0", "consumequeue/TopicTest/9"):
+        (built.data / name).mkdir(parents=True)
+        (built.data / name / f"{0:020d}").write_bytes(b"x")
+    (built.data / "sparse" / f"{SEGMENT_SIZE * 99:020d}.index").write_bytes(b"x")
+
+
 # What only a comparison with the log tells.
 CHANGED: dict[str, Callable[[Built], object]] = {
     "unit": lambda built: change(middle(built)[0], 3 * 20 + 7, b"\x55"),
@@ -117,21 +129,8 @@ CHANGED: dict[str, Callable[[Built], object]] = {
     "behind the last entry": lambda built: change(built.pair(-1)[0], built.pair(-1)[0].stat().st_size - 1, b"\x55"),
     "queue files swapped": lambda built: swap(middle(built)[0], middle(built)[1]),
     "pairs swapped": lambda built: [swap(*both) for both in zip(built.pair(0), built.pair(1), strict=True)],
-    "nobody's files": lambda built: strew(built),
+    "nobody's files": strew,
 }
-
-
-def swap(one: Path, two: Path) -> None:
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-
-
-def strew(built: Built) -> None:
-    for name in ("consumequeue/Other/0", "consumequeue/TopicTest/9"):
-        (built.data / name).mkdir(parents=True)
-        (built.data / name / f"{0:020d}").write_bytes(b"x")
-    (built.data / "sparse" / f"{SEGMENT_SIZE * 99:020d}.index").write_bytes(b"x")
 
 
 @pytest.mark.parametrize("damage", CHANGED)
@@ -161,7 +160,9 @@ def test_files_of_others_stay(built: Built) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_damage_of_all_kinds_at_once(built: Built, base: Built, seed: int) -> None:
     rand = random.Random(seed)
-    files = sorted(path for name in ("consumequeue", "sparse") for path in (built.data / name).rglob("*") if path.is_file())
+    files = sorted(
+        path for name in ("consumequeue", "sparse") for path in (built.data / name).rglob("*") if path.is_file()
+    )
     for path in rand.sample(files, rand.randrange(1, 12)):
         size = path.stat().st_size
         match rand.randrange(4):
@@ -175,102 +176,6 @@ def test_damage_of_all_kinds_at_once(built: Built, base: Built, seed: int) -> No
                 path.write_bytes(rand.choice([one for one in files if one.exists()]).read_bytes())
     recover(built)
     check_whole(built, base)
-
-
-# --- frontiers ---
-
-
-def change_json(built: Built, edit: Callable[[dict[str, Any]], object]) -> None:
-    row = json.loads((built.data / "frontier").read_bytes())
-    del row["crc32"]
-    edit(row)
-    (built.data / "frontier").write_text(json.dumps(row))
-
-
-def as_before(row: dict[str, Any]) -> None:
-    """As it was written before there were these outputs."""
-    for name in ("consumeQueue", "sparse", "refillOffset"):
-        row.pop(name, None)
-
-
-@pytest.mark.parametrize("files", ["none", "left"])
-@pytest.mark.parametrize("how", ["start", "--recover"])
-def test_a_directory_of_an_older_version_gets_the_outputs(built: Built, base: Built, how: str, files: str) -> None:
-    change_json(built, as_before)
-    if files == "none":
-        shutil.rmtree(built.data / "consumequeue")
-        shutil.rmtree(built.data / "sparse")
-    if how == "start":
-        reopen(config_for(built.store, built.data, sparse_interval=INTERVAL))
-    else:
-        recover(built)
-    check_whole(built, base)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda row: row["consumeQueue"]["queues"].pop(3),
-        lambda row: row["consumeQueue"]["queues"].clear(),
-        lambda row: row["consumeQueue"]["queues"].append(["Other", 0, 0, 0, 5, 500, 0]),
-        lambda row: row["consumeQueue"]["queues"][2].__setitem__(4, 5),
-        lambda row: row["consumeQueue"]["queues"][2].__setitem__(3, 5),
-        lambda row: row["consumeQueue"]["queues"][2].__setitem__(5, 1),
-        lambda row: row["consumeQueue"]["queues"][2].__setitem__(2, 60),
-        lambda row: row["sparse"]["segments"].pop(1),
-        lambda row: row["sparse"]["segments"][1].__setitem__(1, 3),
-        lambda row: row["sparse"]["segments"][0].__setitem__(2, 3),
-        lambda row: row["sparse"]["active"].__setitem__(0, 0),
-        lambda row: row["sparse"]["active"].__setitem__(3, 5),
-        lambda row: row["sparse"].__setitem__("active", None),
-    ],
-)
-def test_recover_believes_no_mark_that_the_log_denies(built: Built, base: Built, edit: Callable[[dict[str, Any]], Any]) -> None:
-    change_json(built, edit)
-    recover(built)
-    check_whole(built, base)
-
-
-def test_turned_off_and_on_again(built: Built, base: Built) -> None:
-    def start(**keys: object) -> None:
-        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL} | keys))
-
-    start(consume_queue="false")
-    assert built.frontier.queues is None
-    assert not list((built.data / "consumequeue").rglob("0" * 10 + "*"))
-    assert built.frontier.sparse == base.frontier.sparse
-    start(sparse="false")
-    assert built.frontier.sparse is None
-    assert sorted(built.marks) == sorted(base.marks)
-    assert not list((built.data / "sparse").iterdir())
-    assert kinds(check(built.data, deep=True)) == {}
-    start()
-    check_whole(built, base)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        ("--sparse-interval", "1001", "was built with sparse_interval 1000, and now 1001 is asked for"),
-        ("--consume-queue-file-size", "1220", "was built with consume_queue_file_size 1200, and now 1220 is asked for"),
-    ],
-)
-@pytest.mark.parametrize("command", [(), ("--recover",)])
-def test_built_otherwise(built: Built, base: Built, flag: str, value: str, words: str, command: tuple[str, ...]) -> None:
-    done = indexd_here(*command, "--store", built.store, "--data", built.data, *FLAGS, flag, value)
-    assert done.returncode == UNSAFE
-    assert words in done.stderr.splitlines()[-1]
-    assert_same_index(built.data, base.data)
-    with pytest.raises(UnsafeStoreError):
-        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL, flag[2:].replace("-", "_"): value}))
-
-
-def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
-    reopen(config_for(built.store, built.data, sparse="false", consume_queue="false"))
-    reopen(config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400))
-    config = config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400)
-    assert_same_index(built.data, undisturbed(config, built.root / "whole"))
-    assert kinds(check(built.data, deep=True)) == {}
 
 
 # --- beside expired messages ---

@@ -145,9 +145,7 @@ def check_stopped_beside(world: World) -> None:
         for begin in range(mark.first_offset // size * size, mark.max_offset, size)
     }
     wanted |= {f"sparse/{segment.base:020d}{suffix}" for segment in frontier.sparse.segments for suffix in _SUFFIXES}
-    found = {
-        f"{name}/{path}" for name in ("consumequeue", "sparse") for path in _walk(world.disk, world.data / name)
-    }
+    found = {f"{name}/{path}" for name in ("consumequeue", "sparse") for path in _walk(world.disk, world.data / name)}
     if found != wanted:
         raise BrokenError("other", f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}")
 

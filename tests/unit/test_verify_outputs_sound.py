@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.consumequeue.format import UNIT_SIZE
+from indexd.errors import DiskError
 from indexd.findings import Findings
+from indexd.flush.abort import write_abort
+from indexd.flush.building import Building
 from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.storage.disk import Disk
+from indexd.recovery.open import open_data
+from indexd.recovery.settings import reader_options
+from indexd.recovery.whole import WholeLog, once
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import deep
 from indexd.verify.ground import look
 from support.beside_log import over_queues, spec, write
-from support.daemon import indexd_here
+from support.daemon import assert_same_index, indexd_here
 from support.goldens import GOLDENS, unpack
 from support.outputs import UNITS, Built, build, copied, found, live_bytes
 from support.reopened import config_for, named_for, reopen, undisturbed
@@ -120,6 +128,62 @@ def test_a_refill_that_was_broken_off(built: Built) -> None:
     report = check(built.data, deep=True)
     assert kinds(report) == {}
     assert f"they are filled up to {SEGMENT_SIZE} only" in " ".join(report.notes)
+
+
+def take_all(building: Building, reader: LogReader) -> None:
+    for item in WholeLog(reader):
+        building.apply([item], 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "folder", "after"),
+    [
+        ("allocate", "index", 1),
+        ("pwrite", "consumequeue", 3),
+        ("pwrite", "consumequeue", 20),
+        ("truncate", "consumequeue", 9),
+        ("pwrite", "sparse", 2),
+        ("truncate", "sparse", 2),
+        ("truncate", "sparse", 5),
+    ],
+)
+def test_a_daemon_that_waits_for_the_disk_in_the_middle_of_a_drain(
+    base: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, folder: str, after: int
+) -> None:
+    calls = 0
+
+    def refuse(do: Any) -> Any:
+        def called(self: DiskFile, *args: Any) -> None:
+            nonlocal calls
+            calls += folder in self.path.parts
+            if folder in self.path.parts and calls > after:
+                raise DiskError(call, self.path, OSError(errno.ENOSPC, "No space left on device"))
+            do(self, *args)
+
+        return called
+
+    disk, config = Disk(), config_for(base.store, tmp_path / "data", sparse_interval=50)
+    disk.make_dir(config.store.data)
+    with monkeypatch.context() as patch:
+        opened = open_data(config, disk, lambda *_: None, unclean=False)
+        write_abort(disk, config.store.data / "abort")
+        building = Building(opened.outputs, opened.flusher)
+        opened.reader.set_options(once(reader_options(config)))
+        patch.setattr(DiskFile, call, refuse(getattr(DiskFile, call)))
+        with pytest.raises(DiskError):
+            take_all(building, opened.reader)
+    # A stop, say, as soon as the disk does what it is asked for again.
+    building.persist(building.outputs.progress())
+    opened.reader.close()
+    building.outputs.close()
+    for deep_too in (False, True):
+        report = check(config.store.data, deep=deep_too)
+        assert kinds(report) == {}
+    assert report.compared is not None
+    assert report.compared.messages < 3000
+    # And the next start takes up from there.
+    reopen(config, unclean=True)
+    assert_same_index(config.store.data, undisturbed(config, tmp_path / "whole"))
 
 
 def test_ranges_that_are_not_covered(tmp_path: Path) -> None:

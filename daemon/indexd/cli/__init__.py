@@ -6,7 +6,7 @@
 ``query``    query-key, query-unique-key, message
 ``query_queue``  query-offset, query-time
 ``words``    numbers, tables and coverage, as all queries read and show them
-``inspect``  inspect, with inspect_index and inspect_log for the two kinds of file
+``inspect``  inspect, with inspect_index, inspect_log, inspect_queue and inspect_sparse for the kinds of file
 ``verify``   verify, which loads the compiler too
 ``kafka``    kafka check, kafka rebuild: loads the compiler too
 ``demo``     demo

@@ -1,6 +1,7 @@
 """ConsumeQueue: per topic and queue, where each message stands in the log (spec rocketmq-store 5).
 
 ``format``        the bytes of a unit, names of files, marks
+``broker_format`` the bytes of what only a broker writes beside them
 ``kernel``        putMessagePositionInfo over batches, and sorting units by queue; compiled
 ``queues``        which queues there are and how far each has come
 ``pending``       units that are collected before they are written

@@ -29,7 +29,6 @@ _COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
 def check_beside(disk: Disk, files: DataFiles, ground: Ground, on_bytes: Callable[[int], None]) -> Findings:
     """What the files say of themselves and of the frontier; of an output that is not built, that nothing is there."""
     found, frontier = Findings(), ground.frontier
-    is_at_rest = ground.owner is None and not ground.is_unclean
     queues = sound_queues(frontier)
     found.merge(
         check_queues(
@@ -37,8 +36,8 @@ def check_beside(disk: Disk, files: DataFiles, ground: Ground, on_bytes: Callabl
             files.consumequeue,
             frontier.queue_file_size,
             queues,
-            is_at_rest=is_at_rest,
-            is_owned=not is_at_rest or len(queues) < len(frontier.queues or ()),
+            is_at_rest=ground.is_at_rest,
+            is_owned=not ground.is_at_rest or len(queues) < len(frontier.queues or ()),
             on_bytes=on_bytes,
         )
     )
@@ -48,8 +47,8 @@ def check_beside(disk: Disk, files: DataFiles, ground: Ground, on_bytes: Callabl
             files.sparse,
             frontier.segment_size,
             frontier.sparse or SparseMark(0),
-            is_at_rest=is_at_rest,
-            is_owned=not is_at_rest,
+            is_at_rest=ground.is_at_rest,
+            is_owned=not ground.is_at_rest,
             on_bytes=on_bytes,
         )
     )
@@ -101,7 +100,10 @@ class BesideComparison:
 
     def finish(self) -> None:
         """The log has been given to its end."""
-        if self._sparse is not None:
+        sparse = self._frontier.sparse
+        if sparse is not None and sparse.phy_offset > self._frontier.phy_offset:
+            self.left_out.append("the growing pair of sparse indexes: the disk refused before all of a drain was built")
+        elif self._sparse is not None:
             self._add_sparse(self._sparse, None)
         self._end(is_whole=True)
 

@@ -64,6 +64,10 @@ class _Comparison:
         self._left_out = [(gap.begin, gap.end) for gap in frontier.uncovered]
         for gap in frontier.uncovered:
             self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
+        end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1)
+        if end >= frontier.phy_offset:
+            self._left_out.append((frontier.phy_offset, end + 1))
+            self._say(f"entries of messages behind {frontier.phy_offset}: the disk refused before all were built")
         if not reader.log.segments:
             self._say("the log has no segments")
         self._resync = Resync(self._cursor, self._left_out, knows_first=self._start == frontier.begin_offset)

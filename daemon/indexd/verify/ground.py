@@ -28,9 +28,14 @@ class Ground:
     is_unclean: bool
     sizes: dict[str, int]
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody works there, and the last one who did has stopped cleanly."""
+        return self.owner is None and not self.is_unclean
+
     def condition(self, mark: FileMark) -> Condition:
         """What may be asked of a file: a full one never changes again."""
-        if mark.full or not (self.owner is not None or self.is_unclean):
+        if mark.full or self.is_at_rest:
             return Condition.AT_REST
         return Condition.CUT_SHORT if self.is_unclean or self.is_opening else Condition.GROWING
 

@@ -104,7 +104,7 @@ class _Outputs:
 
     def _check_once(self, ground: Ground) -> Findings:
         found, frontier = Findings(), ground.frontier
-        if not check_frontier(frontier, found):
+        if not check_frontier(frontier, found, is_at_rest=ground.is_at_rest):
             # With a layout that cannot be, every file would be read as what it is not.
             return found
         check_checkpoint(self._disk, self._files, ground, found)
@@ -119,7 +119,7 @@ class _Outputs:
                     self._sound[mark] = before
             before = mark.header
         found.merge(check_beside(self._disk, self._files, ground, self._on_bytes))
-        if ground.owner is None and not ground.is_unclean:
+        if ground.is_at_rest:
             for name in sorted(set(ground.sizes) - {mark.name for mark in frontier.index}):
                 found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
         return found

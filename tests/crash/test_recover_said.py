@@ -1,0 +1,151 @@
+"""Recovery of ConsumeQueues and sparse indexes by what the frontier and the settings say of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from indexd.errors import UnsafeStoreError
+from support.daemon import assert_same_index, compile_kernels, indexd_here
+from support.outputs import INTERVAL, Built, build, copied
+from support.reopened import config_for, reopen, undisturbed
+from support.small_log import SIZES
+from support.verifying import check, kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+UNSAFE = 3
+FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    compile_kernels()
+    return build(tmp_path_factory.mktemp("outputs"))
+
+
+@pytest.fixture
+def built(base: Built, tmp_path: Path) -> Built:
+    return copied(base, tmp_path)
+
+
+def recover(built: Built, *flags: str) -> dict[str, Any]:
+    done = indexd_here("--recover", "--json", "--store", built.store, "--data", built.data, *FLAGS, *flags)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def check_whole(built: Built, base: Built) -> None:
+    """What lies there is what an undisturbed build makes, and the frontier says so."""
+    assert sorted(path.name for path in built.data.iterdir()) == sorted(
+        {path.name for path in base.data.iterdir()} | {"lock"} & {path.name for path in built.data.iterdir()}
+    )
+    assert_same_index(built.data, base.data)
+    ours, wanted = built.frontier, base.frontier
+    assert sorted(ours.queues or ()) == sorted(wanted.queues or ())
+    assert (ours.sparse, ours.refill_offset, ours.messages) == (wanted.sparse, None, wanted.messages)
+    report = check(built.data, deep=True)
+    assert (kinds(report), report.notes) == ({}, [])
+
+
+def change_json(built: Built, edit: Callable[[dict[str, Any]], object]) -> None:
+    row = json.loads((built.data / "frontier").read_bytes())
+    del row["crc32"]
+    edit(row)
+    (built.data / "frontier").write_text(json.dumps(row))
+
+
+def as_before(row: dict[str, Any]) -> None:
+    """As it was written before there were these outputs."""
+    for name in ("consumeQueue", "sparse", "refillOffset"):
+        row.pop(name, None)
+
+
+@pytest.mark.parametrize("files", ["none", "left"])
+@pytest.mark.parametrize("how", ["start", "--recover"])
+def test_a_directory_of_an_older_version_gets_the_outputs(built: Built, base: Built, how: str, files: str) -> None:
+    change_json(built, as_before)
+    if files == "none":
+        shutil.rmtree(built.data / "consumequeue")
+        shutil.rmtree(built.data / "sparse")
+    if how == "start":
+        reopen(config_for(built.store, built.data, sparse_interval=INTERVAL))
+    else:
+        recover(built)
+    check_whole(built, base)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda row: row["consumeQueue"]["queues"].pop(3),
+        lambda row: row["consumeQueue"]["queues"].clear(),
+        lambda row: row["consumeQueue"]["queues"].append(["Other", 0, 0, 0, 5, 500, 0]),
+        lambda row: row["consumeQueue"]["queues"][2].__setitem__(4, 5),
+        lambda row: row["consumeQueue"]["queues"][2].__setitem__(3, 5),
+        lambda row: row["consumeQueue"]["queues"][2].__setitem__(5, 1),
+        lambda row: row["consumeQueue"]["queues"][2].__setitem__(2, 60),
+        lambda row: row["sparse"]["segments"].pop(1),
+        lambda row: row["sparse"]["segments"][1].__setitem__(1, 3),
+        lambda row: row["sparse"]["segments"][0].__setitem__(2, 3),
+        lambda row: row["sparse"]["active"].__setitem__(0, 0),
+        lambda row: row["sparse"]["active"].__setitem__(3, 5),
+        lambda row: row["sparse"].__setitem__("active", None),
+    ],
+)
+def test_recover_believes_no_mark_that_the_log_denies(
+    built: Built, base: Built, edit: Callable[[dict[str, Any]], Any]
+) -> None:
+    change_json(built, edit)
+    recover(built)
+    check_whole(built, base)
+
+
+def test_turned_off_and_on_again(built: Built, base: Built) -> None:
+    def start(**keys: object) -> None:
+        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL} | keys))
+
+    start(consume_queue="false")
+    assert built.frontier.queues is None
+    assert not list((built.data / "consumequeue").rglob("0" * 10 + "*"))
+    assert built.frontier.sparse == base.frontier.sparse
+    start(sparse="false")
+    assert built.frontier.sparse is None
+    assert sorted(built.marks) == sorted(base.marks)
+    assert not list((built.data / "sparse").iterdir())
+    assert kinds(check(built.data, deep=True)) == {}
+    start()
+    check_whole(built, base)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--sparse-interval", "1001", "was built with sparse_interval 1000, and now 1001 is asked for"),
+        ("--consume-queue-file-size", "1220", "was built with consume_queue_file_size 1200, and now 1220 is asked for"),
+    ],
+)
+@pytest.mark.parametrize("command", [(), ("--recover",)])
+def test_built_otherwise(
+    built: Built, base: Built, flag: str, value: str, words: str, command: tuple[str, ...]
+) -> None:
+    done = indexd_here(*command, "--store", built.store, "--data", built.data, *FLAGS, flag, value)
+    assert done.returncode == UNSAFE
+    assert words in done.stderr.splitlines()[-1]
+    assert_same_index(built.data, base.data)
+    with pytest.raises(UnsafeStoreError):
+        reopen(config_for(built.store, built.data, **{"sparse_interval": INTERVAL, flag[2:].replace("-", "_"): value}))
+
+
+def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
+    reopen(config_for(built.store, built.data, sparse="false", consume_queue="false"))
+    reopen(config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400))
+    config = config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400)
+    assert_same_index(built.data, undisturbed(config, built.root / "whole"))
+    assert kinds(check(built.data, deep=True)) == {}
