@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -57,7 +56,8 @@ class Watched:
     def _watch(self) -> None:
         while not self._end.wait(0.01):
             try:
-                self.descriptors = max(self.descriptors, len(os.listdir(f"/proc/{self._daemon.pid}/fd")))
+                opened = sum(1 for _ in Path(f"/proc/{self._daemon.pid}/fd").iterdir())
+                self.descriptors = max(self.descriptors, opened)
                 self.memory = max(self.memory, self._daemon.rss())
             except (FileNotFoundError, ProcessLookupError, ValueError):
                 return

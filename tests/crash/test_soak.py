@@ -46,6 +46,7 @@ def test_every_fault_is_survived(tmp_path: Path) -> None:
     assert (tally["entriesLost"], tally["entriesInvented"]) == (0, 0)
     assert tally["entriesChecked"] > 2000
     assert tally["filedEntriesChecked"] > 2000
+    assert tally["unitsChecked"] > 2000
     assert tally["rebuildsCompared"] >= 1
     assert list(tmp_path.iterdir()) == []
     assert mounted(tmp_path) == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from soak import writer as log_writer
 from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, World
 from support.daemon import assert_same_index, index_files, indexd, rebuild
 from support.naive import NOT_INDEXED, NaiveIndexFile, NaiveMessage, key_hash, split_keys
+from support.naive_queue import BLANK
+from support.queues import tree
 
 _MOST = 10_000_000
 _SECONDS = 180.0
@@ -46,6 +49,7 @@ def check(world: World, queries: int) -> None:
     world.terminate()
     _verify(world, "after a clean stop")
     _compare_files(world, messages)
+    _compare_queues(world, messages)
     _compare_with_rebuild(world)
     left = [str(path) for path in world.data.rglob("*.tmp")] + [
         name for name in ("abort", "state", "starts") if (world.data / name).exists()
@@ -122,12 +126,30 @@ def _compare_files(world: World, messages: list[NaiveMessage]) -> None:
     _judge(world, wanted - found, found - wanted, "in the files")
 
 
+def _compare_queues(world: World, messages: list[NaiveMessage]) -> None:
+    """Each message that enters a queue has its unit at its queue offset; what has expired cannot be judged."""
+    begin = int(log_writer.segments(world.store)[0].name)
+    wanted = Counter(
+        (message.topic, message.queue_id, message.cq_offset, message.phy_offset, message.size, message.tags_code)
+        for message in messages
+        if message.sys_flag & 0xC in (0x0, 0x8)
+    )
+    found: Counter[Any] = Counter()
+    for name, data in tree(world.data / "consumequeue").items():
+        topic, queue_id, file = name.split("/")
+        for at, unit in enumerate(struct.iter_unpack(">qiq", data), int(file) // 20):
+            if unit[0] >= begin and unit not in (BLANK, (0, 0, 0)):
+                found[topic, int(queue_id), at, *unit] += 1
+    world.tally.add("unitsChecked", wanted.total())
+    _judge(world, wanted - found, found - wanted, "in the queues")
+
+
 def _judge(world: World, lost: Counter[Any], invented: Counter[Any], where: str) -> None:
     world.tally.add("entriesLost", lost.total())
     world.tally.add("entriesInvented", invented.total())
     if lost or invented:
         raise SoakError(
-            f"{lost.total()} entries lost and {invented.total()} invented {where}: "
+            f"{lost.total()} lost and {invented.total()} invented {where}: "
             f"{sorted(lost)[:_SHOWN]} and {sorted(invented)[:_SHOWN]}"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -107,6 +108,21 @@ def _remove(world: World) -> None:
     world.note(f"index file {path.name} was removed")
 
 
+def _remove_beside(world: World) -> None:
+    folder = world.data / world.rand.choice(["consumequeue", "sparse"])
+    world.look_after_daemon()
+    world.daemon.wait_event("running")
+    path = world.rand.choice(world.daemon.wait_for(lambda: _files(folder) or None, f"files in {folder}"))
+    world.was_disturbed = True
+    path.unlink(missing_ok=True)
+    world.note(f"{path.relative_to(world.data)} was removed")
+
+
+def _files(folder: Path) -> list[Path]:
+    # Folders come and go meanwhile.
+    return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
+
+
 def _overwrite(world: World) -> None:
     # Of the file that is being built the daemon moves the time of change itself: only full ones.
     path = world.rand.choice(_wait_index_files(world, 2)[:-1])
@@ -137,6 +153,7 @@ FAULTS: dict[str, tuple[str, Callable[[World], None]]] = {
     "fill": ("its disk full for a while", _fill),
     "killOnFull": ("kill -9 and start while its disk is full", _kill_on_full),
     "remove": ("an index file removed", _remove),
+    "removeBeside": ("a file of a queue or of a segment removed", _remove_beside),
     "overwrite": ("bytes of a full index file overwritten", _overwrite),
 }
 NEED_SMALL_DISK = {"fill", "killOnFull"}

@@ -17,10 +17,12 @@ from support.daemon import WAIT_SECONDS, Daemon
 
 HASH_SLOT_NUM = 5000
 INDEX_NUM = 20_000
+QUEUE_FILE_SIZE = 10_000
 SIZES = (
     *("--segment-size", str(SEGMENT_SIZE)),
     *("--hash-slot-num", str(HASH_SLOT_NUM)),
     *("--index-num", str(INDEX_NUM)),
+    *("--consume-queue-file-size", str(QUEUE_FILE_SIZE)),
 )
 RSS_ANON_MAX = 300 << 20
 DESCRIPTORS_MAX = 100
@@ -43,7 +45,7 @@ class World:
         self.disk = SmallDisk(self.data)
         #: Segments have been deleted since the data directory was made.
         self.has_expired = False
-        #: Since the last round: the log was cut or index files were touched; the disk was full.
+        #: Since the last round: the log was cut or files were touched; the disk was full.
         self.was_disturbed = self.was_full = False
         self._stop = stop
         self._started = time.monotonic()

@@ -30,6 +30,8 @@ BLANK_SIZE = 8
 _TOPICS = ["TopicTest", "OrderPaid", "OrderPaid", "订单主题", "L" + "x" * 199]
 _TAGS = ["TagA", "TagB", "标签", "a || b"]
 _FLAGS = [0, 0, 0, 0, 0, 0x4, 0x8, 0xC]
+# Where the length of a body stands in a frame whose hosts have four bytes.
+_BODY = 84
 _BURST = 40
 _BURST_PAUSE = 0.01
 # The clock goes back by so much after so many messages of one writer.
@@ -150,6 +152,7 @@ def _write(store: Path, begin: int, seed: int) -> int:
     # Until a line comes, or standard input ends with whoever started this.
     endless = messages(seed)
     writer = CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=begin)
+    writer.queue_offsets.update(_queue_offsets(store, begin))
     while not select.select([sys.stdin], [], [], _BURST_PAUSE)[0]:
         for spec in islice(endless, _BURST):
             writer.append(spec)
@@ -160,6 +163,26 @@ def _write(store: Path, begin: int, seed: int) -> int:
         writer.append(next(endless))
     writer.close(clean=False)
     return writer.max_offset
+
+
+def _queue_offsets(store: Path, end: int) -> dict[tuple[str, int], int]:
+    """The next queue offset of each queue behind the messages before ``end``, as a broker finds it when it starts."""
+    offsets: dict[tuple[str, int], int] = {}
+    for path in segments(store):
+        data, base, at = path.read_bytes(), int(path.name), 0
+        while base + at < end:
+            size, magic = struct.unpack_from(">ii", data, at)
+            if magic not in (MAGIC_V1, MAGIC_V2) or size <= 0:
+                break
+            queue_id, queue_offset, sys_flag = struct.unpack_from(">i4xq8xi", data, at + 12)
+            if sys_flag & 0xC in (0x0, 0x8):
+                topic_at = at + _BODY + 4 + int.from_bytes(data[at + _BODY : at + _BODY + 4], "big")
+                width = 2 if magic == MAGIC_V2 else 1
+                length = int.from_bytes(data[topic_at : topic_at + width], "big")
+                topic = data[topic_at + width : topic_at + width + length].decode()
+                offsets[topic, queue_id] = queue_offset + 1
+            at += size
+    return offsets
 
 
 def _is_frame_at(store: Path, phy_offset: int) -> bool:

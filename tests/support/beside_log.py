@@ -68,11 +68,18 @@ def prepared(made: FrameSpec) -> FrameSpec:
     return replace(made, sys_flag=0x4)
 
 
-def write(store: Path, specs: Iterable[FrameSpec], segment_size: int, *, at: int | None = None) -> int:
+def write(
+    store: Path,
+    specs: Iterable[FrameSpec],
+    segment_size: int,
+    *,
+    at: int | None = None,
+    offsets: dict[tuple[str, int], int] | None = None,
+) -> int:
     """Append to the log, or begin it; the offset behind the last message.
 
     ``at``: cut the log there first as a broker that recovers does, later segments going and stale frames staying in its
-    own. Queue offsets go on behind the messages that are left.
+    own. Queue offsets go on behind the messages that are left, but for the queues in ``offsets``.
     """
     known = frames(store, segment_size) if (store / "commitlog").exists() else []
     if at is not None:
@@ -85,6 +92,7 @@ def write(store: Path, specs: Iterable[FrameSpec], segment_size: int, *, at: int
         for message in known:
             if message.sys_flag & 0xC in _QUEUED:
                 writer.queue_offsets[message.topic, message.queue_id] = message.cq_offset + 1
+        writer.queue_offsets.update(offsets or {})
         for one in specs:
             writer.append(one)
         return writer.max_offset
@@ -98,6 +106,12 @@ def frames(store: Path, segment_size: int) -> list[NaiveMessage]:
 def queues_of(messages: Iterable[NaiveMessage], queue_file_size: int) -> NaiveConsumeQueueStore:
     """The ConsumeQueues that these messages make."""
     queues = NaiveConsumeQueueStore(queue_file_size // 20)
+    put(queues, messages)
+    return queues
+
+
+def put(queues: NaiveConsumeQueueStore, messages: Iterable[NaiveMessage]) -> None:
+    """Add what these messages make."""
     for one in messages:
         queues.put(
             QueueMessage(one.topic, one.queue_id, one.cq_offset, one.phy_offset, one.size, one.tags_code, one.sys_flag)
