@@ -116,7 +116,6 @@ def put(queues: NaiveConsumeQueueStore, messages: Iterable[NaiveMessage]) -> Non
         queues.put(
             QueueMessage(one.topic, one.queue_id, one.cq_offset, one.phy_offset, one.size, one.tags_code, one.sys_flag)
         )
-    return queues
 
 
 def assert_queues(data: Path, queues: NaiveConsumeQueueStore) -> None:
