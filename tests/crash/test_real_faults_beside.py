@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from support.faults import (
     degraded,
     end_line,
     failing_calls,
+    mode,
     run_again,
     under_permissions,
 )
@@ -24,7 +24,6 @@ from support.own_mounts import OwnMounts, fill
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from indexd.commitlog.writer import FrameSpec
@@ -52,16 +51,6 @@ def more_queues() -> list[FrameSpec]:
 def check(daemon: Daemon, end: int, *flags: str) -> None:
     check_whole(daemon, end, *flags)
     assert_beside(daemon.data, daemon.store, SEGMENT_SIZE, QUEUE_FILE_SIZE)
-
-
-@contextmanager
-def mode(path: Path, bits: int) -> Iterator[None]:
-    kept = path.stat().st_mode
-    path.chmod(bits)
-    try:
-        yield
-    finally:
-        path.chmod(kept)
 
 
 @pytest.mark.parametrize("more", [more_units, more_queues], ids=["units", "queues"])

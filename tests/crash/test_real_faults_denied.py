@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from support.faults import (
     check_whole,
     degraded,
     end_line,
+    mode,
     no_descriptors,
     run_again,
     under_permissions,
@@ -25,22 +25,11 @@ from support.own_mounts import OwnMounts
 from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 READ_ONLY = "Read-only file system"
 DENIED = "Permission denied"
 NO_DESCRIPTORS = "Too many open files"
-
-
-@contextmanager
-def mode(path: Path, bits: int) -> Iterator[None]:
-    before = path.stat().st_mode
-    path.chmod(bits)
-    try:
-        yield
-    finally:
-        path.chmod(before)
 
 
 def test_a_directory_that_becomes_read_only_and_writable_again(tmp_path: Path) -> None:

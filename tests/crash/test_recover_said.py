@@ -149,3 +149,48 @@ def test_an_output_that_is_off_may_be_asked_for_otherwise(built: Built) -> None:
     config = config_for(built.store, built.data, sparse_interval=300, consume_queue_file_size=400)
     assert_same_index(built.data, undisturbed(config, built.root / "whole"))
     assert kinds(check(built.data, deep=True)) == {}
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_queues_that_were_left_out_are_filled_when_there_is_room(built: Built, base: Built, unclean: bool) -> None:
+    shutil.rmtree(built.data)
+    few = config_for(built.store, built.data, sparse_interval=INTERVAL, queues_max=3)
+    reopen(few)
+    assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
+    report = check(built.data, deep=True)
+    assert kinds(report) == {}  # what is there is right, whatever the limit of whoever looks
+    # The same limit, or a lower one: nothing is read again.
+    for most in (3, 2):
+        config = config_for(built.store, built.data, sparse_interval=INTERVAL, queues_max=most)
+        done = reopen(config, unclean=unclean)
+        assert (done.recovered.dropped_entries, done.recovered.compared.queues_until) == (0, None)
+        assert (built.frontier.queues_limit, len(built.frontier.queues or ())) == (3, 3)
+    more = config_for(built.store, built.data, sparse_interval=INTERVAL)
+    assert reopen(more, unclean=unclean).recovered.dropped_entries == 0
+    assert built.frontier.queues_limit is None
+    assert_same_index(built.data, base.data)
+    assert {mark[:6] for mark in built.frontier.queues or ()} == {mark[:6] for mark in base.frontier.queues or ()}
+
+
+def test_rebuild_says_what_has_no_place_in_a_queue(built: Built, tmp_path: Path) -> None:
+    words = ("rebuild", "--store", built.store, "--data", tmp_path / "d", *FLAGS)
+    done = indexd_here(*words, "--out", tmp_path / "all", "--json")
+    assert json.loads(done.stdout)["leftOutMessages"] == 0
+    done = indexd_here(*words, "--out", tmp_path / "few", "--queues-max", 1)
+    assert done.returncode == 0
+    assert "messages have no place in a ConsumeQueue" in done.stdout
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+@pytest.mark.parametrize("at", ["unit", "last tags code"])
+def test_a_damaged_queue_is_not_taken_for_another_log(built: Built, base: Built, at: str, unclean: bool) -> None:
+    mark = max(built.frontier.queues or (), key=lambda mark: mark.max_offset)
+    number = mark.max_offset // 2 if at == "unit" else mark.max_offset - 1
+    path = built.queue_file(mark, number)
+    data = bytearray(path.read_bytes())
+    data[number * 20 % len(data) + (5 if at == "unit" else 19)] ^= 0x55
+    path.write_bytes(data)
+    done = reopen(config_for(built.store, built.data, sparse_interval=INTERVAL), unclean=unclean)
+    assert done.recovered.dropped_entries == 0
+    assert any("ConsumeQueue" in reason for reason in done.recovered.reasons), done.recovered.reasons
+    check_whole(built, base)

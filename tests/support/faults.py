@@ -124,6 +124,17 @@ def under_permissions() -> tuple[str, ...]:
 
 
 @contextmanager
+def mode(path: Path, bits: int) -> Iterator[None]:
+    """Give a file or folder other permissions for a while."""
+    before = path.stat().st_mode
+    path.chmod(bits)
+    try:
+        yield
+    finally:
+        path.chmod(before)
+
+
+@contextmanager
 def no_descriptors(pid: int, spare: int = 0) -> Iterator[None]:
     """Let a process open ``spare`` more files at once, and give it its old limit back at the end."""
     used = set.union(*({int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()} for _ in range(5)))

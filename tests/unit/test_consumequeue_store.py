@@ -12,7 +12,8 @@ import pytest
 from indexd.commitlog.dispatch import TopicTable
 from indexd.consumequeue import pending
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
-from indexd.consumequeue.store import ConsumeQueueStore, QueuesProgress
+from indexd.consumequeue.progress import QueuesProgress
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage

@@ -45,7 +45,7 @@ def test_query_offset(asked: QueueStore, capsys: pytest.CaptureFixture[str]) -> 
     assert lines[5].startswith("covered: log bytes 0 to ")
     row = json.loads(run(capsys, *command, 3, "-m", 2, "--json")[1])
     assert ([m["queueOffset"] for m in row["messages"]], row["nextOffset"], row["truncated"]) == ([3, 4], 5, True)
-    assert "no message: absent" in run(capsys, *command, 99)[1]
+    assert "no message: behind the last message" in run(capsys, *command, 99)[1]
     code, out, _ = run(capsys, "query-offset", "--data", asked.data, "-t", "none", "-i", 0, "-o", 0)
     assert (code, out.splitlines()[0]) == (0, "no message: no such queue")
 

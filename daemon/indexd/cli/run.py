@@ -80,6 +80,7 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
                 "beginOffset": result.begin_offset,
                 "phyOffset": result.phy_offset,
                 "skippedBytes": result.skipped_bytes,
+                "leftOutMessages": result.left_out_messages,
                 "unreadableAt": result.unreadable and result.unreadable.offset,
             }
         )
@@ -92,6 +93,11 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if result.skipped_bytes:
         print_line(
             f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {args.out}/frontier"
+        )
+    if result.left_out_messages:
+        print_line(
+            f"{result.left_out_messages} messages have no place in a ConsumeQueue: their topics have batch queues or "
+            "are no folder's name, or --queues-max was reached"
         )
     if result.unreadable is not None:
         print_line(

@@ -7,6 +7,7 @@
 ``pending``       units that are collected before they are written
 ``files``         the files of all queues, written without a descriptor each, and what of them is to be synced
 ``expiry``        what of a queue only points before the log's begin
+``progress``      what the store has come to
 ``store``         ConsumeQueueStore: all of them together
 ``folders``       what lies on the disk, and what of it nobody names
 ``recover``       what is left of the marks after a stop, and making the files so

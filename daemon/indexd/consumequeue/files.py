@@ -7,6 +7,7 @@ at a write, as a DiskError, and what was written before it stays.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,21 +110,31 @@ class QueueFiles:
     def _opened(self, path: Path) -> DiskFile:
         file = self._open.get(path)
         if file is None:
-            return self._keep(path, self._disk.open_write(path))
+            return self._keep(path, self._open_write(path))
         self._open.move_to_end(path)
         return file
+
+    def _open_write(self, path: Path, *, create: bool = False) -> DiskFile:
+        try:
+            return self._disk.open_write(path, create=create)
+        except DiskError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                raise
+        # Those that are kept open for speed are the ones to give back.
+        self.close()
+        return self._disk.open_write(path, create=create)
 
     def _create(self, path: Path) -> DiskFile:
         if path in self._open:
             return self._open[path]  # made before, and then its first units were refused
         self._make_directory(path.parent)
         try:
-            file = self._disk.open_write(path, create=True)
+            file = self._open_write(path, create=True)
         except DiskError:
             if not self._disk.exists(path):
                 raise
             # Left of an attempt that failed: it holds nothing.
-            file = self._disk.open_write(path)
+            file = self._open_write(path)
         try:
             file.truncate(0)
             file.truncate(self._file_size)

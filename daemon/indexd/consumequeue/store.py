@@ -9,7 +9,6 @@ ConsumeQueueExt is off in a broker unless it is asked for, and is not built eith
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,42 +21,9 @@ from indexd.consumequeue.files import QueueFiles
 from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark
 from indexd.consumequeue.kernel import BATCH_MESSAGES, GAPS, LEFT_OUT, NAMELESS, NEW_QUEUE, REPEATS, UNITS
 from indexd.consumequeue.pending import PendingUnits
+from indexd.consumequeue.progress import QueueCounters, QueuesProgress
 from indexd.consumequeue.queues import Queues
 from indexd.storage.disk import Disk
-
-
-@dataclass(frozen=True, slots=True)
-class QueuesProgress:
-    """All queues at one moment, in order of first appearance, and what a flusher has to sync for ``marks`` to hold.
-
-    First the files, then the directories. ``expired`` can be removed as soon as a frontier with these marks is durable.
-    ``serial`` tells ``synced`` apart what was written after this moment.
-    """
-
-    marks: tuple[QueueMark, ...] = ()
-    unsynced_files: tuple[Path, ...] = ()
-    unsynced_directories: tuple[Path, ...] = ()
-    expired: tuple[Path, ...] = ()
-    serial: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounters:
-    """Plain numbers that only grow. ``messages`` that were given, and what they came to, one of these each.
-
-    ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
-    were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can be
-    named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in none.
-    """
-
-    messages: int = 0
-    units: int = 0
-    repeats: int = 0
-    gaps: int = 0
-    batch_messages: int = 0
-    nameless: int = 0
-    left_out: int = 0
-    expired_files: int = 0
 
 
 class ConsumeQueueStore:
@@ -90,6 +56,7 @@ class ConsumeQueueStore:
         self._unreported: list[Path] = []
         self._messages = 0
         self._expired_files = 0
+        self._limit: int | None = None
 
     def __repr__(self) -> str:
         return f"ConsumeQueueStore({self.directory}, queues={len(self._queues)}, {self.counters})"
@@ -117,11 +84,13 @@ class ConsumeQueueStore:
         marks: Iterable[QueueMark],
         unsynced_files: Iterable[Path] = (),
         unsynced_directories: Iterable[Path] = (),
+        limit: int | None = None,
     ) -> None:
         """Take over queues that are known to be as the marks say: after a clean stop, or after recovery.
 
-        What recovery has changed and not synced is synced by the next flush.
+        What recovery has changed and not synced is synced by the next flush. ``limit``: as in QueuesProgress.
         """
+        self._limit = limit
         for mark in marks:
             self._queues.load(mark)
             self._marks.append(mark)
@@ -152,6 +121,8 @@ class ConsumeQueueStore:
             self.publish()
         self._interrupted = None
         self._messages += batch.rows
+        if self._queues.is_closed and self._pending.counts[LEFT_OUT]:
+            self._limit = len(self._queues)
 
     def publish(self) -> None:
         """Write what has been collected: every reader sees it. After a DiskError it goes on where it stopped."""
@@ -173,7 +144,12 @@ class ConsumeQueueStore:
             self._changed.clear()
         files = self._files
         progress = QueuesProgress(
-            self._marked, files.files.paths(), files.directories.paths(), tuple(self._expired), files.serial
+            self._marked,
+            files.files.paths(),
+            files.directories.paths(),
+            tuple(self._expired),
+            files.serial,
+            self._limit,
         )
         files.serial += 1
         return progress

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from indexd import __version__
 from indexd.commitlog.evidence import Evidence
-from indexd.consumequeue.store import QueuesProgress
+from indexd.consumequeue.progress import QueuesProgress
 from indexd.errors import DiskError, DisturbedError
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.flush.frontier import Frontier, Uncovered, write_frontier
@@ -119,6 +119,7 @@ class Flusher:
             uncovered=progress.uncovered,
             index=progress.index.files,
             queues=progress.queues.marks if progress.queues is not None else None,
+            queues_limit=progress.queues.limit if progress.queues is not None else None,
             sparse=progress.sparse.mark if progress.sparse is not None else None,
             refill_offset=progress.refill_offset,
             evidence=progress.evidence,

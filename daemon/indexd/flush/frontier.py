@@ -8,7 +8,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
-     "consumeQueue": null or {"fileSize": 6000000, "queues": [[topic, queueId, first, min, max, maxPhyOffset]]},
+     "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic, six numbers]]},
      "sparse": null or {"interval": 4096, ...},
      "refillOffset": null or 4096,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.evidence import Evidence
-from indexd.consumequeue.format import QueueMark, is_topic_name
+from indexd.consumequeue.format import UNIT_SIZE, QueueMark, is_topic_name
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.sparse.format import SparseMark
@@ -65,6 +65,8 @@ class Frontier:
     index: tuple[FileMark, ...] = field(default=())
     queue_file_size: int = 0
     queues: tuple[QueueMark, ...] | None = None
+    #: So many queues there were when further ones were left out; None if none was.
+    queues_limit: int | None = None
     sparse: SparseMark | None = None
     refill_offset: int | None = None
     evidence: tuple[Evidence, ...] = ()
@@ -101,7 +103,11 @@ class Frontier:
             ],
             "consumeQueue": None
             if self.queues is None
-            else {"fileSize": self.queue_file_size, "queues": [list(mark) for mark in self.queues]},
+            else {
+                "fileSize": self.queue_file_size,
+                "queuesMax": self.queues_limit,
+                "queues": [list(mark) for mark in self.queues],
+            },
             "sparse": None if self.sparse is None else self.sparse.to_json(),
             "refillOffset": self.refill_offset,
             "evidence": [list(astuple(point)) for point in self.evidence],
@@ -142,8 +148,9 @@ class Frontier:
                     )
                     for row in data["index"]
                 ),
-                queue_file_size=int(data["consumeQueue"]["fileSize"]) if data.get("consumeQueue") else 0,
+                queue_file_size=_queue_file_size(data.get("consumeQueue")),
                 queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
+                queues_limit=_queues_limit(data.get("consumeQueue")),
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
                 refill_offset=None if data.get("refillOffset") is None else int(data["refillOffset"]),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
@@ -173,6 +180,19 @@ def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> 
 
 def _checksum(row: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(row).encode())
+
+
+def _queue_file_size(row: dict[str, Any] | None) -> int:
+    if not row:
+        return 0
+    size = int(row["fileSize"])
+    if size <= 0 or size % UNIT_SIZE:
+        raise ValueError(f"queue files of {size} bytes hold no whole number of units")
+    return size
+
+
+def _queues_limit(row: dict[str, Any] | None) -> int | None:
+    return int(row["queuesMax"]) if row and row.get("queuesMax") is not None else None
 
 
 def _queues(rows: list[list[Any]]) -> tuple[QueueMark, ...]:

@@ -23,6 +23,7 @@ they found, which part of the log they cover, and why they are empty:
 b'five'
 
 ``data``      open_data and Data: everything below as methods
+``arguments``  what a program hands to them, checked
 ``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
 ``log``       LogView: the broker's log, listed again when it has grown
 ``frames``    the frames of a stretch of log, by their heads

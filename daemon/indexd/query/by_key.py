@@ -15,7 +15,7 @@ from indexd.index.format import IndexEntry
 from indexd.index.key_hash import index_key_hash
 from indexd.query.answer import Answer, Hit, KeyQuery
 from indexd.query.bound import TimeBound
-from indexd.query.coverage import why_empty
+from indexd.query.coverage import ABSENT, ABSENT_BEFORE, why_empty
 from indexd.query.log import LogView
 from indexd.query.source import Look, OpenIndexFile, QueryIndex
 from indexd.query.walk import chain, may_match, scan
@@ -47,6 +47,8 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
             cut_off=search.truncated is not None,
             never_indexed=never_indexed,
         )
+        if why == ABSENT and query.before is not None:
+            why = ABSENT_BEFORE
     return Answer(
         query,
         tuple(search.hits),

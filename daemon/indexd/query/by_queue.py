@@ -10,7 +10,7 @@ from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.answer import Hit
-from indexd.query.coverage import ABSENT, EXPIRED, Coverage, gaps_in_words
+from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.log import LogView
 from indexd.query.queues import open_queue, why_no_queue
 from indexd.query.source import Look, QueryIndex
@@ -68,6 +68,7 @@ class OffsetAnswer:
     The queue holds ``[min_offset, max_offset)``: asked for less, the answer begins at ``min_offset``
     (OFFSET_TOO_SMALL), and for more it is empty. ``next_offset`` goes on behind the answer, whatever is added.
     ``expired`` counts units that were passed over because their messages have gone. ``why`` is there without hits.
+    ``begin_offset`` is where the queue once began.
     """
 
     query: OffsetQuery
@@ -79,6 +80,12 @@ class OffsetAnswer:
     coverage: Coverage
     expired: int = 0
     why: str | None = None
+    begin_offset: int = 0
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether nothing of the queue has gone: it begins at ``min_offset`` and has never held anything before."""
+        return self.begin_offset == self.min_offset
 
     @property
     def truncated(self) -> bool:
@@ -158,7 +165,9 @@ def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: Off
     why = None
     if not hits and query.max_num > 0:
         why = _why(index, look, queue, first, expired)
-    return OffsetAnswer(query, hits, status, low, high, next_offset, look.queue_coverage, expired, why)
+    mark = index.queue_mark(look, query.topic, query.queue_id)
+    begin = low if mark is None else mark.begin_offset  # a queue so new has lost nothing yet
+    return OffsetAnswer(query, hits, status, low, high, next_offset, look.queue_coverage, expired, why, begin)
 
 
 def _status(offset: int, low: int, high: int) -> str:
@@ -206,5 +215,7 @@ def _why(index: QueryIndex, look: Look, queue: ConsumeQueueReader, first: int, e
     reasons = []
     if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
         reasons.append(EXPIRED)
+    elif first >= queue.max_offset > 0:
+        reasons.append(BEHIND_LAST)
     gaps = gaps_in_words(look.queue_coverage, index.log)
     return "; ".join(reasons + gaps) or ABSENT

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from indexd.consumequeue.reader import UnitSource
 from indexd.errors import CorruptDataError, DiskError
-from indexd.query.coverage import EXPIRED, Coverage, gaps_in_words
+from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.queues import open_queue, why_no_queue
 from indexd.query.source import QueryIndex
 
@@ -105,7 +105,7 @@ def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundar
         else:
             gaps = gaps_in_words(coverage, index.log)
             is_gone = 0 < queue.max_offset == queue.min_offset
-            why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or "behind the last message"
+            why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
         bounds = (queue.min_offset, queue.max_offset)
     return QueueTimeAnswer(
         topic, queue_id, timestamp, boundary, offset, *bounds, phy_offset, store_timestamp, coverage, why

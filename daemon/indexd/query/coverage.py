@@ -18,6 +18,8 @@ CUT_OFF = "cut off"
 NEVER_INDEXED = "never indexed"
 BEFORE_BEGIN = "before the index begins"
 LEFT_OUT = "left out"
+ABSENT_BEFORE = "absent before the cursor"
+BEHIND_LAST = "behind the last message"
 # Frames that are walked to find the end of the log, before its distance is only said to be more than that.
 _BEHIND_FRAMES_MAX = 2000
 

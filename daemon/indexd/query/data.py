@@ -8,11 +8,13 @@ from pathlib import Path
 
 from indexd.commitlog.decoder import Message
 from indexd.config import Config, load
+from indexd.errors import UsageError
 from indexd.query.answer import TIME_MAX, Answer, KeyQuery
+from indexd.query.arguments import one_of, text, whole
 from indexd.query.by_key import query_exact
 from indexd.query.by_log_time import LogTimeAnswer, query_log_time
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.by_time import Boundary, QueueTimeAnswer, query_time
+from indexd.query.by_time import BOUNDARIES, Boundary, QueueTimeAnswer, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, find_by_id, find_by_offset, parse_message_id
@@ -28,12 +30,14 @@ class Data:
     """What ``open_data`` opens, for a ``with`` block or ``close`` at the end; for one thread. Each call looks anew.
 
     Times in ms since the epoch, offsets as RocketMQ counts them. Answers are frozen dataclasses with ``to_json()``.
+    UsageError for arguments that are none, as by the command line.
     """
 
     def __init__(self, disk: Disk, config: Config, index: QueryIndex) -> None:
         self._disk = disk
         self._config = config
         self._checked_log: LogView | None = None
+        self._is_closed = False
         #: For what has no method here, such as ``query_rocketmq``.
         self.index = index
 
@@ -55,49 +59,80 @@ class Data:
 
         Cut off by ``max_num``, the answer has a ``cursor``, which is the ``before`` of the next page.
         """
-        return query_exact(self.index, KeyQuery(topic, key, max_num, begin, end, index_type, before))
+        self._check_open()
+        one_of("index_type", index_type, ("K", "U", "T", None))
+        query = KeyQuery(
+            text("topic", topic),
+            text("key", key),
+            whole("max_num", max_num, at_least=1),
+            whole("begin", begin),
+            whole("end", end),
+            index_type,
+            None if before is None else whole("before", before),
+        )
+        return query_exact(self.index, query)
 
     def by_queue(self, topic: str, queue_id: int, queue_offset: int = 0, *, max_num: int = 32) -> OffsetAnswer:
         """Messages of a queue from ``queue_offset`` on; the next page begins at the answer's ``next_offset``."""
-        return query_offset(self.index, OffsetQuery(topic, queue_id, queue_offset, max_num))
+        self._check_open()
+        query = OffsetQuery(
+            text("topic", topic),
+            whole("queue_id", queue_id),
+            whole("queue_offset", queue_offset),
+            whole("max_num", max_num, at_least=1),
+        )
+        return query_offset(self.index, query)
 
     def at_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = "lower") -> QueueTimeAnswer:
         """The queue offset of a store time, as the broker's search finds it."""
-        return query_time(self.index, topic, queue_id, timestamp, boundary)
+        self._check_open()
+        one_of("boundary", boundary, BOUNDARIES)
+        found = whole("queue_id", queue_id), whole("timestamp", timestamp)
+        return query_time(self.index, text("topic", topic), *found, boundary)
 
     def log_at_time(self, timestamp: int) -> LogTimeAnswer:
         """The first message in the log with that store time or a later one."""
-        return query_log_time(self.index, timestamp)
+        self._check_open()
+        return query_log_time(self.index, whole("timestamp", timestamp))
 
     def split_log(self, size: int) -> tuple[Split, ...]:
         """The indexed log in stretches of about ``size`` bytes, each from a message on, and their messages."""
-        return split_log(self.index, size)
+        self._check_open()
+        return split_log(self.index, whole("size", size))
 
     def message(self, where: int | str) -> Message | NotFound:
         """One message, whole and checked by its CRCs: by physical offset, or by its offset message id in hex."""
+        self._check_open()
         if self._checked_log is None:
             frontier = known_frontier(self._disk, DataFiles(self._config.store.data))
             self._checked_log = open_log(self._disk, self._config, frontier, check_crc=True)
         self._checked_log.begin_query()
         if isinstance(where, str):
             return find_by_id(self._checked_log, parse_message_id(where))
-        return find_by_offset(self._checked_log, where)
+        return find_by_offset(self._checked_log, whole("where", where))
 
     def coverage(self) -> Coverage:
         """Which part of the log is indexed now."""
+        self._check_open()
         return self.index.look().coverage
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file; any call after that is a UsageError, but for another ``close``."""
+        self._is_closed = True
         self.index.close()
         if self._checked_log is not None:
             self._checked_log.close()
 
     def __enter__(self) -> Data:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(f"{self!r} is closed", "open it again with open_data")
 
 
 def open_data(

@@ -30,7 +30,10 @@ class Frame(NamedTuple):
 
 
 class FrameScan:
-    """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out."""
+    """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out.
+
+    A segment that is missing behind the log's begin is such a place too.
+    """
 
     def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
         self._log = log
@@ -41,7 +44,10 @@ class FrameScan:
         """The frames that start in ``[begin, end)``, without those in the gaps; ``begin`` must be a frame's start."""
         for segment in self._log.segments:
             if segment.end > begin and segment.base < end:
+                self._pass_over(begin, segment.base)
                 yield from self._of_segment(segment, max(begin, segment.base), min(end, segment.end))
+                begin = segment.end
+        self._pass_over(begin, end)
 
     def _of_segment(self, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
         try:
@@ -49,9 +55,15 @@ class FrameScan:
         except DiskError as error:
             if not error.is_missing:
                 raise
-            return  # it has expired
+            self._pass_over(begin, end)
+            return
         with file:
             yield from self._of_file(file, segment, begin, end)
+
+    def _pass_over(self, begin: int, end: int) -> None:
+        # Bytes of segments that are not there: expired, known to be left out, or lost.
+        if begin < end and not self._log.has_expired(begin):
+            self.unreadable += not any(gap.begin <= begin and end <= gap.end for gap in self._gaps)
 
     def _of_file(self, file: DiskFile, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
         data, first, size = b"", begin, _FIRST_READ

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
+from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.segments import Segment
+from indexd.errors import DiskError
 from indexd.query.kept import Kept
 from indexd.storage.disk import Disk, DiskFile
 
@@ -48,7 +50,15 @@ class LogView:
 
     def open_segment(self, segment: Segment) -> DiskFile:
         """The file of a segment, for whoever closes it; DiskError (``is_missing``) once it has expired."""
-        return self._disk.open_read(segment.path)
+        try:
+            return self._disk.open_read(segment.path)
+        except DiskError as error:
+            self._is_stale = self._is_stale or error.is_missing
+            raise
+
+    def frame_reader(self) -> FrameReader:
+        """Single frames of the segments as they were listed last, to be held against evidence; close it after use."""
+        return FrameReader(self._disk, self._lookup.log)
 
     def store_timestamp(self, phy_offset: int, size: int) -> int:
         """The store time of the message of ``size`` bytes there, -1 where the log has none (pickupStoreTimestamp)."""
@@ -89,9 +99,17 @@ class LogView:
         return None
 
     def has_expired(self, phy_offset: int) -> bool:
-        """Whether an offset at which ``at`` found None was in the log once: it lies before the log's end."""
-        segments = self._lookup.log.segments
-        return phy_offset >= 0 and bool(segments) and phy_offset < segments[-1].end
+        """Whether an offset at which ``at`` found None was in the log once: it lies before the log's begin.
+
+        Not where a segment is missing behind others: a broker removes only the oldest.
+        """
+        if self._is_stale:  # a listed segment has gone: was it the oldest?
+            self.refresh()
+        return 0 <= phy_offset < (self.begin or 0)
+
+    def is_inside(self, phy_offset: int) -> bool:
+        """Whether an offset lies between the log's begin and its end, be its segment there or not."""
+        return bool(self.segments) and self.segments[0].base <= phy_offset < self.segments[-1].end
 
     def goes_on_at(self, phy_offset: int) -> bool:
         """Whether a message stands at ``phy_offset`` or, where none can, at the start of a later segment."""

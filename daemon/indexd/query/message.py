@@ -85,6 +85,8 @@ def find_by_offset(log: LogView, phy_offset: int) -> Message | NotFound:
     if found is None:
         if log.has_expired(phy_offset):
             return NotFound(f"{where}: it has expired, the log begins at {log.begin}")
+        if log.is_inside(phy_offset):
+            return NotFound(f"{where}: its segment is missing from the middle of the log")
         return NotFound(f"{where}: the log does not reach there")
     if isinstance(found, Corrupt):
         return NotFound(f"{where}: there stands {found.reason}")

@@ -12,6 +12,7 @@ from indexd.query.source import Look, QueryIndex
 
 NO_QUEUE = "no such queue"
 BATCH_QUEUE = "a queue of batches (BatchConsumeQueue), which is not built"
+NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
 _BATCH_FOLDER = "batchconsumequeue"
 
 
@@ -44,7 +45,12 @@ def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> Cons
 
 def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:
     """Why a topic has no such queue, as far as can be told."""
+    if not is_topic_name(topic):
+        return NO_FOLDER
     batches = Path(look.frontier.store) / _BATCH_FOLDER / topic
-    if is_topic_name(topic) and look.frontier.store and index.disk.exists(batches):
+    if look.frontier.store and index.disk.exists(batches):
         return BATCH_QUEUE
-    return "; ".join([NO_QUEUE, *gaps_in_words(look.queue_coverage, index.log)])
+    reasons, limit = [NO_QUEUE], look.frontier.queues_limit
+    if limit is not None:
+        reasons.append(f"queues were left out when there were {limit} (queues_max)")
+    return "; ".join(reasons + gaps_in_words(look.queue_coverage, index.log))

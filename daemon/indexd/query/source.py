@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
 from indexd.consumequeue.format import QueueMark
-from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import FileMark, IndexLayout
@@ -178,11 +178,20 @@ class QueryIndex:
 
 
 def open_index(disk: Disk, config: Config) -> QueryIndex:
-    """The index in DATA; UsageError if there is none, or if it was built with other settings than were given."""
+    """The index in DATA; UsageError if there is none, or if it was built with other settings than were given.
+
+    UnsafeStoreError if the log is another one.
+    """
     files = DataFiles(config.store.data)
     frontier = Kept(disk, files.frontier, lambda: known_frontier(disk, files))
     check_as_built(config, frontier.get())
-    return QueryIndex(disk, config, open_log(disk, config, frontier.get(), check_crc=False), frontier)
+    log = open_log(disk, config, frontier.get(), check_crc=False)
+    try:
+        _check_same_store(config, frontier.get(), log)
+    except BaseException:
+        log.close()
+        raise
+    return QueryIndex(disk, config, log, frontier)
 
 
 def check_as_built(config: Config, frontier: Frontier) -> None:
@@ -198,6 +207,20 @@ def check_as_built(config: Config, frontier: Frontier) -> None:
                 f"{flag_name(key)} {given} (from {config.provenance[key]}), but {data} was built with {built}",
                 f"leave {flag_name(key)} out: the data directory knows it",
             )
+
+
+def _check_same_store(config: Config, frontier: Frontier, log: LogView) -> None:
+    # One frame that stands where it was noted is enough: the rest may have been rewritten since.
+    with log.frame_reader() as frames:
+        points = [point for point in frontier.evidence if log.is_inside(point.phy_offset)]
+        if not points or any(frames.holds(point) for point in reversed(points)):
+            return
+    store = config.store.store or config.store.commit_log_paths or frontier.store
+    raise UnsafeStoreError(
+        f"{store} is not the store that {config.store.data} was built from: "
+        f"none of the {len(points)} messages that were noted is where it was",
+        "give the right --store, or leave it out: the data directory knows it",
+    )
 
 
 def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc: bool) -> LogView:

@@ -51,6 +51,8 @@ class Comparison:
     anchor: int = 0
     #: What the queues hold of the same stretch.
     queues: QueueComparison | None = None
+    #: All that was noted of the log is as it was: where queues say something else, it is they that are damaged.
+    is_same_log: bool = False
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Compared:
     before_anchor: int = 0
     store_timestamp: int = 0
     tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=64))
+    #: The queues agree with the log before this physical offset and not behind it; None: as far as was compared.
+    queues_until: int | None = None
     #: Where the comparison went on behind damage; it counts from there.
     since: Evidence | None = None
 
@@ -171,10 +175,18 @@ def compare_with_log(
     on_progress: Callable[[int], None],
 ) -> Agreed:
     """Hold ``files`` against the log from where the reader of ``comparison`` stands; reads only."""
-    reader, end = comparison.reader, comparison.end
+    begin = comparison.reader.position
     cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
-    cursor.seek(reader.position)
-    begin = reader.position
+    cursor.seek(begin)
+    agreed = _walk(cursor, flavour, comparison, on_progress)
+    if agreed.phy_offset is not None and agreed.compared.queues_until is not None:
+        # It was the log after all, and it changed before the first entry that differs.
+        return Agreed(begin, Compared(), agreed.reason)
+    return agreed
+
+
+def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]) -> Agreed:
+    reader, begin, end = comparison.reader, comparison.reader.position, comparison.end
     # Behind a stretch that cannot be read nobody knows what units it came to.
     compared, compared_until, queues = Compared(), begin, comparison.queues
     unreadable: list[int] = []
@@ -204,7 +216,10 @@ def compare_with_log(
                 differs = _frame_before(poll, compared_until, end)
             if queues is not None:
                 stop = end if differs is None else differs
-                differs = _first(differs, _queues_differ(queues, poll, begin, compared_until, stop))
+                found = _queues_differ(queues, poll, begin, compared_until, stop)
+                if found is not None and comparison.is_same_log:
+                    compared.queues_until, queues, found = found, None, None
+                differs = _first(differs, found)
             if differs == begin:
                 return Agreed(begin, Compared(), f"the queues say something else than the log from offset {begin} on")
             compared.add(poll, end if differs is None else differs, comparison.anchor)
@@ -213,6 +228,9 @@ def compare_with_log(
             compared_until = poll.end_offset
             on_progress(poll.end_offset)
     if queues is not None and queues.more():
+        if comparison.is_same_log:
+            compared.queues_until = begin
+            return Agreed(None, compared)
         return Agreed(begin, Compared(), f"the queues hold more than the log from offset {begin} on")
     if unreadable:
         return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")

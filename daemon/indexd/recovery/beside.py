@@ -88,19 +88,39 @@ class Beside:
         self._queues: QueuesPlan | None = None
         self._sparse: SparsePlan | None = None
         self._recovered = QueuesRecovered()
+        self._limit: int | None = None
+        self._queues_until: int | None = None
         #: From here on the log has to be read again for them, up to where they are to stand.
         self.refill_from: int | None = None
 
     def __repr__(self) -> str:
         return f"Beside({self._wanted}, refill_from={self.refill_from})"
 
-    def plan(self, phy_offset: int, doubtful_from: int | None = None) -> None:
-        """All is to stand at ``phy_offset``; what sparse indexes say behind ``doubtful_from`` is not believed."""
+    def plan(self, phy_offset: int, doubtful_from: int | None = None, queues_until: int | None = None) -> None:
+        """All is to stand at ``phy_offset``.
+
+        What sparse indexes say behind ``doubtful_from``, and queues behind ``queues_until``, is not believed.
+        """
         known, wanted, begin = self._known, self._wanted, self._log_begin
         starts = [phy_offset, max(known.filled_offset, begin)]
+        self._limit = known.queues_limit
+        if known.queues_limit is not None and (self._is_forced or wanted.queues_max > known.queues_limit):
+            # There is room now for queues that were left out.
+            starts.append(begin)
+            self._limit = None
         if self._is_forced or (wanted.queues and known.queues is None) or (wanted.sparse and known.sparse is None):
             starts.append(begin)
-        self._queues = self._plan_queues(begin if self._is_forced else phy_offset)
+        self._queues_until = queues_until
+        if self._is_forced:
+            queues_until = begin
+        elif queues_until is not None and wanted.queues:
+            starts.append(queues_until)
+            doubtful_from = min(queues_until, phy_offset if doubtful_from is None else doubtful_from)
+        sound = min(phy_offset, max(known.filled_offset, begin))
+        if known.refill_offset is not None:
+            # What a refill that was broken off had come to was compared with the log by nobody.
+            doubtful_from = min(sound, phy_offset if doubtful_from is None else doubtful_from)
+        self._queues = self._plan_queues(sound if queues_until is None else min(sound, queues_until))
         if wanted.queues and self._queues.refill_from is not None:
             starts.append(self._queues.refill_from)
         # They pass over what they have, however early the log is read again for the queues.
@@ -118,6 +138,7 @@ class Beside:
             base,
             queue_file_size=self._wanted.queue_file_size,
             queues=self._queues.marks if self._queues and self._wanted.queues else None,
+            queues_limit=self._limit if self._wanted.queues else None,
             sparse=self._sparse.mark if self._sparse and self._wanted.sparse else None,
             refill_offset=self.refill_from,
         )
@@ -134,7 +155,7 @@ class Beside:
             self._disk,
             self._files.consumequeue,
             wanted.queue_file_size,
-            wanted.queues_max,
+            known.queues_limit or wanted.queues_max,
             self._plan_queues(begin).marks,
             whole.marks,
         )
@@ -142,7 +163,10 @@ class Beside:
     @property
     def reasons(self) -> list[str]:
         """What did not hold, a line each."""
-        return [reason for plan in (self._queues, self._sparse) if plan is not None for reason in plan.reasons]
+        found = [reason for plan in (self._queues, self._sparse) if plan is not None for reason in plan.reasons]
+        if self._queues_until is not None:
+            found.append(f"the ConsumeQueues are not what the log says from offset {self._queues_until} on")
+        return found
 
     def carry_out(self) -> None:
         """Make the files what the plan says, durably; those of an output that is not wanted any more go."""
@@ -162,7 +186,8 @@ class Beside:
         queues, sparse = self._wanted.make(self._disk, self._files)
         if queues is not None:
             recovered = self._recovered
-            queues.load(frontier.queues or (), recovered.unsynced_files, recovered.unsynced_directories)
+            files, directories = recovered.unsynced_files, recovered.unsynced_directories
+            queues.load(frontier.queues or (), files, directories, frontier.queues_limit)
         if sparse is not None and frontier.sparse is not None:
             sparse.load(frontier.sparse)
         return queues, sparse

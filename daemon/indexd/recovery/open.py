@@ -138,7 +138,8 @@ def _base(
 
 def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:
     comparison = standing.comparison(end)
-    return replace(comparison, queues=beside.comparison(comparison.reader.position, end))
+    queues = beside.comparison(comparison.reader.position, end)
+    return replace(comparison, queues=queues, is_same_log=standing.is_same_log)
 
 
 def _commit(
@@ -152,7 +153,8 @@ def _commit(
 ) -> Frontier:
     # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
     base = base_of(recovered)
-    beside.plan(base.phy_offset, standing.doubtful_from if standing else None)
+    doubtful_from = standing.doubtful_from if standing else None
+    beside.plan(base.phy_offset, doubtful_from, recovered.compared.queues_until)
     evidence = standing.evidence_before(base.phy_offset) if standing else ()
     named = beside.named(replace(base, index=recovered.files, evidence=evidence))
     if named != known:

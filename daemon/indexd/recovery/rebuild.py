@@ -60,6 +60,7 @@ class Rebuilt:
     begin_offset: int
     phy_offset: int
     skipped_bytes: int
+    left_out_messages: int
     unreadable: Corrupt | None
 
 
@@ -108,6 +109,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         begin_offset=outputs.begin_offset,
         phy_offset=outputs.phy_offset,
         skipped_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered),
+        left_out_messages=outputs.queues.counters.without_unit if outputs.queues is not None else 0,
         unreadable=unreadable,
     )
 

@@ -50,6 +50,11 @@ class Standing:
         )
 
     @property
+    def is_same_log(self) -> bool:
+        """All that was noted, and has not expired, is as it was."""
+        return self._agreement.differs is None and self._agreement.agrees is not None
+
+    @property
     def doubtful_from(self) -> int | None:
         """Behind this physical offset the log was rewritten; None if all evidence agrees."""
         if self._agreement.differs is None:

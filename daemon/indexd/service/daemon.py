@@ -170,7 +170,7 @@ class Daemon:
         counters = queues.counters
         for reason, count in (
             ("its topic is no folder's name", counters.nameless),
-            ("there are queues_max queues already", counters.left_out),
+            ("queues_max is reached, or its queue offset is none that a file can hold", counters.left_out),
             ("its topic has batch consume queues, which are not built", counters.batch_messages),
         ):
             if count and reason not in self._left_out:

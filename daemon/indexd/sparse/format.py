@@ -113,6 +113,8 @@ class SparseMark(NamedTuple):
             raise ValueError("segments out of order")
         if interval < 0 or phy_offset < 0 or any(min(segment) < 0 for segment in segments):
             raise ValueError("a negative number")
+        if any(count > INT32_MAX for segment in segments for count in segment[1:]):
+            raise ValueError("more messages or entries than 31 bits can count")
         if active is not None and not segments:
             raise ValueError("a segment grows that is not there")
         return cls(interval, phy_offset, segments, active)

@@ -157,7 +157,8 @@ def _queue_comparison(
     if size < 1:
         return None
     held = plan_queues(disk, files.consumequeue, size, marks, begin, is_cut=True, is_unclean=False, log_begin=begin)
-    return QueueComparison(disk, files.consumequeue, size, config.outputs.queues_max, held.marks, marks)
+    most = frontier.queues_limit or config.outputs.queues_max
+    return QueueComparison(disk, files.consumequeue, size, most, held.marks, marks)
 
 
 def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch:

@@ -112,7 +112,8 @@ def _check_mark(mark: FileMark, before: FileMark | None, frontier: Frontier, *, 
     found = []
     if not is_index_name(mark.name):
         found.append("that is no index file's name")
-    if not 1 <= header.index_count <= max(index_num, 1) or mark.full != (header.index_count >= index_num):
+    # The last file may have come to its last entry, and is called full when another entry begins the next one.
+    if not 1 <= header.index_count <= max(index_num, 1) or (mark.full and header.index_count < index_num):
         found.append(f"index count {header.index_count} of {index_num}, {'full' if mark.full else 'not full'}")
     if header.entries:
         if header.begin_phy_offset > header.end_phy_offset:

@@ -98,7 +98,10 @@ class _Outputs:
         report.files, report.entries = len(marks), sum(mark.header.entries for mark in marks)
         report.bytes = len(marks) * ground.frontier.layout.file_size
         queues, sparse = ground.frontier.queues or (), ground.frontier.sparse
-        report.queues, report.units = len(queues), sum(mark.max_offset - mark.first_offset for mark in queues)
+        report.queues, report.units = (
+            len(queues),
+            sum(mark.max_offset - max(mark.first_offset, mark.begin_offset) for mark in queues),
+        )
         report.segments = len(sparse.segments) if sparse is not None else 0
         return ground
 
