@@ -98,41 +98,35 @@ def test_one_wrong_bit_in_each_sparse_index_changes_no_answer(
             lock.release()
 
 
-@pytest.mark.usefixtures("always_bound")
+# The largest time comes back after the clock fell: a wrong ordinal names a message of the right time.
+REPEATED = [0] * 4 + [9] * 6 + [2] * 8 + [9] * 12 + [2] * 6 + [12] * 2 + [5] * 9
+# Ordinal 4 with one bit more is 20, of the same time, but behind the first of a later one.
+BEHIND_THE_NEXT = [0] * 4 + [9] * 4 + [12] * 2 + [2] * 10 + [9] * 3 + [2] * 9
+
+
+@pytest.mark.parametrize("segment", [SEGMENT, 1 << 16])
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_every_bit_of_an_index_whose_times_repeat(tmp_path: Path, kind: str) -> None:
-    # The largest time comes back after the clock fell: a wrong ordinal names a message of the right time.
-    times = [
-        T0,
-        T0,
-        T0,
-        T0,
-        *[T0 + 9] * 6,
-        *[T0 + 2] * 8,
-        *[T0 + 9] * 12,
-        *[T0 + 2] * 6,
-        T0 + 12,
-        T0 + 12,
-        *[T0 + 5] * 9,
-    ]
-    store = QueueStore(tmp_path, segment=1 << 16)
-    store.append(*[spec(time) for time in times])
+@pytest.mark.parametrize("times", [REPEATED, BEHIND_THE_NEXT])
+def test_every_bit_of_the_oldest_index(tmp_path: Path, times: list[int], kind: str, segment: int) -> None:
+    store = QueueStore(tmp_path, segment=segment)
+    store.append(*[spec(T0 + time) for time in times], *[spec(T0) for _ in range(20)])
     store.build()
     path = store.data / "sparse" / f"{0:020d}.{kind}"
     whole = path.read_bytes()
     sparse = store.frontier.sparse
     assert sparse is not None
-    (mark,) = sparse.segments
-    entries = 8 * mark.offset_entries if kind == "index" else 12 * mark.time_entries
-    assert entries
-    wanted = {asked: next(m.phy_offset for m in store.messages() if m.store_timestamp >= asked) for asked in set(times)}
-    with store.index() as index:
-        for bit in range(8 * entries):
-            flip(path, bit)
+    mark = sparse.segments[0]
+    size = 8 * mark.offset_entries if kind == "index" else 12 * mark.time_entries
+    assert size >= 24
+    messages = store.messages()
+    wanted = {T0 + asked: next(m.phy_offset for m in messages if m.store_timestamp >= T0 + asked) for asked in times}
+    for bit in range(8 * size):
+        flip(path, bit)
+        with store.index() as index:
             look = index.look()
             for asked, first in wanted.items():
                 assert scan_start(index, look, asked, 0) <= first
-            path.write_bytes(whole)
+        path.write_bytes(whole)
 
 
 @pytest.mark.usefixtures("always_bound")

@@ -76,7 +76,8 @@ def test_the_range_of_offsets() -> None:
 
 # --- marks ---
 
-SEGMENTS = st.lists(st.builds(SegmentMark, INT64S, INT64S, INT64S, INT64S), max_size=4, unique_by=lambda s: s.base)
+COUNTS = st.integers(0, 2**31 - 1)
+SEGMENTS = st.lists(st.builds(SegmentMark, INT64S, COUNTS, COUNTS, COUNTS), max_size=4, unique_by=lambda s: s.base)
 ACTIVE = st.builds(ActiveMark, *[st.integers(-(2**63) + 1, 2**63 - 1)] * 4)
 
 

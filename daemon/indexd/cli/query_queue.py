@@ -104,7 +104,10 @@ def _print_offset(answer: OffsetAnswer) -> None:
     else:
         print_line(f"no message: {answer.why}")
     if answer.status == "OFFSET_TOO_SMALL":
-        print_line(f"before offset {answer.min_offset} nothing is left of the queue")
+        if answer.begins_late:
+            print_line(f"the queue begins at offset {answer.min_offset}")
+        else:
+            print_line(f"before offset {answer.min_offset} nothing is left of the queue")
     if answer.expired:
         print_line(f"{answer.expired} messages have expired and were passed over")
     if answer.problems:

@@ -181,7 +181,7 @@ class _Pair:
                 later, behind = _time_entry(times, slot + 1)
                 if later <= largest or behind <= last:
                     raise self._doubt()
-            pass
+            self._check(self._place(offsets, made - 1), (last, end), largest, ordinal)
             return end
 
     def _check(self, before: tuple[int, int], at: tuple[int, int], largest: int, ordinal: int) -> None:

@@ -215,7 +215,5 @@ def _why(index: QueryIndex, look: Look, queue: ConsumeQueueReader, first: int, e
     reasons = []
     if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
         reasons.append(EXPIRED)
-    elif first >= queue.max_offset > 0:
-        reasons.append(BEHIND_LAST)
     gaps = gaps_in_words(look.queue_coverage, index.log)
-    return "; ".join(reasons + gaps) or ABSENT
+    return "; ".join(reasons + gaps) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)
