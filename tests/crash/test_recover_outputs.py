@@ -67,6 +67,18 @@ def truncate(path: Path, size: int) -> None:
     os.truncate(path, size)
 
 
+def cut_and_write_on(built: Built) -> None:
+    """As a daemon would that has not noticed the cut yet."""
+    mark = max(built.marks, key=lambda mark: mark.max_offset % UNITS)
+    path, end = built.queue_file(mark, mark.max_offset), mark.max_offset % UNITS * 20
+    last = path.read_bytes()[end - 20 : end]
+    assert end >= 60
+    truncate(path, 20)
+    with path.open("r+b") as file:
+        file.seek(end - 20)
+        file.write(last)
+
+
 # What a look at the files tells, so that every start mends it.
 LOST: dict[str, Callable[[Built], object]] = {
     "first queue file": lambda built: middle(built)[0].unlink(),
@@ -75,6 +87,7 @@ LOST: dict[str, Callable[[Built], object]] = {
     "first queue file cut": lambda built: truncate(middle(built)[0], 100),
     "queue file between cut to nothing": lambda built: truncate(middle(built)[1], 0),
     "last queue file cut inside a unit": lambda built: truncate(middle(built)[2], 5),
+    "last queue file cut and written on": cut_and_write_on,
     "queue file too long": lambda built: truncate(middle(built)[0], QUEUE_FILE_SIZE + 1),
     "a queue": lambda built: shutil.rmtree(middle(built)[0].parent),
     "a topic": lambda built: shutil.rmtree(middle(built)[0].parent.parent),

@@ -180,11 +180,24 @@ class _Keeping:
             least = min((end - begin) * UNIT_SIZE, self._file_size)
             if not least <= size <= self._file_size or (size < self._file_size and end > begin + self._file_units):
                 return f"file {file_name(begin * UNIT_SIZE)} has {size} bytes, not {self._file_size}", begin
+            if size < self._file_size and not self._is_whole(mark, begin, end):
+                return f"file {file_name(begin * UNIT_SIZE)} was cut, and written on", begin
         if self._is_unclean and end > first:
             last = self._unit(mark, end - 1)
             if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
                 return f"unit {end - 1} is not the one that was written", first
         return None, end
+
+    def _is_whole(self, mark: QueueMark, begin: int, end: int) -> bool:
+        # A file that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
+        with self._disk.open_read(self._path(mark, begin)) as file:
+            data = file.pread((end - begin) * UNIT_SIZE, 0)
+        last = -1
+        for unit in (Unit(*row) for row in UNIT.iter_unpack(data[: len(data) // UNIT_SIZE * UNIT_SIZE])):
+            if not unit.is_valid or (unit.phy_offset <= last and not unit.is_blank):
+                return False
+            last = last if unit.is_blank else unit.phy_offset
+        return True
 
     def _ending(self, mark: QueueMark, end: int) -> QueueMark | None:
         # The queue with the units before ``end``; None if there never was a message among them.

@@ -36,6 +36,8 @@ from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
 _RETRY_SECONDS_MIN = 1.0
+# Names in one line of the log.
+_NAMES_MAX = 20
 
 
 class Daemon:
@@ -157,7 +159,7 @@ class Daemon:
         finally:
             self._write_state()
         if removed:
-            self._log.info("expired_files", names=removed)
+            self._log.info("expired_files", files=len(removed), names=removed[:_NAMES_MAX])
         self._say_left_out()
         if self.reput.caught_up or self.reput.corrupt is not None:
             self._starts.forget()
