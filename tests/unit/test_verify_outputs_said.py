@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.consumequeue.format import QueueMark
+from indexd.errors import CorruptDataError
 from indexd.findings import KEPT_MAX
 from indexd.sparse.format import ActiveMark, SparseMark
 from support.daemon import indexd_here
@@ -72,12 +73,13 @@ def test_a_queue_that_is_named_twice_or_not_at_all(built: Built) -> None:
 @pytest.mark.parametrize("size", [-20, 0, 1, 1190, 1 << 40])
 def test_queue_files_of_no_possible_size(built: Built, size: int) -> None:
     built.change_frontier(queue_file_size=size)
-    assert kinds(check(built.data, deep=True)) == {"frontier": 1}
+    with pytest.raises(CorruptDataError, match="is no frontier"):
+        check(built.data, deep=True)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(0, 5), (0, SEGMENT_SIZE * 100), (1, 0), (1, 1 << 40), (2, 1 << 40), (3, 1 << 40), (2, 1), (3, 1)],
+    [(0, 5), (0, SEGMENT_SIZE * 100), (1, 0), (1, 1 << 30), (2, 1 << 30), (3, 1 << 30), (2, 1), (3, 1)],
 )
 def test_a_segment_that_cannot_be(built: Built, field: int, value: int) -> None:
     sparse = built.frontier.sparse
@@ -88,6 +90,15 @@ def test_a_segment_that_cannot_be(built: Built, field: int, value: int) -> None:
     assert kinds(report)
     if field < 2 or value > 1:
         assert "is nothing that a segment can be" in report.findings.kept[0].text
+
+
+@pytest.mark.parametrize("field", [1, 2, 3])
+def test_counts_that_no_index_can_hold(built: Built, field: int) -> None:
+    sparse = built.frontier.sparse
+    assert sparse is not None
+    built.change_frontier(sparse=sparse._replace(segments=tuple(replaced(sparse.segments, 1, field, 1 << 40))))
+    with pytest.raises(CorruptDataError, match="is no frontier"):
+        check(built.data)
 
 
 @pytest.mark.parametrize(
