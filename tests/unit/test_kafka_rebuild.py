@@ -85,10 +85,10 @@ def test_up_to_the_first_batch_that_does_not_hold(
 
 
 def test_nothing_is_written_where_nothing_is_wrong(partition: Path) -> None:
-    before = {path: path.stat() for path in partition.iterdir()}
+    before = Disk().stamps(partition)
     report = rebuild(partition, Disk(), interval=300)
     assert (len(report.problems), [segment.is_changed for segment in report.segments]) == (0, [False, False])
-    assert {path: path.stat() for path in partition.iterdir()} == before
+    assert Disk().stamps(partition) == before
 
 
 def test_in_place_with_the_logs_owner_and_mode(partition: Path) -> None:
