@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from indexd.consumequeue.format import UNIT_SIZE
 from indexd.errors import IndexdError
+from indexd.flush.frontier import write_frontier
+from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from support.beside_log import frames
 from support.outputs import Built, build, copied, found, live_bytes
@@ -180,11 +183,11 @@ def test_numbers_of_every_kind_in_the_frontier(built: Built) -> None:
             row[rand.randrange(4)] = rand.choice(numbers)
             active = type(active)(*row)
         sparse = replace_sparse(whole, tuple(segments), active)
-        built.change_frontier(queues=tuple(marks), sparse=sparse, queue_file_size=whole.queue_file_size)
-        if what == 3:
-            built.change_frontier(queue_file_size=rand.choice(numbers))
+        size = rand.choice(numbers) if what == 3 else whole.queue_file_size
+        made = replace(whole, queues=tuple(marks), sparse=sparse, queue_file_size=size)
+        write_frontier(Disk(), built.data / "frontier", made, "0")
         no_traceback(built.data)
-    built.change_frontier(queues=whole.queues, sparse=whole.sparse, queue_file_size=whole.queue_file_size)
+    write_frontier(Disk(), built.data / "frontier", whole, "0")
     assert kinds(check(built.data, deep=True)) == {}
 
 
