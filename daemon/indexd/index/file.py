@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ from indexd.index.kernel import (
 from indexd.index.key_hash import index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk, DiskFile
+
+if TYPE_CHECKING:
+    from indexd.storage.disk import Buffer
 
 # Entries that are collected before they are written: 1.25 MiB.
 ENTRIES_PER_WRITE = 65536
@@ -57,6 +61,9 @@ class IndexFile:
         self._pages = np.zeros((layout.hash_slot_num >> SLOTS_PER_PAGE_SHIFT) + 1, dtype=np.uint8)
         self._buffer = np.empty((min(ENTRIES_PER_WRITE, layout.index_num), 5), dtype=np.uint32)
         self._buffered = 0
+        # Of our own last write; None when there was one since it was looked at.
+        self._mtime_ns: int | None = None
+        self._written_header: IndexHeader | None = None
 
     @classmethod
     def create(cls, disk: Disk, path: Path, layout: IndexLayout, previous: IndexHeader | None) -> IndexFile:
@@ -158,25 +165,29 @@ class IndexFile:
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
         self.write_entries()
-        if self.header.entries:
-            self.file.pwrite(self.header.pack(), 0)
+        header = self.header
+        if header.entries and header != self._written_header:
+            self._write(header.pack(), 0)
+            self._written_header = header
         pages = np.flatnonzero(self._pages)
         if len(pages) == 0:
             return
         breaks = np.flatnonzero(np.diff(pages) > 1)
         for first, last in zip(pages[np.r_[0, breaks + 1]], pages[np.r_[breaks, len(pages) - 1]], strict=True):
             begin, end = int(first) * _SLOTS_PER_PAGE, (int(last) + 1) * _SLOTS_PER_PAGE
-            self.file.pwrite(self._slots[begin:end].view(np.uint8).data, self.layout.slot_position(begin))
+            self._write(self._slots[begin:end].view(np.uint8).data, self.layout.slot_position(begin))
         self._pages[:] = 0
 
     def mark(self, *, full: bool) -> FileMark:
-        """What is published, and when it was last written."""
-        return FileMark(self.path.name, self.header, full, self.file.stamp().mtime_ns)
+        """What is published, and when that was written: a later time is somebody else's."""
+        if self._mtime_ns is None:
+            self._mtime_ns = self.file.stamp().mtime_ns
+        return FileMark(self.path.name, self.header, full, self._mtime_ns)
 
     def flush(self) -> None:
         """Publish and make durable; an empty file's index count becomes 1 on disk, as RocketMQ's flush has it (3.8)."""
         self.publish()
-        self.file.pwrite(self.header.pack(), 0)
+        self._write(self.header.pack(), 0)
         self.file.fsync()
 
     def release_memory(self) -> None:
@@ -197,8 +208,12 @@ class IndexFile:
         """Write what is buffered; after a DiskError it still is."""
         if self._buffered:
             first = int(self._state[INDEX_COUNT]) - self._buffered
-            self.file.pwrite(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))
+            self._write(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))
             self._buffered = 0
+
+    def _write(self, data: Buffer, position: int) -> None:
+        self._mtime_ns = None
+        self.file.pwrite(data, position)
 
 
 def load_kernels() -> None:
