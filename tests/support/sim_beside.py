@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from support.simulation import World
 
 _UNIT = struct.Struct(">qiq")
+_BLANK = _UNIT.pack(0, 2147483647, 0)
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _PREPARED, _ROLLBACK = 4, 12
@@ -52,7 +53,7 @@ def naive_queues(messages: list[NaiveMessage], file_units: int, gaps: Gaps) -> d
         if name not in queues:
             blanks = message.cq_offset % file_units
             begin = message.cq_offset - blanks
-            queues[name] = _Queue(begin, [_UNIT.pack(0, 2147483647, 0)] * blanks, [0] * blanks)
+            queues[name] = _Queue(begin, [_BLANK] * blanks, [0] * blanks)
         queue = queues[name]
         is_there = message.phy_offset + message.size <= queue.max_phy_offset
         if is_there or (message.cq_offset and message.cq_offset < queue.begin + len(queue.units)):
@@ -109,8 +110,9 @@ def check_beside(world: World, end: int, stood: Progress | Frontier) -> None:
 def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple[object, ...], ...]) -> None:
     units = world.shape.queue_units
     wanted = naive_queues(messages, units, world.gaps)
-    for topic, queue_id, first, _, end, max_phy_offset, _ in marks:
+    for topic, queue_id, first, _, end, max_phy_offset, begin_offset in marks:
         assert isinstance(first, int)
+        assert isinstance(begin_offset, int)
         queue = wanted.pop((str(topic), int(str(queue_id))), None)
         name = f"queue {topic}/{queue_id}"
         if queue is None:
@@ -119,8 +121,12 @@ def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple
         # Where all of it has expired nobody knows where the last one ended.
         if end != ends[0] or (end > first and max_phy_offset != ends[1]):
             raise BrokenError("lost", f"{name} ends at {end, max_phy_offset}, not {ends}; {world}")
-        if any(phy >= world.log.begin for phy in queue.phys[: first - queue.begin]):
-            raise BrokenError("lost", f"{name} begins at unit {first}; {world}")
+        # What expired while it was being filled again was read by nobody: the queue begins behind it, with blank units.
+        begin_offset = max(first, begin_offset)
+        if any(phy >= world.log.begin for phy in queue.phys[: begin_offset - queue.begin]):
+            raise BrokenError("lost", f"{name} begins at unit {begin_offset}; {world}")
+        blanks = min(begin_offset - queue.begin, len(queue.units))
+        queue.units[:blanks] = [_BLANK] * blanks
         for begin in range(first, queue.begin + len(queue.units), units):
             path = world.data / "consumequeue" / str(topic) / str(queue_id) / f"{begin * 20:020d}"
             bytes_ = b"".join(queue.units[begin - queue.begin :][:units]).ljust(units * 20, b"\0")
