@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +100,7 @@ def test_ten_thousand_queues_need_few_descriptors_and_a_cheap_mark() -> None:
 def test_thousands_of_queues_on_a_real_disk_with_few_descriptors(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The process that runs the tests has descriptors of its own: a limit is the lowest number that is refused.
-    taken = max(int(name) for name in os.listdir("/proc/self/fd"))
+    taken = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 100, hard))
     try:
         store = make(Disk(), 2, tmp_path / "q")

@@ -14,6 +14,7 @@
 ``reader``      position -> next batch or why not: end, not yet written, corrupt
 ``reading``     what a reader is told, counts and returns
 ``settle``      the end of the log, where the writer is
+``split_points``   where inside a segment reading can begin
 ``salvage``     behind damage: the next frame that proves itself
 ``evidence``    single frames as they were, to tell later that the log is still the same
 ``lookup``      the message at an offset, for queries

@@ -102,3 +102,42 @@ def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
             return pos
         pos += _1
     return limit
+
+
+@numba.njit(nogil=True, cache=True)
+def is_enclosed(buffer, limit, base, offset):  # type: ignore[no-untyped-def]
+    """Whether anything in ``buffer[:limit]``, all of it before ``offset``, claims to reach beyond ``offset``.
+
+    That is a message with its own physical offset and such a total size, or a blank record, which reaches to the end of
+    its segment. Every byte is looked at: what stands inside a body may look like a frame, too.
+    """
+    pos = _0
+    while pos + _8 <= limit:
+        magic = load_u32(buffer, pos + _4)
+        if magic == _MAGIC_BLANK:
+            return True
+        if (
+            (magic == _MAGIC_V1 or magic == _MAGIC_V2)
+            and base + pos + load_u32(buffer, pos) > offset
+            and (pos + _HEAD_SIZE > limit or load_u64(buffer, pos + np.uint64(28)) == base + pos)
+        ):
+            return True
+        pos += _1
+    return False
+
+
+@numba.njit(nogil=True, cache=True)
+def walk_heads(buffer, limit, base, segment_end, frame_size_max, offset):  # type: ignore[no-untyped-def]
+    """(position, whether it goes on): along heads from position 0 until one stands at or behind ``offset``.
+
+    It does not go on where no message's head follows; otherwise the position is a head's, or lies behind ``limit``.
+    """
+    pos = _0
+    while base + pos < offset:
+        if pos + _HEAD_SIZE > limit:
+            return pos, True
+        outcome, _, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
+        if total == _0 or outcome == _CORRUPT or outcome == _END_OF_FILE:
+            return pos, False
+        pos += total
+    return pos, True

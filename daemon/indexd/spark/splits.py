@@ -1,0 +1,212 @@
+"""Splits: the log in stretches that tasks read side by side, each beginning with a message.
+
+A driver plans them and reads little for it; a worker reads one with SplitReader, which is the daemon's own LogReader.
+What a split came to says where it ended: where that is not where the next one begins, the log has changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.dispatch import DispatchBatch, before
+from indexd.commitlog.format import Corrupt
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import Skipped
+from indexd.commitlog.segments import Segment
+from indexd.commitlog.split_points import SplitPoints
+from indexd.config import Config
+from indexd.errors import DisturbedError, UsageError
+from indexd.recovery.settings import decode_rules, reader_options
+from indexd.recovery.whole import WholeLog, once
+from indexd.storage.disk import Disk, DiskFile
+
+# A task costs some 30 ms whatever it reads: less than this is not worth one.
+_SIZE_MIN = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Messages that begin in log bytes ``[begin, end)``; the first begins at ``begin``, the next split at ``end``."""
+
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of log; where segments are missing, they count, too."""
+        return self.end - self.begin
+
+
+def plan_splits(
+    disk: Disk,
+    config: Config,
+    *,
+    size: int | None = None,
+    slots: int = 2,
+    begin: int | None = None,
+    end: int | None = None,
+) -> list[Split]:
+    """The log in splits of about ``size`` bytes, none over two segments, in log order and without a gap.
+
+    Without ``size`` it is a segment, or less when there would be too few for ``slots`` tasks at a time. ``begin`` and
+    ``end`` need not be where messages begin: those that begin between them are taken. Raises what reading the log does.
+    """
+    if size is not None and size < 1:
+        raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
+    store = config.store
+    rules = decode_rules(config)
+    points = SplitPoints(disk, store.commit_log_directories, store.segment_size, rules, config.reader.read_bytes)
+    try:
+        segments = _used_segments(points, begin, end)
+        if size is None:
+            size = _size_for(sum(segment.size for segment in segments), store.segment_size, slots)
+        starts: list[int] = []
+        for segment in segments:
+            starts += _starts(points, segment, size, begin, end)
+        if not starts:
+            return []
+        last = segments[-1].end
+        if end is not None and end < last:
+            known = max((start for start in starts if start <= end), default=starts[0])
+            last = points.at(end, max(known, segments[-1].base)) or last
+        ends = [*starts[1:], last]
+        return [Split(first, behind) for first, behind in zip(starts, ends, strict=True) if first < behind]
+    finally:
+        points.close()
+
+
+def _used_segments(points: SplitPoints, begin: int | None, end: int | None) -> list[Segment]:
+    found = []
+    for segment in points.log.segments:
+        if begin is not None and segment.end <= begin:
+            continue
+        if end is not None and segment.base >= end:
+            break
+        if points.is_in_use(segment.base):
+            found.append(segment)
+    return found
+
+
+def _size_for(total: int, segment_size: int, slots: int) -> int:
+    if total >= 2 * slots * segment_size:
+        return segment_size
+    return min(max(-(-total // (2 * slots)), _SIZE_MIN), segment_size)
+
+
+def _starts(points: SplitPoints, segment: Segment, size: int, begin: int | None, end: int | None) -> list[int]:
+    # Where the splits of one segment begin: stretches of one size, rather than a short one at the end.
+    first = segment.base
+    if begin is not None and begin > first:
+        found = points.at(begin, first)
+        if found is None:
+            return []
+        first = found
+    pieces = -(-segment.size // size)
+    starts = [first]
+    for number in range(1, pieces):
+        target = segment.base + number * segment.size // pieces
+        if target <= starts[-1]:
+            continue
+        if end is not None and target >= end:
+            break
+        found = points.at(target, starts[-1])
+        if found is None:
+            break
+        if found > starts[-1]:
+            starts.append(found)
+    return starts
+
+
+class SplitReader:
+    """Iterates over the messages of a split. ``next_offset`` is where it stands; behind the iteration, where it ended.
+
+    Raises CorruptDataError for unreadable bytes behind which the log goes on, unless the configuration says that they
+    are skipped, and DisturbedError when the split has expired.
+    """
+
+    def __init__(self, disk: Disk, config: Config, split: Split) -> None:
+        self._disk = disk
+        self.split = split
+        options = replace(once(reader_options(config)), check_tail=False)
+        self._reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options, split.begin)
+        self._log = WholeLog(self._reader)
+        self._file: tuple[Segment, DiskFile] | None = None
+        self._buffer: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self.next_offset = split.begin
+        #: The log ended inside the split: nothing behind it counts.
+        self.ends_log = False
+
+    def __repr__(self) -> str:
+        return f"SplitReader({self.split}, next_offset={self.next_offset})"
+
+    @property
+    def unreadable(self) -> Corrupt | None:
+        """Bytes at the end of the log that are no frame, as after a crash of the broker."""
+        return self._log.unreadable
+
+    def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
+        try:
+            if self.split.begin >= self.split.end:
+                return
+            for found in self._log:
+                if isinstance(found, Skipped):
+                    if found.is_expired:
+                        raise DisturbedError(f"the log up to {found.end} expired while it was read")
+                    self.next_offset = found.end
+                else:
+                    found = self._cut(found)  # noqa: PLW2901 - the rest is the next split's
+                    self.next_offset = found.end_offset
+                yield found
+                if self._reader.position >= self.split.end:
+                    return
+            self.next_offset = self._reader.position
+            self.ends_log = self.next_offset < self.split.end
+        finally:
+            self.close()
+
+    def _cut(self, batch: DispatchBatch) -> DispatchBatch:
+        if batch.end_offset <= self.split.end:
+            return batch
+        batch = before(batch, self.split.end)
+        if not batch.rows or not len(batch.columns.size):
+            return batch
+        # No message reaches over the split's end, unless the log has been written anew since the splits were planned.
+        end = int(batch.columns.phy_offset[batch.rows - 1]) + int(batch.columns.size[batch.rows - 1])
+        return replace(batch, end_offset=max(end, self.split.end))
+
+    def frames(self, batch: DispatchBatch) -> NDArray[np.uint8]:
+        """The bytes ``[begin_offset, end_offset)`` of a batch of this split, read again; the array is used again."""
+        size = batch.end_offset - batch.begin_offset
+        if self._file is None or not self._file[0].base <= batch.begin_offset < self._file[0].end:
+            self.close()
+            segment = self._reader.log.at(batch.begin_offset)
+            if segment is None:
+                raise DisturbedError(f"the log at {batch.begin_offset} expired while it was read")
+            self._file = (segment, self._disk.open_read(segment.path))
+        if size > len(self._buffer):
+            self._buffer = np.empty(size, dtype=np.uint8)
+        segment, file = self._file
+        found = file.pread_into(self._buffer[:size].data, batch.begin_offset - segment.base)
+        if found < size:
+            raise DisturbedError(f"the log was cut at {batch.begin_offset + found} while it was read")
+        return self._buffer[:size]
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._reader.close()
+        if self._file is not None:
+            self._file[1].close()
+            self._file = None
+
+
+def check_chain(splits: Sequence[Split], next_offsets: Sequence[int]) -> list[int]:
+    """Indexes of the splits that did not end where the next one begins; the last one may end anywhere."""
+    return [
+        number
+        for number, (split, found) in enumerate(zip(splits[:-1], next_offsets[:-1], strict=True))
+        if found != split.end
+    ]
