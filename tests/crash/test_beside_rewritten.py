@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.beside_log import assert_beside, flags, frames, over_queues, segments_of, spec, write
+from support.beside_log import assert_beside, flags, frames, over_queues, prepared, segments_of, spec, write
 from support.daemon import Daemon, assert_same_index, indexd_here
 from support.reopened import config_for, reopen, undisturbed
 
@@ -181,3 +181,18 @@ def test_a_queue_goes_and_comes_back_later(tmp_path: Path) -> None:
     check(tmp_path)
     done = indexd_here("query-offset", "--json", "-t", "Gone", "-i", 5, "-o", 0, "--data", data)
     assert json.loads(done.stdout)["maxOffset"] == 30
+
+
+@pytest.mark.parametrize("more", [[], [1]], ids=["the log ends", "a key follows"])
+def test_a_message_without_keys_gives_way_to_one_of_no_queue(tmp_path: Path, more: list[int]) -> None:
+    """Nothing of the key index differs before what follows: the unit that is left over has to tell."""
+    store = tmp_path / "store"
+    write(store, over_queues(300, 6), SEGMENT_SIZE)
+    cut = write(store, [], SEGMENT_SIZE)
+    keyless = replace(spec(400, "Topic0", body=200), properties={})
+    write(store, [keyless, *[spec(401 + number) for number in more]], SEGMENT_SIZE)
+    reopen(config(tmp_path))
+    shorter = prepared(replace(keyless, body=b"x" * 50, store_timestamp=keyless.store_timestamp + 1))
+    end = write(store, [shorter, *later([spec(501 + number) for number in more])], SEGMENT_SIZE, at=cut)
+    assert reopen(config(tmp_path)).phy_offset == end
+    check(tmp_path)

@@ -209,7 +209,7 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
                 continue
             # An entry before it is of a message that stood where the segment before ends now.
             stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
-            return Agreed(stop, compared, f"the log holds no message at offset {stop}")
+            return _without_more(queues, begin, Agreed(stop, compared, f"the log holds no message at offset {stop}"))
         else:
             differs = _match(cursor, flavour, poll, compared_until, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
@@ -224,7 +224,8 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
                 return Agreed(begin, Compared(), f"the queues say something else than the log from offset {begin} on")
             compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
-                return Agreed(differs, compared, f"the log says something else from offset {differs} on")
+                reason = f"the log says something else from offset {differs} on"
+                return _without_more(queues, begin, Agreed(differs, compared, reason))
             compared_until = poll.end_offset
             on_progress(poll.end_offset)
     if queues is not None and queues.more():
@@ -235,6 +236,18 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
     if unreadable:
         return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
+
+
+def _without_more(queues: QueueComparison | None, begin: int, agreed: Agreed) -> Agreed:
+    # A message without keys that entered a queue, and where it stood the log has one that enters none: only the unit
+    # that is left over tells.
+    assert agreed.phy_offset is not None
+    if queues is None:
+        return agreed
+    left = min((offset for more in queues.more() for offset in more.phy_offsets), default=agreed.phy_offset)
+    if left >= agreed.phy_offset:
+        return agreed
+    return Agreed(begin, Compared(), f"the queues name a message at {left} that the log does not hold")
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
