@@ -17,10 +17,10 @@ _CHECKED = os.environ.get("NUMBA_BOUNDSCHECK") == "1"
 
 def _numba_cache() -> Path:
     """A directory for exactly these sources: numba does not notice a change in a function of another module."""
-    kernels = [*_SOURCES.glob("*/*kernel.py"), _SOURCES / "commitlog/crc.py", *_SOURCES.glob("*/format.py")]
+    kernels = [*_SOURCES.rglob("*kernel.py"), _SOURCES / "commitlog/crc.py", *_SOURCES.rglob("format.py")]
     digest = hashlib.sha256(b"bounds checked" if _CHECKED else b"")
     for path in sorted(kernels):
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(path.relative_to(_SOURCES).as_posix().encode() + path.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(os.environ.get("INDEXD_TEST_CACHE") or home / "indexd-tests")
     return root / f"numba-{digest.hexdigest()[:16]}"
@@ -35,6 +35,14 @@ settings.register_profile(
 )
 settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=50)
 settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side run files, not tests: what a file sets up is set up once. All of tests/spark share one session."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("spark" if folder == "spark" else str(item.path)))
 
 
 if not _JIT:
