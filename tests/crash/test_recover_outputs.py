@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.beside_log import over_queues, write
-from support.daemon import Daemon, assert_same_index, compile_kernels, indexd, indexd_here
+from support.daemon import Daemon, compile_kernels, indexd
 from support.outputs import INTERVAL, UNITS, Built, build, copied
+from support.recovering_outputs import FLAGS, check_whole, recover
 from support.reopened import config_for, named_for, reopen
-from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE
 from support.verifying import change, check, kinds
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNSAFE = 3
-FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +34,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def built(base: Built, tmp_path: Path) -> Built:
     return copied(base, tmp_path)
-
-
-def recover(built: Built, *flags: str) -> dict[str, Any]:
-    done = indexd_here("--recover", "--json", "--store", built.store, "--data", built.data, *FLAGS, *flags)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def check_whole(built: Built, base: Built) -> None:
-    """What lies there is what an undisturbed build makes, and the frontier says so."""
-    assert sorted(path.name for path in built.data.iterdir()) == sorted(
-        {path.name for path in base.data.iterdir()} | {"lock"} & {path.name for path in built.data.iterdir()}
-    )
-    assert_same_index(built.data, base.data)
-    ours, wanted = built.frontier, base.frontier
-    assert sorted(ours.queues or ()) == sorted(wanted.queues or ())
-    assert (ours.sparse, ours.refill_offset, ours.messages) == (wanted.sparse, None, wanted.messages)
-    report = check(built.data, deep=True)
-    assert (kinds(report), report.notes) == ({}, [])
 
 
 def middle(built: Built) -> tuple[Path, Path, Path]:

@@ -11,8 +11,8 @@ import pytest
 from indexd.errors import UnsafeStoreError
 from support.daemon import assert_same_index, compile_kernels, indexd_here
 from support.outputs import INTERVAL, Built, build, copied
+from support.recovering_outputs import FLAGS, check_whole, recover
 from support.reopened import config_for, reopen, undisturbed
-from support.small_log import SIZES
 from support.verifying import check, kinds
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNSAFE = 3
-FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +31,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def built(base: Built, tmp_path: Path) -> Built:
     return copied(base, tmp_path)
-
-
-def recover(built: Built, *flags: str) -> dict[str, Any]:
-    done = indexd_here("--recover", "--json", "--store", built.store, "--data", built.data, *FLAGS, *flags)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def check_whole(built: Built, base: Built) -> None:
-    """What lies there is what an undisturbed build makes, and the frontier says so."""
-    assert sorted(path.name for path in built.data.iterdir()) == sorted(
-        {path.name for path in base.data.iterdir()} | {"lock"} & {path.name for path in built.data.iterdir()}
-    )
-    assert_same_index(built.data, base.data)
-    ours, wanted = built.frontier, base.frontier
-    assert sorted(ours.queues or ()) == sorted(wanted.queues or ())
-    assert (ours.sparse, ours.refill_offset, ours.messages) == (wanted.sparse, None, wanted.messages)
-    report = check(built.data, deep=True)
-    assert (kinds(report), report.notes) == ({}, [])
 
 
 def change_json(built: Built, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from support.sim_random import RandomRun
 
 RUNS = 50
@@ -22,6 +24,20 @@ def test_random_runs_lose_nothing_and_invent_nothing(tmp_path: Path) -> None:
 def test_nor_do_they_when_the_broker_rewrites_the_end_of_its_log(tmp_path: Path) -> None:
     tally = run_many(tmp_path, REWRITING_RUNS, rewrites=True)
     assert tally["rewrites"] > REWRITING_RUNS
+
+
+@pytest.mark.parametrize(
+    ("seed", "rewrites"),
+    [
+        # A refill was broken off, and the log expired before it went on: the queues begin anew behind that.
+        (2963390509, False),
+        (20670725, True),
+        # A message without keys gave way to one that enters no queue.
+        (2705521268, True),
+    ],
+)
+def test_what_failed_once(tmp_path: Path, seed: int, rewrites: bool) -> None:
+    RandomRun(tmp_path, seed, rewrites=rewrites).go()
 
 
 def run_many(root: Path, count: int, *, rewrites: bool) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -39,10 +40,12 @@ class _Queue:
     max_phy_offset: int = -1
 
 
-def naive_queues(messages: list[NaiveMessage], file_units: int, gaps: Gaps) -> dict[tuple[str, int], _Queue]:
+def naive_queues(
+    messages: list[NaiveMessage], file_units: int, gaps: Gaps, anew: tuple[int, ...]
+) -> dict[tuple[str, int], _Queue]:
     """The ConsumeQueues after exactly these messages (spec rocketmq-store 5.2); behind what expired they begin anew."""
     queues: dict[tuple[str, int], _Queue] = {}
-    ends = sorted((end for _, end in gaps), reverse=True)
+    ends = sorted({*(end for _, end in gaps), *anew}, reverse=True)
     for message in messages:
         while ends and message.phy_offset >= ends[-1]:
             ends.pop()
@@ -109,10 +112,9 @@ def check_beside(world: World, end: int, stood: Progress | Frontier) -> None:
 
 def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple[object, ...], ...]) -> None:
     units = world.shape.queue_units
-    wanted = naive_queues(messages, units, world.gaps)
-    for topic, queue_id, first, _, end, max_phy_offset, begin_offset in marks:
+    wanted = naive_queues(messages, units, world.gaps, world.anew)
+    for topic, queue_id, first, _, end, max_phy_offset, _ in marks:
         assert isinstance(first, int)
-        assert isinstance(begin_offset, int)
         queue = wanted.pop((str(topic), int(str(queue_id))), None)
         name = f"queue {topic}/{queue_id}"
         if queue is None:
@@ -121,12 +123,8 @@ def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple
         # Where all of it has expired nobody knows where the last one ended.
         if end != ends[0] or (end > first and max_phy_offset != ends[1]):
             raise BrokenError("lost", f"{name} ends at {end, max_phy_offset}, not {ends}; {world}")
-        # What expired while it was being filled again was read by nobody: the queue begins behind it, with blank units.
-        begin_offset = max(first, begin_offset)
-        if any(phy >= world.log.begin for phy in queue.phys[: begin_offset - queue.begin]):
-            raise BrokenError("lost", f"{name} begins at unit {begin_offset}; {world}")
-        blanks = min(begin_offset - queue.begin, len(queue.units))
-        queue.units[:blanks] = [_BLANK] * blanks
+        if any(phy >= world.log.begin for phy in queue.phys[: first - queue.begin]):
+            raise BrokenError("lost", f"{name} begins at unit {first}; {world}")
         for begin in range(first, queue.begin + len(queue.units), units):
             path = world.data / "consumequeue" / str(topic) / str(queue_id) / f"{begin * 20:020d}"
             bytes_ = b"".join(queue.units[begin - queue.begin :][:units]).ljust(units * 20, b"\0")
@@ -135,6 +133,15 @@ def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple
     lost = [name for name, queue in wanted.items() if any(phy >= world.log.begin for phy in queue.phys)]
     if lost:
         raise BrokenError("lost", f"queues {lost} are not there; {world}")
+
+
+def has_lost_refill(world: World) -> bool:
+    """Whether queues were being filled again, and what they had not come to has expired."""
+    path = world.data / "frontier"
+    if not world.disk.is_there(path):
+        return False
+    refill_offset = json.loads(world.disk.peek(path))["refillOffset"]
+    return refill_offset is not None and refill_offset < world.log.begin
 
 
 def check_stopped_beside(world: World) -> None:

@@ -231,6 +231,12 @@ class SimDisk(SimTree):
         assert isinstance(found, SimInode), path
         return found.read(found.size, 0)
 
+    def is_there(self, path: Path) -> bool:
+        """Whether a plain file has that name; no call either."""
+        with suppress(NotADirectoryError):
+            return isinstance(self._tree.find(path.relative_to(self.root).parts), SimInode)
+        return False
+
     # What the calls are made of, for SimFile too.
 
     def meet(self, operation: str, path: Path, words: str | None = None) -> str | None:

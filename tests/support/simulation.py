@@ -21,7 +21,7 @@ from pathlib import Path
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
 from indexd.index.format import FileMark, IndexLayout
 from indexd.query import Answer
-from support.sim_beside import check_beside, check_stopped_beside
+from support.sim_beside import check_beside, check_stopped_beside, has_lost_refill
 from support.sim_checks import BrokenError, check_answer, check_refusal, check_stopped, draw_query
 from support.sim_clock import SimClock, steered
 from support.sim_daemon import SimDaemon, ask
@@ -55,6 +55,8 @@ class World:
         #: What the index covers: from here on, but for the gaps.
         self.begin = 0
         self.gaps: Gaps = ()
+        #: Where the log began when a refill of the queues had been broken off before that: there they begin anew.
+        self.anew: tuple[int, ...] = ()
         #: The log was rewritten and no daemon has seen it yet.
         self.is_outdated = False
         #: (begin, end) of what a persist that returned has promised.
@@ -115,6 +117,8 @@ class World:
         """Start, recover, check; True when it is up."""
         assert self.daemon is None
         before = self.disk.changes
+        if has_lost_refill(self):
+            self.anew = (*self.anew, self.log.begin)
         self.pid += not self.shape.same_pid
         self.disk.limit = self.disk.operations + _CALLS_PER_STEP_MAX
         try:

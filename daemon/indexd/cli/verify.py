@@ -65,7 +65,7 @@ def _print_summary(report: Report, data: str) -> None:
     if report.queues:
         words.append(f"{report.units:,} units of {report.queues:,} queues")
     if report.segments:
-        words.append(f"sparse indexes of {report.segments:,} segments")
+        words.append(f"sparse indexes of {report.segments:,} segment{'s' if report.segments > 1 else ''}")
     if report.compared is not None:
         compared = report.compared
         words.append(f"{compared.entries:,} entries compared with {compared.messages:,} messages of the log")

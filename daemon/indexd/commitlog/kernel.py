@@ -128,8 +128,8 @@ def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, k
 
 
 @numba.njit(nogil=True, forceinline=True)
-def _walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
-    # (lengths agree, body, body end, topic, topic end, properties): the variable part, each step inside the frame.
+def walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
+    """(lengths agree, body, body end, topic, topic end, properties): the variable part, each step inside the frame."""
     born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
     stored = _HOST_V6 if flags & _STORE_V6 else _HOST_V4
     p = pos + np.uint64(68) + born + stored
@@ -201,7 +201,7 @@ def _queue_place(buffer, pos, spans):  # type: ignore[no-untyped-def]
 def _open_frame(buffer, pos, end, flags, check, crc_tables):  # type: ignore[no-untyped-def]
     # (reason, topic, topic end, properties) of the frame at [pos, end), its checksums tested if asked.
     magic = load_u32(buffer, pos + _4)
-    agree, body, body_end, topic, topic_end, properties = _walk(buffer, pos, end, magic, flags)
+    agree, body, body_end, topic, topic_end, properties = walk(buffer, pos, end, magic, flags)
     if not agree:
         return _LENGTHS, _0, _0, _0
     reason = _NONE

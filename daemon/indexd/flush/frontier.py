@@ -8,7 +8,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
-     "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic, six numbers]]},
+     "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
      "refillOffset": null or 4096,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],

@@ -1,4 +1,4 @@
-"""The walk along the batches of a log, and CRC-32C; compiled.
+"""The walk along the batches of a log, and the tables of CRC-32C; compiled.
 
 Every position in a buffer is uint64, every number of a batch int64. No read goes behind ``limit``, whatever a batch
 says about its length.
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import load_u32, load_u64, signed_32
+from indexd.commitlog.crc import crc_go_on, crc_tables
 from indexd.kafka import format as log_format
 
 _0 = np.uint64(0)
@@ -23,7 +24,6 @@ _18 = np.uint64(18)
 _21 = np.uint64(21)
 _23 = np.uint64(23)
 _35 = np.uint64(35)
-_BYTE = np.uint32(0xFF)
 _ONES = np.uint32(0xFFFFFFFF)
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the lowest bit first
 _MAGIC_V2 = np.uint64(log_format.MAGIC_V2)
@@ -49,54 +49,18 @@ POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, MAGIC, FAULT = range(7)
 COLUMNS = 7
 
 
-def _crc32c_tables() -> NDArray[np.uint32]:
-    rows = np.zeros((8, 256), dtype=np.uint32)
+def _crc32c_table() -> NDArray[np.uint32]:
+    row = np.zeros(256, dtype=np.uint32)
     for byte in range(256):
         crc = byte
         for _ in range(8):
             crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
-        rows[0, byte] = crc
-    for step in range(1, 8):
-        previous = rows[step - 1]
-        rows[step] = rows[0][previous & 0xFF] ^ (previous >> 8)
-    return rows
+        row[byte] = crc
+    return row
 
 
-CRC32C_TABLES = _crc32c_tables()
-
-
-@numba.njit(nogil=True, cache=True)
-def crc_go_on(buffer, start, end, register, tables):  # type: ignore[no-untyped-def]  # numba infers the types
-    """The register of a CRC after ``buffer[start:end]``, from ``register`` before; uint32, eight bytes a step.
-
-    ``tables`` is CRC32C_TABLES or ``commitlog.crc.CRC_TABLES``. A sum begins with 2^32-1, and its value is the last
-    register xor that: so one sum can go over several buffers.
-    """
-    crc = np.uint32(register)  # what Python calls with is an int64
-    i = np.uint64(start)
-    stop = np.uint64(end)
-    while i + _8 <= stop:
-        low = crc ^ (
-            np.uint32(buffer[i])
-            | np.uint32(buffer[i + _1]) << np.uint32(8)
-            | np.uint32(buffer[i + np.uint64(2)]) << np.uint32(16)
-            | np.uint32(buffer[i + np.uint64(3)]) << np.uint32(24)
-        )
-        crc = (
-            tables[7, low & _BYTE]
-            ^ tables[6, (low >> np.uint32(8)) & _BYTE]
-            ^ tables[5, (low >> np.uint32(16)) & _BYTE]
-            ^ tables[4, low >> np.uint32(24)]
-            ^ tables[3, buffer[i + np.uint64(4)]]
-            ^ tables[2, buffer[i + np.uint64(5)]]
-            ^ tables[1, buffer[i + np.uint64(6)]]
-            ^ tables[0, buffer[i + np.uint64(7)]]
-        )
-        i += _8
-    while i < stop:
-        crc = tables[0, (crc ^ np.uint32(buffer[i])) & _BYTE] ^ (crc >> np.uint32(8))
-        i += _1
-    return crc
+#: For ``crc_go_on``, as ``commitlog.crc.CRC_TABLES`` is for zlib's polynomial.
+CRC32C_TABLES = crc_tables(_crc32c_table())
 
 
 @numba.njit(nogil=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.crc import CRC_TABLES
+from indexd.commitlog.crc import CRC_TABLES, crc_go_on
 from indexd.kafka import kernel
 from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, MAGIC_V2, Fault, Outcome
 from indexd.sparse.format import INT32_MAX
@@ -129,7 +129,7 @@ class LogWalk:
             size = min(left, self._load(position))
             if not size:  # the log was cut meanwhile
                 break
-            register = kernel.crc_go_on(self._buffer, start, size, register, tables)
+            register = crc_go_on(self._buffer, start, size, register, tables)
             position, left, start = position + size, left - size, 0
         row[kernel.FAULT] = Fault.NONE if int(register ^ _SUM_START) == int(crc) else Fault.CRC
 

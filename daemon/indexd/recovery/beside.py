@@ -120,7 +120,9 @@ class Beside:
         if known.refill_offset is not None:
             # What a refill that was broken off had come to was compared with the log by nobody.
             doubtful_from = min(sound, phy_offset if doubtful_from is None else doubtful_from)
-        self._queues = self._plan_queues(sound if queues_until is None else min(sound, queues_until))
+        # A refill that was broken off and whose log has expired meanwhile left a gap: the queues begin anew behind it.
+        sound_queues = min(phy_offset, known.filled_offset) if known.filled_offset < begin else sound
+        self._queues = self._plan_queues(sound_queues if queues_until is None else min(sound_queues, queues_until))
         if wanted.queues and self._queues.refill_from is not None:
             starts.append(self._queues.refill_from)
         # They pass over what they have, however early the log is read again for the queues.

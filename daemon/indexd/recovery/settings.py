@@ -11,6 +11,7 @@ from indexd.commitlog.kernel import Rules
 from indexd.commitlog.reading import ReaderOptions
 from indexd.config import Config
 from indexd.config.places import check_outside
+from indexd.config.remote_path import RemotePath
 from indexd.consumequeue import pending as queue_units
 from indexd.errors import UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier
@@ -70,7 +71,7 @@ def check_store(config: Config) -> Path:
     store = config.store.store
     if store is None and not config.store.commit_log_directories:
         raise UsageError("no store is given", "say --store DIR (the broker's storePathRootDir), or --broker-conf FILE")
-    if store is not None and not store.is_dir():
+    if store is not None and not isinstance(store, RemotePath) and not store.is_dir():
         raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
     root = store or config.store.commit_log_directories[0].parent
     check_outside(config, config.store.data, "--data")
