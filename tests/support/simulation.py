@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
@@ -117,12 +117,11 @@ class World:
         """Start, recover, check; True when it is up."""
         assert self.daemon is None
         before = self.disk.changes
-        if has_lost_refill(self):
-            self.anew = (*self.anew, self.log.begin)
+        self.anew += (self.log.begin,) * has_lost_refill(self)
         self.pid += not self.shape.same_pid
         self.disk.limit = self.disk.operations + _CALLS_PER_STEP_MAX
         try:
-            with self._steered():
+            with steered(self.clock, self.pid, self.shape):
                 self.daemon = SimDaemon(self.config, self.disk, pid=self.pid, forced=forced)
         except DiskError:
             self.tally["starts that failed"] += 1
@@ -145,7 +144,7 @@ class World:
         daemon = self.up
         self.disk.limit = self.disk.operations + _CALLS_PER_STEP_MAX
         try:
-            with self._steered():
+            with steered(self.clock, self.pid, self.shape):
                 step(daemon)
         except DiskError:
             self.tally["ends by an error"] += 1
@@ -294,9 +293,6 @@ class World:
         if daemon.flusher.counters.flushes:
             frontier = daemon.flusher.frontier
             self.promised = frontier.begin_offset, 0 if self.is_outdated else frontier.phy_offset
-
-    def _steered(self) -> AbstractContextManager[None]:
-        return steered(self.clock, self.pid, self.shape)
 
     def _is_dead(self) -> None:
         if self.daemon is not None:
