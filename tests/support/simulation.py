@@ -213,7 +213,7 @@ class World:
             self.do(lambda daemon: answer.append(daemon.query(key)))
         else:
             try:
-                with suppress(DiskError), self._steered():
+                with suppress(DiskError), steered(self.clock, self.pid, self.shape):
                     answer.append(ask(self.disk, self.config, key))
             except UsageError as error:  # there is no index yet
                 if self.promised is not None:
