@@ -34,6 +34,8 @@ def test_nor_do_they_when_the_broker_rewrites_the_end_of_its_log(tmp_path: Path)
         (20670725, True),
         # A message without keys gave way to one that enters no queue.
         (2705521268, True),
+        # A segment was closed for a message that the disk refused, and then the log was cut before that one.
+        (2076348614, True),
     ],
 )
 def test_what_failed_once(tmp_path: Path, seed: int, rewrites: bool) -> None:

@@ -65,7 +65,12 @@ def plan(
             continue
         if segment.base >= end:
             break
-        growing = mark.active if segment is mark.segments[-1] else None
+        is_last = segment is mark.segments[-1]
+        if is_last and mark.active is None and end < segment.base + segment_size:
+            # It was closed for a message that the disk then refused; the log may have been cut before that one since.
+            end = segment.base
+            break
+        growing = mark.active if is_last else None
         fault = _fault(disk, directory, segment, growing, sizes, segment_size)
         if fault:
             end = segment.base
