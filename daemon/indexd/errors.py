@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 
 class IndexdError(Exception):
@@ -20,10 +21,21 @@ class IndexdError(Exception):
         super().__init__(message)
         self.hint = self.default_hint if hint is None else hint
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it is, whatever its constructor asks for: errors come back from other processes."""
+        return _unpickled, (type(self), self.args, self.__dict__)
+
     def line(self) -> str:
         """The one line an operator sees."""
         text = f"{self.args[0]}; {self.hint}" if self.hint else str(self.args[0])
         return " ".join(text.split())
+
+
+def _unpickled(kind: type[IndexdError], args: tuple[Any, ...], attributes: dict[str, Any]) -> IndexdError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(IndexdError):
@@ -119,6 +131,19 @@ class DiskError(IndexdError):
     def is_missing(self) -> bool:
         """The file or its directory is not there (any more)."""
         return self.errno in (errno.ENOENT, errno.ENOTDIR)
+
+
+class SparkError(IndexdError):
+    """A job on Spark failed, was lost, or Spark itself did not start."""
+
+    default_hint = "what failed is in the line above; indexd doctor shows what Spark is started with"
+
+
+class SparkMissingError(SparkError):
+    """What the Spark pipeline needs is not installed here: pyspark, pandas, pyarrow, a Java."""
+
+    exit_code = 2
+    default_hint = "pip install 'rocketmq-indexd[spark]', or run without --engine spark"
 
 
 _LOOKS = frozenset({"open", "read", "stat", "list"})

@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from indexd.cli.compiler import prepare_compiler
+from indexd.config.compiled import prepare_compiler
 from support.arguments import more_than_zero
 from support.sim_fault import FaultMap
 

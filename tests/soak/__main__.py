@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from indexd.cli.compiler import prepare_compiler
+from indexd.config.compiled import prepare_compiler
 from indexd.errors import IndexdError
 from soak.stop import Stop
 from soak.tally import Tally

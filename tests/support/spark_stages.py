@@ -7,13 +7,12 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from indexd.spark.runs import RunWriter
-
 from indexd.commitlog.segments import list_segments
 from indexd.consumequeue.progress import QueuesProgress
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt, rebuild
 from indexd.spark import build_queues, build_sparse
+from indexd.spark.runs import RunWriter
 from indexd.spark.splits import Split, SplitReader
 from indexd.sparse.service import SparseProgress
 from indexd.storage.disk import Disk
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from indexd.spark.runs import Run
-
     from indexd.config import Config
+    from indexd.spark.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,7 @@ def make_runs(config: Config, splits: Sequence[Split], directory: Path) -> list[
     runs = []
     for number, split in enumerate(splits):
         reader = SplitReader(Disk(), config, split)
+        directory.mkdir(parents=True, exist_ok=True)
         with RunWriter(Disk(), directory / f"{number:06d}", split) as writer:
             for found in reader:
                 writer.put(found)
@@ -108,6 +107,7 @@ def assert_same(config: Config, runs: Sequence[Run], root: Path, expected: OnePr
 
 def _scattered(work: Any, runs: Sequence[Run], tasks: Sequence[Any]) -> list[Any]:
     built = {}
+    slim = [run.slim() for run in runs]
     for number in random.Random(len(tasks)).sample(range(len(tasks)), len(tasks)):
-        built[number] = pickle.loads(pickle.dumps(work(*pickle.loads(pickle.dumps((runs, tasks[number]))))))
+        built[number] = pickle.loads(pickle.dumps(work(*pickle.loads(pickle.dumps((slim, tasks[number]))))))
     return [built[number] for number in range(len(tasks))]

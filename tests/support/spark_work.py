@@ -43,7 +43,8 @@ def raise_corrupt(number: int) -> int:
 
 def raise_internal(_: int) -> int:
     """Fail as a defect would."""
-    return {}["a key that nobody has"]  # type: ignore[no-any-return]
+    nobody: dict[str, int] = {}
+    return nobody["a key that nobody has"]
 
 
 def raise_plain(_: int) -> int:
@@ -69,3 +70,9 @@ def wait(number: int, *, seconds: float) -> int:
     """Take some time."""
     time.sleep(seconds)
     return number
+
+
+def where_later(number: int, *, seconds: float) -> dict[str, object]:
+    """As `where`, so late that no worker can have two of a few."""
+    time.sleep(seconds)
+    return where(number)

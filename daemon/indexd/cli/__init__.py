@@ -2,15 +2,18 @@
 
 ``main``     parses, loads the configuration, calls, ends
 ``options``  a flag for every configuration key
-``run``      run, --recover, rebuild: what needs the compiler is loaded when called
+``run``      run, --recover: what needs the compiler is loaded when called
+``rebuild``  rebuild, in this process or on Spark
 ``query``    query-key, query-unique-key, message
 ``query_queue``  query-offset, query-time
 ``words``    numbers, tables and coverage, as all queries read and show them
 ``inspect``  inspect, with inspect_index, inspect_log, inspect_queue and inspect_sparse for the kinds of file
 ``verify``   verify, which loads the compiler too
+``audit``    audit: a broker's own index against its log; loads the compiler too
 ``kafka``    kafka check, kafka rebuild: loads the compiler too
 ``demo``     demo
-``compiler`` where compiled kernels are kept
+``doctor``   doctor: what Spark would be started with
+``engine``   from the configuration to a session of Spark
 ``progress`` the bar of a rebuild or a verification
 ``output``   words or JSON lines
 """

@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.compiler import prepare_compiler
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes
 from indexd.config import Config
+from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
 from indexd.storage.disk import Disk
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from indexd import __version__
-from indexd.cli import demo, inspect, kafka, query, query_queue, run, verify
+from indexd.cli import audit, demo, doctor, export, inspect, kafka, query, query_queue, rebuild, run, stats, verify
 from indexd.cli.options import Parser, common_options, config_file, given_flags
 from indexd.config import load
 from indexd.errors import IndexdError
@@ -66,7 +66,7 @@ def _call(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for module in (run, query, query_queue, verify, inspect, kafka, demo):
+    for module in (run, rebuild, query, query_queue, verify, audit, inspect, kafka, demo, doctor, export, stats):
         module.register(commands, common)
     args = parser.parse_args(argv)
     config = load(given_flags(args), config_file(args), os.environ)

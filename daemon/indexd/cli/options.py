@@ -35,11 +35,12 @@ def common_options() -> Parser:
             if info.section == section:
                 text = f"{info.description} (default: {info.default})".replace("%", "%%")
                 kind = info.type if "|" in info.type else info.type.upper().replace(" ", "_")
-                group.add_argument(flag_name(key), dest=key, metavar=kind, help=text)
+                action = "append" if info.repeats else "store"
+                group.add_argument(flag_name(key), dest=key, metavar=kind, help=text, action=action)
     return parser
 
 
-def given_flags(args: argparse.Namespace) -> dict[str, str | None]:
+def given_flags(args: argparse.Namespace) -> dict[str, str | list[str] | None]:
     """The configuration keys that the command line gave."""
     return {key: getattr(args, key, None) for key in KEYS}
 

@@ -3,11 +3,14 @@
     model        one frozen model a stage; the bounds of everything that has a bound
     facts        what broker.conf says about the broker itself
     units        sizes, durations, paths as people write them
+    remote_path  a store behind a URI
+    spark        the keys of the pipeline on Spark, which nothing of the daemon looks at
     keys         the list of all keys, for flags and help
     sources      flags, environment, TOML file -> key, value, source
     broker_conf  the broker's own properties file -> the keys it shares with us, and facts about it
     load         all of them -> one Config
     places       where indexd may keep its own files
+    compiled     where compiled kernels are kept
 
 Importing this costs every command its start-up: standard library and pydantic only.
 """
@@ -32,6 +35,7 @@ from .model import (
     StoreConfig,
     state_directory,
 )
+from .spark import SparkConfig
 from .units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
 
 __all__ = [
@@ -54,6 +58,7 @@ __all__ = [
     "QueueConfig",
     "ReaderConfig",
     "RecoveryConfig",
+    "SparkConfig",
     "StoreConfig",
     "env_name",
     "flag_name",

@@ -15,6 +15,14 @@ class Stage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
 
+class ConflictError(ValueError):
+    """Keys that are each allowed but not together; `keys` are those to name, with values and sources."""
+
+    def __init__(self, keys: tuple[str, ...], text: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
 class BrokerFacts(Stage):
     """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-SECTIONS = ("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log")
+SECTIONS = ("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log", "spark")
 ENV_PREFIX = "INDEXD_"
 
 _DATA_DEFAULT = "$STATE_DIRECTORY, else $XDG_STATE_HOME/indexd, else ~/.local/state/indexd"
@@ -29,6 +29,7 @@ class KeyInfo:
     default: str
     description: str
     is_bool: bool
+    repeats: bool
     bounds: str = ""
 
 
@@ -59,6 +60,7 @@ def _info(section: str, field: FieldInfo) -> KeyInfo:
         default=_DATA_DEFAULT if field.default_factory else kind.show(field.default),
         description=field.description or "",
         is_bool=field.annotation is bool,
+        repeats=kind.repeats,
         bounds=" to ".join(limits),
     )
 

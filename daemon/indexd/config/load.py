@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from ..errors import UnsafeStoreError, UsageError
 from .broker_conf import read_broker_conf
-from .facts import BrokerFacts
+from .facts import BrokerFacts, ConflictError
 from .keys import KEYS, SECTIONS
-from .model import Config, ConflictError, state_directory
+from .model import Config, state_directory
 from .sources import CONFIG_VARIABLE, Given, from_environment, from_flags, from_toml
 from .units import parse_path, printable, shown
 
@@ -26,10 +26,11 @@ DEFAULT_CONFIG_FILE = Path("/etc/indexd/indexd.toml")
 DEFAULT = "default"
 
 
-def load(flags: Mapping[str, str | None], config_file: Path | None, environ: Mapping[str, str]) -> Config:
+def load(flags: Mapping[str, str | list[str] | None], config_file: Path | None, environ: Mapping[str, str]) -> Config:
     """The configuration that these sources make together, with `provenance` for every key.
 
-    `flags` maps keys to the text on the command line, None where a flag was not given; `config_file` is -c.
+    `flags` maps keys to the text on the command line, a list of texts for a key that may be repeated, None where a
+    flag was not given; `config_file` is -c.
     Raises UsageError for what is wrong in a source, UnsafeStoreError where mode offload meets a broker that indexes.
     """
     given = _toml(config_file, environ) | from_environment(environ) | from_flags(flags)

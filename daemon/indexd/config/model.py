@@ -15,7 +15,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..errors import UsageError
-from .facts import BrokerFacts, Stage
+from .facts import BrokerFacts, ConflictError, Stage
+from .remote_path import OptionalPlace, Places
+from .spark import SparkConfig
 from .units import (
     JAVA_INT_MAX,
     Count,
@@ -24,7 +26,6 @@ from .units import (
     Millis,
     OnePath,
     OptionalPath,
-    Paths,
     Seconds,
     Size,
     parse_choice,
@@ -39,14 +40,6 @@ OnCorrupt = Literal["stop", "skip"]
 Flavour = Literal["3.x", "4.0", "4.7", "5.4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
-
-
-class ConflictError(ValueError):
-    """Keys that are each allowed but not together; `keys` are those to name, with values and sources."""
-
-    def __init__(self, keys: tuple[str, ...], text: str) -> None:
-        super().__init__(text)
-        self.keys = keys
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
@@ -71,12 +64,14 @@ def state_directory(environ: Mapping[str, str]) -> Path:
 class StoreConfig(Stage):
     """Where the broker's files are and how large it makes them; where ours are."""
 
-    store: OptionalPath = Field(default=None, description="The broker's store root (storePathRootDir): a directory")
-    commit_log_paths: Paths = Field(
+    store: OptionalPlace = Field(
+        default=None, description="The broker's store root (storePathRootDir): a directory, for Spark also a URI"
+    )
+    commit_log_paths: Places = Field(
         default=(),
         description="The commitlog directories (storePathCommitLog), empty: <store>/commitlog; paths, by comma",
     )
-    read_only_commit_log_paths: Paths = Field(
+    read_only_commit_log_paths: Places = Field(
         default=(),
         description="Commitlog directories the broker only reads (readOnlyCommitLogStorePaths); paths, by comma",
     )
@@ -284,6 +279,7 @@ class Config(Stage):
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     query: QueryConfig = Field(default_factory=QueryConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+    spark: SparkConfig = Field(default_factory=SparkConfig)
     broker: BrokerFacts = Field(default_factory=BrokerFacts)
     provenance: Mapping[str, str] = Field(
         default_factory=dict, repr=False, description="key -> where its value came from, for status and the log"

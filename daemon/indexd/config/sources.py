@@ -49,7 +49,7 @@ def read_file(path: Path, source: str) -> bytes:
     return data
 
 
-def from_flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
+def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
     """The flags that were given; None is a flag that was not."""
     for key in flags:
         if key not in KEYS:

@@ -114,6 +114,8 @@ def parse_path(value: object) -> Path:
         raise ValueError("is not a path: it holds characters that no file name here can have") from None
     if value.startswith("~") or "${" in value:
         raise ValueError("is not expanded: write the path out in full")
+    if "://" in value and not value.startswith((".", "/")):
+        raise ValueError("is a URI: write a path of this machine")
     return Path(value)
 
 
@@ -122,13 +124,13 @@ def parse_optional_path(value: object) -> Path | None:
     return None if value is None else parse_path(value)
 
 
-def parse_paths(value: object) -> tuple[Path, ...]:
+def parse_paths(value: object, parse: Callable[[object], Path] = parse_path) -> tuple[Path, ...]:
     """Paths from a list, or from one text in which ``,`` separates them, as RocketMQ writes storePathCommitLog."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",")]
     if not isinstance(value, (list, tuple)):
         raise ValueError("is not a list of paths: write a list, or one text with , between the paths")
-    return tuple(parse_path(part) for part in value)
+    return tuple(parse(part) for part in value)
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
@@ -188,6 +190,7 @@ class Kind:
 
     name: str
     show: Callable[[Any], str]
+    repeats: bool = False  # each of several flags counts, not the last alone
 
 
 def _ratio(text: str, units: Mapping[str, int], bare: int, complaint: str) -> tuple[int, int]:
@@ -222,5 +225,4 @@ Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
 Flag = Annotated[bool, BeforeValidator(parse_flag), Kind("true|false", lambda value: str(value).lower())]
 OptionalPath = Annotated[Path | None, BeforeValidator(parse_optional_path), Kind("path", lambda _: "not set")]
 OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
-Paths = Annotated[tuple[Path, ...], BeforeValidator(parse_paths), Kind("paths", lambda _: "not set")]
 DelayLevels = Annotated[str, BeforeValidator(parse_delay_text), Kind("text", str)]

@@ -14,8 +14,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import indexd
-from indexd.config import state_directory
+from ..errors import UsageError
+from .model import state_directory
 
 _KEPT_FOLDERS = 3
 
@@ -24,20 +24,21 @@ def prepare_compiler() -> None:
     """Set NUMBA_CACHE_DIR unless the user has; must run before numba is imported."""
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    package = Path(indexd.__file__).parent
+    package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(version("numba").encode())
     # A format's constants are frozen into the kernels.
     constants = (package / "commitlog" / "crc.py", *package.rglob("format.py"))
     for path in sorted((*package.rglob("*kernel.py"), *constants)):
         digest.update(path.read_bytes())
-    parent = state_directory(os.environ) / "compiled"
-    folder = parent / digest.hexdigest()[:16]
     try:
+        parent = state_directory(os.environ) / "compiled"
+        folder = parent / digest.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         _remove_old(parent, folder)
-    except OSError:
-        # A state directory that cannot be written is reported by whoever needs it; compile for this run alone.
+    except (OSError, UsageError):
+        # A state directory that cannot be written, or a user without a home, as in a container, is reported by whoever
+        # needs it; compile for this run alone.
         folder = Path(tempfile.mkdtemp(prefix="indexd-compiled-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)

