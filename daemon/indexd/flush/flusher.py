@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,20 +142,28 @@ class Flusher:
         for output in progress.beside:
             sync_files(self._disk, output.unsynced_files)
             # The names after what they name: a file that is found is whole.
-            for path in output.unsynced_directories:
-                self._disk.sync_dir(path)
+            sync_dirs(self._disk, output.unsynced_directories)
             count += len(output.unsynced_files)
         return count
 
 
-def sync_files(disk: Disk, paths: tuple[Path, ...]) -> None:
+def sync_files(disk: Disk, paths: Sequence[Path]) -> None:
     """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together."""
+    _each(lambda path: _sync_file(disk, path), paths)
+
+
+def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
+    """Make the names in directories durable; thousands at a time as well."""
+    _each(disk.sync_dir, paths)
+
+
+def _each(sync: Callable[[Path], None], paths: Sequence[Path]) -> None:
     if len(paths) < _MANY:
         for path in paths:
-            _sync_file(disk, path)
+            sync(path)
         return
     with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
-        for done in [pool.submit(_sync_file, disk, path) for path in paths]:
+        for done in [pool.submit(sync, path) for path in paths]:
             done.result()
 
 

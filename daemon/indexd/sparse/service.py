@@ -99,6 +99,11 @@ class SparseService:
         if self._growing is not None:
             self._write(self._growing)
 
+    def seal(self) -> None:
+        """The segment that grows is over, though no message of a later one has come. After a DiskError try it again."""
+        if self._growing is not None:
+            self._seal(self._growing)
+
     def mark(self) -> SparseProgress:
         """What stands now, published; the rest is what a flusher has to sync for it."""
         self.publish()

@@ -1,0 +1,143 @@
+"""Stores with an index of their own to be audited, what damages them, and what RocketMQ's queries would find there."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from indexd.audit import Audit, AuditPlan, audit_task, audit_with, join, plan_audit
+from indexd.commitlog.reader import LogReader
+from indexd.config import Config, load
+from indexd.index.flavour import FLAVOURS
+from indexd.index.format import IndexLayout
+from indexd.index.service import IndexService
+from indexd.recovery.settings import decode_rules, reader_options
+from indexd.recovery.whole import WholeLog, once
+from indexd.storage.disk import Disk
+from support.goldens import Golden
+from support.naive import NaiveIndexFile, NaiveMessage, key_hash, naive_frames, split_keys
+
+
+def config_for(store: Path, layout: IndexLayout, segment_size: int, **keys: Any) -> Config:
+    """The configuration of ``indexd audit --store`` with these sizes; ``flavour`` is found out unless given."""
+    flags = {
+        "store": str(store),
+        "data": str(store.with_name("unused")),
+        "hash_slot_num": str(layout.hash_slot_num),
+        "index_num": str(layout.index_num),
+        "segment_size": str(segment_size),
+        "settle_ms": "1",
+        "corrupt_after_ms": "2",
+    }
+    return load(flags | {key: str(value) for key, value in keys.items()}, None, {})
+
+
+def config_of_golden(golden: Golden, **keys: Any) -> Config:
+    """The same of a store that RocketMQ made."""
+    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
+    return config_for(golden.root, layout, golden.segment_size, **keys)
+
+
+def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int = 20260101000000000) -> None:
+    """Build STORE/index over the log from ``begin`` on with IndexService, behind the files that are there."""
+    assert config.store.store is not None
+    folder = config.store.store / "index"
+    folder.mkdir(exist_ok=True)
+    layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
+    kind = FLAVOURS[flavour]
+    rules = decode_rules(config)._replace(want_uniq_key=kind.uniq_key, want_tags=kind.tags)
+    reader = LogReader(Disk(), config.store.commit_log_directories, rules, once(reader_options(config)))
+    reader.refresh()
+    reader.position = max(begin, reader.log.min_offset or 0)
+    clock = itertools.count(name)
+    service = IndexService(Disk(), folder, layout, kind, clock=lambda: 0.0)
+    service._last_name = str(next(clock))  # names that only grow
+    try:
+        for item in WholeLog(reader):
+            service.build_index(item)  # type: ignore[arg-type]  # nothing is skipped
+        service.flush()
+    finally:
+        service.close()
+        reader.close()
+
+
+def audit(config: Config, *, cuts: Sequence[int] = (), size: int | None = None) -> Audit:
+    """``indexd audit`` in this process."""
+    return audit_with(plan_audit(Disk(), config, cuts=cuts, size=size), Disk(), config, lambda *_: None, workers=0)
+
+
+def audit_plan(plan: AuditPlan, config: Config, order: Iterable[int] | None = None) -> Audit:
+    """The tasks in another order, as Spark may run them."""
+    parts = {number: audit_task(plan.tasks[number], Disk(), config) for number in order or range(len(plan.tasks))}
+    return join(plan, [parts[number] for number in range(len(plan.tasks))])
+
+
+def rows_of(found: Audit) -> list[dict[str, Any]]:
+    """What --json says."""
+    return list(found.rows())
+
+
+def key_texts(message: NaiveMessage, flavour: str) -> list[str]:
+    """What is hashed for each key of a message, in order; rollback messages have none (flavours from 4.0 on)."""
+    if message.sys_flag & 0xC == 0xC:
+        return []
+    texts = [f"{message.topic}#{message.uniq_key}"] if message.uniq_key is not None else []
+    texts += [f"{message.topic}#{piece}" for piece in split_keys(message.keys)]
+    if flavour == "5.4" and message.tags:
+        texts.append(f"{message.topic}#T#{message.tags}")
+    return texts
+
+
+def _file(data: bytes, hash_slot_num: int, index_num: int) -> NaiveIndexFile:
+    # With the entry behind the last one too: RocketMQ reads it where a slot names it.
+    file = NaiveIndexFile.from_bytes(data, hash_slot_num, index_num)
+    file.entries = list(struct.iter_unpack(">iqii", data[40 + 4 * hash_slot_num :]))
+    return file
+
+
+def _select(file: NaiveIndexFile, wanted: int) -> set[int]:
+    # Spec rocketmq-store 3.7, asked for all time and for any number; Java goes round a loop for ever.
+    found: set[int] = set()
+    current = file.slots[wanted % len(file.slots)]
+    if not 0 < current <= file.index_count or file.index_count <= 1:
+        return found
+    for _ in range(file.index_count + 1):
+        entry = file.entries[current] if current < len(file.entries) else (0, 0, 0, 0)
+        hashed, phy_offset, seconds, previous = entry
+        if seconds < 0:
+            break
+        if hashed == wanted:
+            found.add(phy_offset)
+        if not 0 < previous <= file.index_count or previous == current:
+            break
+        current = previous
+    return found
+
+
+def lost_keys(config: Config, flavour: str) -> Counter[int]:
+    """Keys of each message, by its physical offset, that RocketMQ's IndexFile does not find, asked for all time."""
+    assert config.store.store is not None
+    layout = config.index
+    files = [
+        _file(path.read_bytes(), layout.hash_slot_num, layout.index_num)
+        for path in sorted((config.store.store / "index").iterdir())
+    ]
+    answers: dict[str, set[int]] = {}
+    lost: Counter[int] = Counter()
+    for message in naive_frames(config.store.store / "commitlog", config.store.segment_size):
+        for text in key_texts(message, flavour):
+            if text not in answers:
+                answers[text] = {offset for file in files for offset in _select(file, key_hash(text))}
+            if message.phy_offset not in answers[text]:
+                lost[message.phy_offset] += 1
+    return lost
+
+
+def restart_of_killed_broker(store: Path) -> None:
+    """What an unclean start of RocketMQ throws away of an index that has never been rolled: all of it."""
+    shutil.rmtree(store / "index")

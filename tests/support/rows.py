@@ -1,0 +1,82 @@
+"""What a row of the data source must be, told from the plain decoder's message alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
+from indexd.config import Config, load
+from support.twins import DELAYS, FRAME_SIZE_MAX
+
+_TYPES = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+
+
+def config_of(store: Path, segment_size: int, **keys: str) -> Config:
+    """The configuration for a small log; the newest frame settles at once."""
+    return load({"store": str(store), "segment_size": str(segment_size), "settle_ms": "1", **keys}, None, {})
+
+
+def row_of(message: Message) -> dict[str, Any]:
+    """A message as a row with every column, as ``RecordBatch.to_pylist`` gives it but for ``properties``: a dict."""
+    return {
+        "phyOffset": message.phy_offset,
+        "size": message.size,
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "storeTimestamp": message.store_timestamp,
+        "bornTimestamp": message.born_timestamp,
+        "bornHost": _host(message.born_host),
+        "storeHost": _host(message.store_host),
+        "sysFlag": message.sys_flag,
+        "transactionType": _TYPES[message.sys_flag & 0xC],
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "keys": message.keys,
+        "uniqKey": message.uniq_key,
+        "tags": message.tags,
+        "tagsCode": message.tags_code,
+        "properties": message.properties,
+        "msgId": message.offset_msg_id,
+        "body": message.body,
+    }
+
+
+def rows_of(data: bytes, base: int = 0, segment_end: int | None = None) -> list[dict[str, Any]]:
+    """The rows of one segment's bytes, up to the first thing that is no message."""
+    end = base + len(data) if segment_end is None else segment_end
+    rows, position = [], 0
+    while True:
+        options = DecoderOptions(DELAYS, FRAME_SIZE_MAX)
+        found = decode_frame(data, position, base + position, end, options)
+        if not isinstance(found, Message):
+            return rows
+        rows.append(row_of(found))
+        position += found.size
+
+
+def rows_of_log(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a whole log, segment after segment."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(directory.iterdir()):
+        data = path.read_bytes()
+        found += rows_of(data, int(path.name), int(path.name) + len(data))
+    return found
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as pyarrow or Spark gives it, in the form of :func:`row_of`."""
+    found = dict(row)
+    if isinstance(found.get("properties"), list):
+        pairs = found["properties"]
+        found["properties"] = dict(pairs)
+        assert len(pairs) == len(found["properties"]), "a name twice"
+    if isinstance(found.get("body"), bytearray):
+        found["body"] = bytes(found["body"])
+    return found
+
+
+def _host(host: tuple[str, int]) -> str:
+    address, port = host
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
