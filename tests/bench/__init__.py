@@ -19,6 +19,8 @@
     lookup_data what both sides of it are given
     batches     indexd's half of it; RocketMQ's and Kafka's are in java/
     key         queries by key in process
+    source      rows a second of the Spark data source, beside its kernels without Spark
+    spark       the rebuild on Spark, beside one process and RocketMQ's IndexService
     report      tables, JSON lines, verdicts
 
 It is no test: numbers that miss a target are shown, not judged by the exit status.

@@ -88,12 +88,14 @@ class Ground:
         return self._store
 
 
-def write_store(store: Path, messages: int, body_size: int = BODY_SIZE, queues: int = 8) -> None:
+def write_store(
+    store: Path, messages: int, body_size: int = BODY_SIZE, queues: int = 8, segment_size: int = SEGMENT_SIZE
+) -> None:
     """What RocketMQ's programs call plain messages, by the built-in writer; ``queues`` of the two topics together."""
     choice = random.Random(1)
     noise = choice.randbytes(1 << 16)
     now = int(time.time() * 1000)
-    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+    with CommitLogWriter(store / "commitlog", segment_size) as writer:
         for i in range(messages):
             begin = choice.randrange(len(noise) - body_size)
             properties = {

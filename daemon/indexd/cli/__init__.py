@@ -13,6 +13,8 @@
 ``kafka``    kafka check, kafka rebuild: loads the compiler too
 ``demo``     demo
 ``doctor``   doctor: what Spark would be started with
+``stats``    stats: what is in the log, counted on Spark
+``export``   export: messages as Parquet, on Spark
 ``engine``   from the configuration to a session of Spark
 ``progress`` the bar of a rebuild or a verification
 ``output``   words or JSON lines

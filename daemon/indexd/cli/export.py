@@ -1,0 +1,153 @@
+"""export: messages of the log as Parquet, by Spark."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexd.cli.engine import spark_session
+from indexd.cli.options import Parser, add_command, wants_json
+from indexd.cli.output import print_json, print_line, show_bytes
+from indexd.cli.words import int64
+from indexd.config import Config, parse_size
+from indexd.config.compiled import prepare_compiler
+from indexd.config.places import check_outside
+from indexd.config.remote_path import parse_place
+from indexd.config.units import printable
+from indexd.errors import UsageError
+
+if TYPE_CHECKING:
+    from indexd.spark.export import Exported, ExportRequest
+
+_COMPRESSIONS = ("zstd", "snappy", "none")
+_MODES = ("error", "overwrite", "append")
+_FILE_SIZE = 256 << 20
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the command."""
+    parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark")
+    parser.add_argument(
+        "--to", required=True, metavar="DIR", help="a directory, or a URI such as s3://bucket/directory"
+    )
+    parser.add_argument("--format", choices=["parquet"], default="parquet", help="what is written (default: parquet)")
+    parser.add_argument("--topics", metavar="A,B", help="messages of these topics alone, by comma")
+    parser.add_argument(
+        "--columns", metavar="A,B", help="these columns alone, by comma; * is all (default: all but body)"
+    )
+    parser.add_argument("--body", action="store_true", help="the column body, too")
+    parser.add_argument(
+        "--partition-by", metavar="topic,day", help="directories topic=NAME, day=YYYY-MM-DD (UTC, of the store time)"
+    )
+    parser.add_argument("-b", "--begin", type=int64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=int64, metavar="MS", help="last store time (default: none)")
+    parser.add_argument("--compression", choices=_COMPRESSIONS, default="zstd", help="of the files (default: zstd)")
+    parser.add_argument(
+        "--file-size",
+        default=_FILE_SIZE,
+        metavar="SIZE",
+        help="the largest file, but for a row group (default: 256MiB)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=_MODES,
+        default="error",
+        help="when DIR holds an export: stop; replace it; or add what the log has behind the last export of the same "
+        "store and selection (default: error)",
+    )
+    parser.set_defaults(function=export)
+
+
+def export(args: argparse.Namespace, config: Config) -> int:
+    """Export the store to --to."""
+    prepare_compiler()
+    from indexd.recovery.settings import check_store  # noqa: PLC0415 - loads numba
+
+    # What is wrong with these need not wait for a session.
+    to = _parsed("--to", args.to, parse_place)
+    check_store(config)
+    check_outside(config, to, "--to")
+    with suppress(ImportError):  # which package is missing, the session says
+        request = _request(args, config, to)
+    with spark_session(config, "indexd export") as spark:
+        from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+        from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
+
+        with ProgressBar("export") as bar:
+            found = run(spark, config, request, bar.to)
+    if wants_json(args):
+        print_json(_row(found, args))
+    else:
+        _print(found, str(to))
+    return 0
+
+
+def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportRequest:
+    from indexd.spark.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
+    from indexd.spark.export import ExportRequest, check_request  # noqa: PLC0415 - the same
+    from indexd.spark.parquet import Shape  # noqa: PLC0415 - the same
+
+    columns = parse_columns(args.columns)
+    if args.body and "body" not in columns:
+        columns += ("body",)
+    topics = None if args.topics is None else frozenset(_words(args.topics, "--topics"))
+    request = ExportRequest(
+        to=to,
+        mode=args.mode,
+        columns=columns,
+        topics=topics,
+        begin=args.begin,
+        end=args.end,
+        shape=Shape(
+            compression=args.compression,
+            file_size=_parsed("--file-size", args.file_size, parse_size),
+            partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
+        ),
+        split_size=config.spark.split_size or None,
+    )
+    check_request(request)
+    return request
+
+
+def _words(text: str, flag: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words) or any("\ud800" <= c <= "\udfff" for c in text):
+        raise UsageError(f"{flag} {printable(text)} is no list of names", "write names with commas between them")
+    return words
+
+
+def _parsed(flag: str, value: object, parse: Callable[[object], Any]) -> Any:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UsageError(f"{flag} {printable(str(value))} {error}") from None
+
+
+def _row(found: Exported, args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "to": args.to,
+        "mode": args.mode,
+        "job": found.job,
+        "rows": found.rows,
+        "files": found.files,
+        "bytes": found.bytes,
+        "partitions": found.partitions,
+        "beginOffset": found.begin_offset,
+        "endOffset": found.end_offset,
+        "missingTopics": list(found.missing_topics),
+        "seconds": round(found.seconds, 6),
+    }
+
+
+def _print(found: Exported, to: str) -> None:
+    rate = found.rows / found.seconds if found.seconds else 0
+    words = f"{found.rows:,} messages in {found.files:,} files of {show_bytes(found.bytes)}"
+    if found.partitions > 1:
+        words += f" in {found.partitions:,} partitions"
+    print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
+    print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
+    for topic in found.missing_topics:
+        print_line(f"  no message of the topic {printable(topic)}")

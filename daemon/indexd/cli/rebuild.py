@@ -1,0 +1,115 @@
+"""rebuild, in this process or on Spark. What needs the compiler or Spark is imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexd.cli.engine import spark_session, uses_spark
+from indexd.cli.options import Parser, add_command, wants_json
+from indexd.cli.output import print_json, print_line, show_bytes
+from indexd.config import Config
+from indexd.config.compiled import prepare_compiler
+from indexd.errors import UsageError
+from indexd.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from indexd.recovery.rebuild import Rebuilt
+    from indexd.spark.rebuild import SparkRebuilt
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the command."""
+    parser = add_command(commands, "rebuild", [common], "build a whole data directory from the commitlog")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
+    parser.add_argument("--only", choices=["index"], help="build this output alone")
+    parser.add_argument(
+        "--resume", action="store_true", help="on Spark: go on with what a rebuild that failed has finished"
+    )
+    parser.set_defaults(function=rebuild)
+
+
+def rebuild(args: argparse.Namespace, config: Config) -> int:
+    """Build --out from the store."""
+    process_started = time.monotonic()
+    if args.only is not None:
+        outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
+        config = config.model_copy(update={"outputs": outputs})
+    if uses_spark(config):
+        found = _on_spark(config, Path(args.out), resume=args.resume)
+        result, more = found.rebuilt, {"tasks": found.tasks, "resumedTasks": found.resumed}
+    elif args.resume:
+        raise UsageError("--resume is for Spark, and the engine is this process", "add --engine spark")
+    else:
+        result, more = _here(config, Path(args.out)), {}
+    if wants_json(args):
+        print_json(_row(args.out, result, time.monotonic() - process_started) | {"engine": config.spark.engine} | more)
+    else:
+        _print(args.out, result, more)
+    return 0
+
+
+def _here(config: Config, out: Path) -> Rebuilt:
+    prepare_compiler()
+    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+
+    with ProgressBar("rebuild") as bar:
+        return build(config, Disk(), out, bar.to)
+
+
+def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
+    with spark_session(config, "indexd rebuild") as spark:
+        from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+        from indexd.spark.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+        from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
+        from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
+        from indexd.storage.remote import disk_for  # noqa: PLC0415 - the same
+
+        with ProgressBar("rebuild") as bar:
+            tasks = partial(run_tasks, spark)
+            return build(config, disk_for(config), out, tasks, bar.to, slots=slots(spark), resume=resume)
+
+
+def _row(out: str, result: Rebuilt, process_seconds: float) -> dict[str, Any]:
+    return {
+        "out": out,
+        "messages": result.messages,
+        "entries": result.entries,
+        "bytes": result.bytes,
+        "seconds": round(result.seconds, 6),
+        "processSeconds": round(process_seconds, 6),
+        "files": result.files,
+        "beginOffset": result.begin_offset,
+        "phyOffset": result.phy_offset,
+        "skippedBytes": result.skipped_bytes,
+        "leftOutMessages": result.left_out_messages,
+        "unreadableAt": result.unreadable and result.unreadable.offset,
+    }
+
+
+def _print(out: str, result: Rebuilt, more: dict[str, int]) -> None:
+    rate = result.messages / result.seconds if result.seconds else 0
+    print_line(
+        f"{out}: {result.messages} messages, {result.entries} entries in {result.files} index files, "
+        f"{show_bytes(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
+    )
+    if more:
+        resumed = f", {more['resumedTasks']} of them taken over" if more["resumedTasks"] else ""
+        print_line(f"{more['tasks']} tasks on Spark{resumed}")
+    if result.skipped_bytes:
+        print_line(
+            f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {out}/frontier"
+        )
+    if result.left_out_messages:
+        print_line(
+            f"{result.left_out_messages} messages have no place in a ConsumeQueue: their topics have batch queues or "
+            "are no folder's name, or --queues-max was reached"
+        )
+    if result.unreadable is not None:
+        print_line(
+            f"the log ends at offset {result.unreadable.offset} in bytes that are no frame: {result.unreadable.reason}"
+        )

@@ -1,0 +1,124 @@
+"""stats: what is in the log, counted on Spark; on the terminal, as one object, as tables and as a page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from indexd.cli.engine import spark_session
+from indexd.cli.options import Parser, add_command, wants_json
+from indexd.cli.output import print_json, print_line
+from indexd.cli.words import int64
+from indexd.config import Config, parse_millis
+from indexd.config.compiled import prepare_compiler
+from indexd.config.places import check_outside
+from indexd.config.units import printable
+from indexd.errors import UsageError
+from indexd.storage.disk import Disk
+
+_STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "measuring chains"}
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the command."""
+    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock, chains")
+    parser.add_argument("-t", "--topic", action="append", default=[], help="only this topic; may be given again")
+    parser.add_argument("-b", "--begin", type=int64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=int64, metavar="MS", help="last store time (default: none)")
+    parser.add_argument("--top", type=_top, default=20, metavar="N", help="how many of each list (default: 20)")
+    parser.add_argument(
+        "--silence",
+        type=_silence,
+        default=60_000,
+        metavar="TIME",
+        help="so long without a message is one (default: 60s)",
+    )
+    parser.add_argument("--quick", action="store_true", help="read the log once: no chains, hot keys not recounted")
+    parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
+    parser.add_argument("--to", metavar="DIR", help="also write the numbers as Parquet tables")
+    parser.set_defaults(function=stats)
+
+
+def _top(text: str) -> int:
+    number = int64(text)
+    if not 1 <= number <= 1000:
+        raise argparse.ArgumentTypeError(f"{number} is not from 1 to 1000")
+    return number
+
+
+def _silence(text: str) -> int:
+    try:
+        millis = parse_millis(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+    if millis < 1:
+        raise argparse.ArgumentTypeError("a silence is at least 1 ms long")
+    return millis
+
+
+def stats(args: argparse.Namespace, config: Config) -> int:
+    """Count, and say what was found."""
+    prepare_compiler()
+    from indexd.recovery.settings import check_store  # noqa: PLC0415 - loads numba
+
+    # What is wrong with these need not wait for a session.
+    check_store(config)
+    for flag, path in (("--report", args.report), ("--to", args.to)):
+        if path is not None and "://" in path:
+            raise UsageError(f"{flag} {printable(path)} is no path of this machine", "write it here, and copy it there")
+        if path is not None:
+            check_outside(config, Path(path), flag)
+    if args.begin is not None and args.end is not None and args.begin > args.end:
+        raise UsageError(f"no store time is at or after {args.begin} and at or before {args.end}", "swap -b and -e")
+    report = _collected(args, config)
+    if args.to is not None:
+        from indexd.spark.stats.tables import write_tables  # noqa: PLC0415 - pyarrow is optional
+
+        write_tables(report, Disk(), Path(args.to))
+    if args.report is not None:
+        from indexd.spark.stats.page import write_page  # noqa: PLC0415 - plotly is optional and slow to load
+
+        write_page(report, Disk(), Path(args.report), args.top)
+    if wants_json(args):
+        print_json(report)
+        return 0
+    from indexd.spark.stats.terminal import print_report  # noqa: PLC0415 - rich is optional
+
+    print_report(report, args.top)
+    for path in (args.report, args.to):
+        if path is not None:
+            print_line(f"written: {printable(path)}")
+    return 0
+
+
+def _collected(args: argparse.Namespace, config: Config) -> dict[str, Any]:
+    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.spark.session import slots  # noqa: PLC0415 - pyspark is optional
+    from indexd.spark.stats.collect import collect, spark_run  # noqa: PLC0415 - loads numba
+    from indexd.spark.stats.content import Selection  # noqa: PLC0415 - loads numba
+    from indexd.spark.stats.report import to_report  # noqa: PLC0415 - loads numba
+    from indexd.storage.remote import disk_for  # noqa: PLC0415 - the others need no store
+
+    begin = args.begin if args.begin is not None else -(1 << 63)
+    end = args.end if args.end is not None else (1 << 63) - 1
+    selection = Selection(tuple(args.topic), begin, end, args.silence)
+    with spark_session(config, "indexd stats") as spark, ExitStack() as stack:
+
+        def progress(stage: str) -> Callable[[int, int], None]:
+            stack.close()  # the bar of the stage before
+            return stack.enter_context(ProgressBar(_STAGES[stage])).to
+
+        found = collect(
+            spark_run(spark, progress),
+            disk_for(config),
+            config,
+            selection,
+            slots=slots(spark),
+            split_size=config.spark.split_size or None,
+            top=args.top,
+            quick=args.quick,
+        )
+    return to_report(found)

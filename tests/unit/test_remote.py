@@ -1,0 +1,256 @@
+"""Stores and exports behind a URI: the same bytes, rows and errors as on this machine."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indexd.cli.main import main
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.config import load
+from indexd.config.places import check_outside
+from indexd.config.remote_path import RemotePath, parse_place
+from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
+from indexd.spark.parquet import Shape
+from indexd.spark.splits import SplitReader, plan_splits
+from indexd.storage.disk import Disk
+from indexd.storage.remote import RemoteDisk, disk_for
+from support.exporting import config_of, export_here, logged, row_of, with_shape
+from support.s3_server import Buckets, running_s3
+from support.small_log import write_log
+
+COUNT = 2500
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("store")
+    write_log(found, COUNT)
+    return found
+
+
+@pytest.fixture
+def s3(store: Path) -> Iterator[Buckets]:
+    """A bucket that holds the store."""
+    with running_s3() as buckets:
+        for path in (store / "commitlog").iterdir():
+            buckets.objects[f"bucket/the store/commitlog/{path.name}"] = path.read_bytes()
+        yield buckets
+
+
+def _place(text: str) -> RemotePath:
+    found = parse_place(text)
+    assert isinstance(found, RemotePath)
+    return found
+
+
+def test_a_uri_is_a_path_that_grows() -> None:
+    place = _place("s3://key:secret@bucket/a%20b/c%25?region=x&endpoint_override=host:1/2")
+    below = place / "commitlog" / "00"
+    assert str(below) == "s3://***@bucket/a b/c%25/commitlog/00?region=x&endpoint_override=host:1%2F2"
+    assert below.root_uri == "s3://key:secret@bucket/?region=x&endpoint_override=host:1%2F2"
+    assert (below.names, below.name, below.parent.parent) == (("a b", "c%", "commitlog", "00"), "00", place)
+    assert pickle.loads(pickle.dumps(below)) == below
+    assert pickle.loads(pickle.dumps(below)).root_uri == below.root_uri
+    assert {below: 1}[place / "commitlog/00"] == 1
+    assert str(_place("hdfs://nn:8020/x")) == "hdfs://nn:8020/x"
+    assert str(_place("file:///x/y")) == "file:///x/y"
+    assert _place("s3a://b").scheme == _place("S3N://b").scheme == "s3"
+    assert parse_place("/a//b") == Path("/a/b")
+    assert not isinstance(parse_place("./s3://x"), RemotePath)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ftp://h/x", "s3:///x", "s3://b/../x", "s3://b/a%2Fb", "file://host/x", "s3://b/x#y", "s3://[b/x", "s3://b/\n", "s3://b/\0"],
+)  # fmt: skip
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(is|names) "):
+        parse_place(text)
+    with pytest.raises(UsageError):
+        load({"store": text}, None, {"HOME": "/home/op"})
+
+
+def test_only_the_store_may_be_a_uri() -> None:
+    with pytest.raises(UsageError, match="is a URI"):
+        load({"data": "s3://bucket/data"}, None, {"HOME": "/home/op"})
+
+
+def test_a_uri_is_never_taken_for_a_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = _place("s3://bucket/store")
+    for call in (Disk().list_dir, Disk().make_dir, Disk().unlink, Disk().open_read, Path.exists, RemoteDisk().unlink):
+        with pytest.raises(UnsafeStoreError, match="s3://bucket/store is not on this machine"):
+            call(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_of_this_machine_refuse_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["run"], ["rebuild", "--out", str(tmp_path / "out")]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--store", "s3://key:secret@bucket/store", "--data", str(tmp_path / "data")])
+        said = capsys.readouterr().err
+        assert ended.value.code == 3
+        assert "s3://***@bucket/store" in said
+        assert "not on this machine" in said
+
+
+def test_places_overlap_whatever_their_spelling(store: Path, tmp_path: Path) -> None:
+    config = config_of("s3://key:secret@bucket/store?region=x", tmp_path / "data")
+    check_outside(config, _place("s3://bucket/other"), "--to")
+    check_outside(config, tmp_path, "--to")
+    with pytest.raises(UnsafeStoreError):
+        check_outside(config, _place("s3://bucket/store/out"), "--to")
+    with pytest.raises(UnsafeStoreError):
+        check_outside(config_of(store, tmp_path / "data"), _place(f"file://{store}/out"), "--to")
+
+
+def test_disk_and_remote_disk_say_the_same(store: Path, s3: Buckets, tmp_path: Path) -> None:
+    log = store / "commitlog"
+    disk = Disk()
+    for place in (_place(f"file://{log}"), _place(s3.uri("bucket/the store/commitlog"))):
+        remote = disk_for(place)
+        assert isinstance(remote, RemoteDisk)
+        assert remote.list_dir(place) == disk.list_dir(log)
+        assert remote.list_dirs(place.parent) == ["commitlog"]
+        assert remote.exists(place)
+        assert remote.exists(place.parent)
+        assert not remote.exists(place / "x")
+        name = remote.list_dir(place)[0][0]
+        assert remote.read(place / name) == disk.read(log / name)
+        assert remote.stamp(place / name).size == remote.stamps(place)[name].size == disk.stamp(log / name).size
+        with remote.open_read(place / name) as file, disk.open_read(log / name) as own:
+            size = own.size()
+            assert file.size() == file.stamp().size == size
+            for position in (0, 1, 1000, size - 3, size, size + 9):
+                assert file.pread(100, position) == own.pread(100, position)
+                one, other = bytearray(50), bytearray(50)
+                assert file.pread_into(one, position) == own.pread_into(other, position)
+                assert one == other
+        # Paths of this machine are its own.
+        assert remote.list_dir(log) == disk.list_dir(log)
+        remote.write_atomically(tmp_path / "x", b"x")
+        assert remote.read(tmp_path / "x") == b"x"
+
+
+def test_errors_are_disk_errors(store: Path, s3: Buckets) -> None:
+    remote = RemoteDisk()
+    for place in (_place(f"file://{store}"), _place(s3.uri("bucket/the store"))):
+        for call in (remote.open_read, remote.stamp, remote.list_dir, remote.list_dirs, remote.read):
+            with pytest.raises(DiskError) as caught:
+                call(place / "nothing")
+            assert caught.value.is_missing
+            assert "secret" not in caught.value.line()
+    s3.deny.add("GET")
+    with pytest.raises(DiskError) as caught:
+        remote.list_dir(_place(s3.uri("bucket/the store/commitlog")))
+    assert caught.value.errno == errno.EACCES
+
+
+def _batches(config_store: str | Path, tmp_path: Path) -> list[tuple[int, bytes]]:
+    config = config_of(config_store, tmp_path / "data")
+    disk = disk_for(config)
+    found = []
+    for split in plan_splits(disk, config, size=100_000):
+        reader = SplitReader(disk, config, split)
+        for batch in reader:
+            assert isinstance(batch, DispatchBatch)
+            columns = b"".join(np.ascontiguousarray(column).tobytes() for column in batch.columns)
+            found.append((batch.begin_offset, columns + reader.frames(batch).tobytes()))
+        assert reader.next_offset == split.end or reader.ends_log
+    return found
+
+
+def test_the_log_is_read_the_same(store: Path, s3: Buckets, tmp_path: Path) -> None:
+    wanted = _batches(store, tmp_path)
+    assert len(wanted) > 5
+    assert _batches(f"file://{store}", tmp_path) == wanted
+    assert _batches(s3.uri("bucket/the store"), tmp_path) == wanted
+
+
+@pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
+def test_an_export_to_a_bucket(store: Path, s3: Buckets, tmp_path: Path, mode: str) -> None:
+    to = _place(s3.uri("bucket/exports/x"))
+    config = config_of(s3.uri("bucket/the store"), tmp_path / "data")
+    if mode != "error":
+        export_here(config, to, columns=("phyOffset",), topics=frozenset({"OrderPaid"}), shape=Shape(), split_size=None)
+    found = export_here(config, to, mode=mode, columns=("phyOffset",), shape=Shape(), split_size=None)
+    assert found.rows == COUNT
+    offsets = sorted(message.phy_offset for message in logged(store))
+    if mode == "append":
+        offsets = sorted(offsets + [m.phy_offset for m in logged(store) if m.topic == "OrderPaid"])
+    held = _held(s3)
+    assert sorted(row["phyOffset"] for row in held) == offsets
+    others = {name.rpartition("/")[2] for name in _files(s3) if "exports" in name and not name.endswith(".parquet")}
+    assert others == {"_SUCCESS", "_manifest.json"}
+    if mode == "error":
+        with pytest.raises(UsageError, match="holds an export"):
+            export_here(config, to)
+
+
+def _files(s3: Buckets) -> dict[str, bytes]:
+    # Not the empty objects that stand for directories.
+    return {name: data for name, data in s3.objects.items() if not name.endswith("/")}
+
+
+def _held(s3: Buckets) -> list[dict[str, object]]:
+    names = sorted(name for name in s3.objects if "exports" in name and name.endswith(".parquet"))
+    tables = [pq.read_table(pa.BufferReader(s3.objects[name])) for name in names]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def test_an_export_that_fails_leaves_no_object(store: Path, s3: Buckets, tmp_path: Path) -> None:
+    before = dict(s3.objects)
+    config = config_of(store, tmp_path / "data")
+    to = _place(s3.uri("bucket/exports"))
+
+    def fails(spark: object, work: object, items: list[object], **_: object) -> object:
+        for item in items[:3]:
+            work(item)  # type: ignore[operator]
+        assert len(s3.objects) > len(before)
+        raise DiskError("read", Path("x"), OSError(errno.EIO, "it broke"))
+
+    with pytest.raises(DiskError, match="it broke"):
+        export_here(config, to, run=fails)
+    assert _files(s3) == before
+    s3.deny |= {"PUT", "POST"}
+    with pytest.raises(IndexdError) as caught:
+        export_here(config, to)
+    assert "secret" not in caught.value.line()
+    s3.deny.clear()
+    assert export_here(config, to, shape=with_shape(partition_by=("topic", "day"))).partitions == 4
+
+
+def test_what_a_killed_export_left_in_a_bucket_is_removed_by_the_next(store: Path, s3: Buckets, tmp_path: Path) -> None:
+    config = config_of(store, tmp_path / "data")
+    to = _place(s3.uri("bucket/exports"))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(spark: object, work: object, items: list[object], **_: object) -> object:
+        work(items[0])  # type: ignore[operator]
+        s3.deny.add("DELETE")  # so that nothing is cleaned up behind it
+        raise Killed
+
+    with pytest.raises((Killed, DiskError)):
+        export_here(config, to, run=killed, columns=("phyOffset",))
+    assert any(name.endswith(".parquet") for name in s3.objects if "exports" in name)
+    s3.deny.clear()
+    export_here(config, to, columns=("phyOffset",))
+    assert [row["phyOffset"] for row in _held(s3)] == [row_of(message)["phyOffset"] for message in logged(store)]
+
+
+def test_an_export_to_a_file_uri(store: Path, tmp_path: Path) -> None:
+    config = config_of(f"file://{store}", tmp_path / "data")
+    found = export_here(config, _place(f"file://{tmp_path}/a b/out"), shape=with_shape(partition_by=("topic",)))
+    assert found.rows == COUNT == pq.read_table(tmp_path / "a b/out").num_rows
+    names = {path.name for path in (tmp_path / "a b/out").iterdir() if not path.name.startswith("topic=")}
+    assert names == {"_SUCCESS", "_manifest.json"}
