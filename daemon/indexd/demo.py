@@ -7,6 +7,7 @@ operator runs, as a process of its own; it is killed with -9 on the way.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -35,6 +36,8 @@ _MESSAGES_PER_SECOND = 2000
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
 # A demo's index file is small, so that some get full before the reader's eyes.
+_OUTPUTS = ("index", "consumequeue", "sparse")
+_LINES_SHOWN = 20
 _DEMO_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
 
 
@@ -72,10 +75,11 @@ class DemoWriter:
             self._stop.wait(0.02)
 
     def stop(self) -> None:
-        """End the thread; the log stays as a crashed broker's would."""
-        self._stop.set()
-        self._thread.join()
-        self._writer.close(clean=False)
+        """End the thread; the log stays as a crashed broker's would. A second call does nothing."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join()
+            self._writer.close(clean=False)
 
 
 class DemoDaemon:
@@ -136,6 +140,8 @@ def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
         finally:
             daemon.end(signal.SIGKILL)
     _show_files(root, data, work / "daemon.log", (*flags, *(() if store else _DEMO_FLAGS)))
+    if writer is not None:
+        _show_spark(root, data, work)
 
 
 @contextmanager
@@ -181,6 +187,9 @@ def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
         _query(daemon.data, "query-unique-key", "-t", topic, "-i", unique)
     else:
         _query_newest(daemon)
+    if writer:
+        writer.stop()
+        daemon.wait_until(writer.last[3])
     started = time.monotonic()
     code = daemon.end(signal.SIGTERM)
     _say(f"6. TERM: drained, flushed and stopped in {time.monotonic() - started:.1f} s with exit code {code}; ", end="")
@@ -222,6 +231,36 @@ def _show_files(root: Path, data: Path, log: Path, flags: tuple[str, ...]) -> No
         _say(f"   {path}  {path.stat().st_size} bytes")
     _say(f"   The daemon's log is {log}. Go on yourself:")
     _say(f"   $ {_program()} {' '.join(('--store', str(root), '--data', str(data), *flags))}")
+
+
+def _show_spark(root: Path, data: Path, work: Path) -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        _say("8. Spark is not installed: pip install 'rocketmq-indexd[spark]' adds rebuild by tasks and statistics.")
+        return
+    _say("8. The same from the log alone by Spark on two cores; starting a JVM takes a while:")
+    common = ["--store", str(root), *_DEMO_FLAGS, "--master", "local[2]"]
+    _run("rebuild", *common, "--engine", "spark", "--out", str(work / "spark"))
+    same = all(_contents(data / folder) == _contents(work / "spark" / folder) for folder in _OUTPUTS)
+    _say(f"   Every file the daemon's, byte for byte: {'yes' if same else 'NO'}.")
+    _say("9. What is in the log, as a page to look at:")
+    _run("stats", *common, "--report", str(work / "stats.html"))
+
+
+def _contents(folder: Path) -> list[tuple[str, bytes]]:
+    # The names of index files tell when each was made; all others must be the same.
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [("" if folder.name == "index" else str(path.relative_to(folder)), path.read_bytes()) for path in files]
+
+
+def _run(*arguments: str) -> None:
+    _say(f"   $ {' '.join((_program(), *arguments))}")
+    done = subprocess.run(
+        [sys.executable, "-m", "indexd", *arguments], capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False
+    )
+    for line in (done.stdout + done.stderr).splitlines()[:_LINES_SHOWN]:
+        _say(f"   {line}")
+    if done.returncode != 0:
+        raise IndexdError(f"indexd {arguments[0]} ended with {done.returncode}")
 
 
 def _program() -> str:

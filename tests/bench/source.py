@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "source"
 SLOTS = 2
-_TURNS = 2
+_TURNS = 3
 _SEGMENT_SIZE = 256 << 20
 # Of most frames that it makes, and less: the first segment has to become full.
 _FRAME_SIZE = 270

@@ -7,12 +7,14 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
-from indexd.spark.job_directory import MANIFEST
+from indexd.spark.job_directory import MANIFEST, building_of
 from indexd.spark.rebuild import SparkRebuilt, rebuild
 from indexd.storage.disk import Disk
 from support.queues import tree
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.config import Config
+
+#: With which the logs of ``small_log`` come to some splits a segment.
+SPLIT_SIZE = 60_000
 
 
 def run_here(
@@ -113,3 +118,32 @@ def assert_same_rebuild(config: Config, root: Path, sizes: Sequence[int]) -> Reb
         assert_same_data(config, out, root / "one")
         assert not out.with_name(out.name + ".building").exists()
     return expected
+
+
+def failing(at: int, error: BaseException) -> Callable[..., list[Any]]:
+    """Runs tasks one after the other until so many are done, over all stages; then one fails."""
+    left = at
+
+    def run(work: Callable[[Any], Any], items: Sequence[Any], **_: Any) -> list[Any]:
+        found = []
+        for item in items:
+            nonlocal left
+            if left == 0:
+                raise error
+            left -= 1
+            found.append(work(item))
+        return found
+
+    return run
+
+
+def fail(config: Config, out: Path, at: int, error: BaseException) -> list[Path]:
+    """A rebuild that fails behind so many tasks; the runs that it leaves, which are all that it leaves."""
+    with pytest.raises(type(error)):
+        by_tasks(config, out, SPLIT_SIZE, failing(at, error))
+    assert not out.exists()
+    left = building_of(out)
+    if not left.exists():
+        return []
+    assert sorted(path.name for path in left.iterdir()) == ["lock", "runs"]
+    return sorted((left / "runs").iterdir())

@@ -26,7 +26,8 @@ def demo(args: argparse.Namespace, config: Config) -> int:
     flags: list[str] = []
     for key, value in given_flags(args).items():
         if value is not None and key in KEYS and key not in _OWN_KEYS:
-            flags += [flag_name(key), value]
+            for each in value if isinstance(value, list) else [value]:
+                flags += [flag_name(key), each]
     work = Path(args.work) if args.work else default_work_directory()
     run_demo(config.store.store, tuple(flags), work)
     return 0

@@ -68,7 +68,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread."""
     store = check_store(config)
     check_outside(config, out, "--out")
-    _check_target(disk, out)
+    check_target(disk, out)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     out = out.resolve()
     beside = out.with_name(out.name + ".building")
@@ -114,7 +114,8 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     )
 
 
-def _check_target(disk: Disk, out: Path) -> None:
+def check_target(disk: Disk, out: Path) -> None:
+    """Refuse an ``--out`` that is not an empty directory, or no directory yet: UsageError, BusyError."""
     if str(out) == ".":
         raise UsageError("--out names the working directory", "name a directory that is empty or not there")
     if disk.exists(out) and not out.is_dir():

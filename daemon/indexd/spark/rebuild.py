@@ -1,0 +1,282 @@
+"""A whole data directory from a commitlog, by tasks: the same files as the one-process rebuild makes.
+
+Stage one reads each split of the log once and writes a run. The runs are chained; their sums say which entries each
+index file holds. Stage two builds each index file, queue and sparse index from the runs, with the builders that the
+daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and manifest, and renames it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from indexd import __version__
+from indexd.commitlog.segments import list_segments
+from indexd.config import Config
+from indexd.config.places import check_outside
+from indexd.errors import DisturbedError, IndexdError, UnsafeStoreError
+from indexd.flush.flusher import Flusher, Progress
+from indexd.index.service import IndexMark
+from indexd.recovery.rebuild import Rebuilt, check_target
+from indexd.recovery.settings import check_store, frame_size_max, fresh_frontier
+from indexd.spark import build_index, build_queues, build_sparse, stage_one
+from indexd.spark.build_index import IndexBuilt, IndexTask
+from indexd.spark.build_queues import QueuesBuilt, QueuesResult, QueuesTask
+from indexd.spark.build_sparse import SparseBuilt, SparseTask
+from indexd.spark.chain import chain, evidence_of, uncovered_of
+from indexd.spark.job_directory import JobDirectory, attempt_of
+from indexd.spark.run_format import MAGIC
+from indexd.spark.runs import Run
+from indexd.spark.splits import Split, plan_splits
+from indexd.spark.stage_one import SplitTask, StageOne, left_runs
+from indexd.sparse.service import SparseProgress
+from indexd.storage.disk import Disk
+
+Task = IndexTask | QueuesTask | SparseTask
+Built = IndexBuilt | QueuesBuilt | SparseBuilt
+# Splits that did not chain are read again one after the other; a log that changes so often is not to be rebuilt now.
+_MENDS_MAX = 1000
+# What a row of each kind costs a task of stage two, about, in bytes of run.
+_ENTRY_COST, _UNIT_COST, _SPARSE_COST = 40, 40, 16
+
+
+class RunTasks(Protocol):
+    """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
+
+    def __call__(
+        self,
+        work: Callable[[Any], Any],
+        items: Sequence[Any],
+        *,
+        sizes: Sequence[int],
+        progress: Callable[[int, int], None],
+    ) -> list[Any]:
+        """``sizes`` of the items in bytes; ``progress`` is told how many of them all are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRebuilt:
+    """What a rebuild came to; how many tasks it took, and how many of the runs had been left by an earlier one."""
+
+    rebuilt: Rebuilt
+    tasks: int
+    resumed: int
+
+
+def rebuild(
+    config: Config,
+    disk: Disk,
+    out: Path,
+    run_tasks: RunTasks,
+    on_progress: Callable[[int, int], None],
+    *,
+    slots: int,
+    resume: bool = False,
+) -> SparkRebuilt:
+    """Build ``out`` from the store, which ``disk`` reads; ``on_progress`` gets (bytes done, bytes in all).
+
+    ``slots``: how many tasks run at a time. When it fails, finished runs are kept for one with ``resume``; that takes
+    over those that were made with the same configuration of a log that has not changed.
+    """
+    store = check_store(config)
+    check_outside(config, out, "--out")
+    check_target(Disk(), out)
+    job = JobDirectory(Disk(), out)
+    job.open(resume=resume)
+    try:
+        started = time.monotonic()
+        found = _Rebuild(config, disk, store, job, run_tasks, on_progress).run(slots, resume=resume)
+        seconds = time.monotonic() - started
+    except BaseException as error:
+        if job.abandon() and isinstance(error, IndexdError):
+            error.hint = "; ".join(filter(None, [error.hint, "--resume goes on with what is finished"]))
+        raise
+    return replace(found, rebuilt=replace(found.rebuilt, seconds=seconds))
+
+
+class _Rebuild:
+    """One rebuild; half of the log's bytes count as done when they are read, and half when they are built from."""
+
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        store: Path,
+        job: JobDirectory,
+        run_tasks: RunTasks,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._store = store
+        self._job = job
+        self._run_tasks = run_tasks
+        self._on_progress = on_progress
+        self._tasks = 0
+        self._size = 0
+
+    def run(self, slots: int, *, resume: bool) -> SparkRebuilt:
+        config, store = self._config, self._config.store
+        begin = list_segments(self._disk, store.commit_log_directories, store.segment_size).min_offset or 0
+        splits = plan_splits(self._disk, config, size=config.spark.split_size or None, slots=slots)
+        left = dict(left_runs(Disk(), self._job.runs)) if resume else {}
+        self._size = sum(split.size for split in splits)
+        runs = self._stage_one(splits, left, begin)
+        index, queues, sparse = self._stage_two(runs)
+        ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
+        progress = Progress(
+            index=index,
+            queues=queues.progress if queues is not None else None,
+            sparse=sparse,
+            begin_offset=begin,
+            phy_offset=ends[-1] if ends else begin,
+            store_timestamp=next((run.store_timestamp for run in reversed(runs) if run.store_timestamp), 0),
+            messages=sum(run.messages for run in runs),
+            uncovered=uncovered_of(runs),
+            evidence=evidence_of(runs, store.segment_size),
+        )
+        Flusher(Disk(), self._job.files, fresh_frontier(config, self._store)).persist(progress)
+        rebuilt = Rebuilt(
+            messages=progress.messages,
+            entries=sum(run.entries for run in runs),
+            bytes=progress.phy_offset - begin,
+            seconds=0.0,
+            files=len(index.files),
+            begin_offset=begin,
+            phy_offset=progress.phy_offset,
+            skipped_bytes=sum(gap.end - gap.begin for gap in progress.uncovered),
+            left_out_messages=queues.counters.without_unit if queues is not None else 0,
+            unreadable=runs[-1].unreadable if runs else None,
+        )
+        self._job.finish(_manifest(progress, runs, self._tasks))
+        return SparkRebuilt(rebuilt, self._tasks, sum(run.path in left.values() for run in runs))
+
+    def _stage_one(self, splits: Sequence[Split], left: dict[Split, Path], begin: int) -> list[Run]:
+        # Runs that chain; what does not is read again.
+        config, job = self._config, self._job
+        segment_size, end = config.store.segment_size, splits[-1].end if splits else begin
+        identity = _identity(config, self._store)
+        work = partial(stage_one.work, StageOne(config, job.runs, job.token_file, job.token, identity))
+        tasks = [SplitTask(split, left.get(split)) for split in splits]
+        found = self._in_tasks(work, tasks, [split.size for split in splits], 0, self._size // 2)
+        for _ in range(_MENDS_MAX):
+            runs, missing = chain(found, begin, end, segment_size)
+            if missing is None:
+                _check_seen(runs)
+                return runs
+            found += self._in_tasks(work, [SplitTask(missing)], [missing.size], self._size // 2, self._size // 2)
+        raise DisturbedError("the log changes faster than it can be read", "run the rebuild again")
+
+    def _stage_two(self, runs: Sequence[Run]) -> tuple[IndexMark, QueuesResult | None, SparseProgress | None]:
+        config, job = self._config, self._job
+        index: list[IndexTask] = build_index.plan(runs, config, job.attempts)
+        queues: list[QueuesTask] = []
+        sparse: list[SparseTask] = []
+        if config.outputs.consume_queue:
+            queues = build_queues.plan(runs, config, job.attempts)
+        if config.outputs.sparse:
+            sparse = build_sparse.plan(runs, config, job.attempts)
+        built = self._largest_first(runs, [*index, *queues, *sparse])
+        queues_at, sparse_at = len(index), len(index) + len(queues)
+        index_built, queues_built, sparse_built = built[:queues_at], built[queues_at:sparse_at], built[sparse_at:]
+        build_index.collect(index, index_built)
+        files, disk = job.files, Disk()
+        queues_done = sparse_done = None
+        # First whether all is what was planned; then it is moved.
+        if config.outputs.consume_queue:
+            queues_done = build_queues.collect(runs, queues, queues_built, config)
+        if config.outputs.sparse:
+            sparse_done = build_sparse.collect(sparse, sparse_built, config)
+        mark = build_index.commit(disk, index, index_built, files.index)
+        if config.outputs.consume_queue:
+            build_queues.commit(disk, queues_built, files.consumequeue)
+        if config.outputs.sparse:
+            build_sparse.commit(disk, sparse_built, files.sparse)
+        return mark, queues_done, sparse_done
+
+    def _largest_first(self, runs: Sequence[Run], tasks: Sequence[Task]) -> list[Any]:
+        # None is left when all others are done. Results in the order of ``tasks``.
+        order = sorted(range(len(tasks)), key=lambda number: -_cost(tasks[number]))
+        work = partial(_build, tuple(run.slim() for run in runs))
+        costs = [_cost(tasks[number]) for number in order]
+        half = self._size // 2
+        built = self._in_tasks(work, [tasks[number] for number in order], costs, half, self._size - half)
+        found = dict(zip(order, built, strict=True))
+        return [found[number] for number in range(len(tasks))]
+
+    def _in_tasks(
+        self, work: Callable[[Any], Any], items: Sequence[Any], sizes: Sequence[int], done: int, share: int
+    ) -> list[Any]:
+        # ``share`` of all bytes count as done behind it, ``done`` of them before.
+        self._tasks += len(items)
+
+        def tell(now: int, total: int) -> None:
+            self._on_progress(done + (share * now // total if total else share), self._size)
+
+        return self._run_tasks(work, items, sizes=sizes, progress=tell)
+
+
+def _build(runs: Sequence[Run], task: Task) -> Built:
+    """The work of stage two, below a name that no other attempt has."""
+    attempt = attempt_of(task.directory)
+    if isinstance(task, IndexTask):
+        return build_index.work(runs, replace(task, directory=attempt))
+    if isinstance(task, QueuesTask):
+        return build_queues.work(runs, replace(task, directory=attempt))
+    return build_sparse.work(runs, replace(task, directory=attempt))
+
+
+def _cost(task: Task) -> int:
+    if isinstance(task, IndexTask):
+        # The slots are written whole, however few entries there are.
+        return task.entries * _ENTRY_COST + task.layout.hash_slot_num * 4
+    return task.rows * _UNIT_COST if isinstance(task, QueuesTask) else task.messages * _SPARSE_COST
+
+
+def _check_seen(runs: Sequence[Run]) -> None:
+    disk = Disk()
+    for run in runs:
+        if not disk.exists(run.path) or disk.stamp(run.path).size != run.size:
+            raise UnsafeStoreError(
+                f"{run.path}, which an executor wrote, is not there for the driver",
+                "give an --out on a file system that the driver and all executors share",
+            )
+
+
+def _identity(config: Config, store: Path) -> str:
+    """What a run depends on besides its split: runs of another identity are not taken over."""
+    flavour, outputs, reader = config.index.flavour, config.outputs, config.reader
+    facts = (
+        MAGIC.decode(),
+        __version__,
+        str(store),
+        [str(path.resolve()) for path in config.store.commit_log_directories],
+        config.store.segment_size,
+        flavour,
+        (outputs.consume_queue, outputs.sparse),
+        (reader.verify_crc, frame_size_max(config)),
+        config.store.delay_levels_ms,
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _manifest(progress: Progress, runs: Sequence[Run], tasks: int) -> dict[str, Any]:
+    """What was there when the directory was renamed: the last file that is written, for people and for scripts."""
+    return {
+        "format": 1,
+        "version": __version__,
+        "engine": "spark",
+        "beginOffset": progress.begin_offset,
+        "phyOffset": progress.phy_offset,
+        "messages": progress.messages,
+        "splits": len(runs),
+        "tasks": tasks,
+        "index": [{"name": mark.name, "entries": mark.header.entries} for mark in progress.index.files],
+        "queues": None if progress.queues is None else len(progress.queues.marks),
+        "sparseSegments": None if progress.sparse is None else len(progress.sparse.mark.segments),
+    }

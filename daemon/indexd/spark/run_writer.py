@@ -1,0 +1,234 @@
+"""RunWriter: the messages of one split -> one run file, a chunk at a time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.commitlog.dispatch import DispatchBatch, TopicTable
+from indexd.commitlog.evidence import Evidence
+from indexd.commitlog.reading import Skipped
+from indexd.spark.run_format import (
+    CHUNK,
+    MAGIC,
+    QUEUE_ROW,
+    TRAILER,
+    UNIT_ROW,
+    Run,
+    pack_topics,
+    topic_hash,
+)
+from indexd.spark.runs_kernel import BUCKETS, first_rows, sort_rows
+from indexd.spark.splits import Split, SplitReader
+from indexd.storage.disk import Disk
+
+# Rows that are collected before they are written, and keys: some 10 MiB.
+ROWS_PER_CHUNK = 1 << 17
+_KEYS_PER_CHUNK = 4 * ROWS_PER_CHUNK
+_FOUND_MAX = 4096
+
+
+class RunWriter:
+    """Writes ``path``, which must not be there, front to back. Raises DiskError; one owner, no locks.
+
+    ``skip_mask``: transaction types that get no index entries (Flavour). ``with_units``: for ConsumeQueues, too.
+    """
+
+    def __init__(self, disk: Disk, path: Path, split: Split, *, skip_mask: int = 0, with_units: bool = True) -> None:
+        self._run = Run(split, path)
+        self._skip_mask = skip_mask
+        self._with_units = with_units
+        self._disk = disk
+        self._file = disk.open_write(path, create=True)
+        self._file.pwrite(MAGIC, 0)
+        self._position = len(MAGIC)
+        self._batches: list[DispatchBatch] = []
+        self._rows = self._keys = 0
+        self._chunks: list[tuple[Any, ...]] = []
+        self._skipped: list[Skipped] = []
+        self._topic_ids: dict[bytes, int] = {}
+        self._topic_hashes: NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
+        # Of the reader's present table of topics: its ids -> ours.
+        self._table: TopicTable | None = None
+        self._ours: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._queue_table: NDArray[np.uint64] = np.zeros(1024, dtype=np.uint64)
+        self._queues_known = np.zeros(1, dtype=np.int64)
+        self._queue_rows: list[NDArray[np.void]] = []
+        self._buckets = np.zeros(BUCKETS + 1, dtype=np.int64)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __repr__(self) -> str:
+        return f"RunWriter({self._run.path}, {self._run.split}, messages={self._run.messages})"
+
+    def put(self, item: DispatchBatch | Skipped) -> None:
+        """Take the next stretch of the split."""
+        if isinstance(item, Skipped):
+            self._skipped.append(item)
+            self._run = replace(self._run, phy_offset=item.end)
+            return
+        if not item.rows:
+            return
+        self._run = replace(
+            self._run,
+            phy_offset=item.end_offset,
+            batch_end=item.end_offset,
+            messages=self._run.messages + item.rows,
+            store_timestamp=item.last_store_timestamp or self._run.store_timestamp,
+        )
+        self._batches.append(item)
+        self._rows += item.rows
+        self._keys += item.keys
+        if self._rows >= ROWS_PER_CHUNK or self._keys >= _KEYS_PER_CHUNK:
+            self._write_chunk()
+
+    def close(self, reader: SplitReader, *, identity: str = "", evidence: Sequence[Evidence] = ()) -> Run:
+        """Write what is left, and say what the split came to. ``reader`` has been read to its end."""
+        self._write_chunk()
+        queues = np.concatenate([np.zeros(0, dtype=QUEUE_ROW), *self._queue_rows]).tobytes()
+        run = replace(
+            self._run,
+            identity=identity,
+            next_offset=reader.next_offset,
+            ends_log=reader.ends_log,
+            unreadable=reader.unreadable,
+            skipped=tuple(self._skipped),
+            evidence=tuple(evidence),
+            topics=tuple(self._topic_ids),
+            buckets=tuple(self._buckets.tolist()),
+            queue_rows=queues,
+        )
+        table = np.array(self._chunks, dtype=CHUNK).tobytes()
+        sections = (table, pack_topics(run.topics), queues, run.facts())
+        trailer = TRAILER.pack(self._position, *map(len, sections), *map(zlib.crc32, sections), MAGIC)
+        for data in (*sections, trailer):
+            self._write(data)
+        self._file.close()
+        return replace(run, size=self._position, crc=zlib.crc32(trailer))
+
+    def _write(self, data: Any) -> int:
+        # The CRC-32 of what is written; zlib takes what pwrite takes.
+        view = memoryview(data).cast("B")
+        self._file.pwrite(view, self._position)
+        self._position += len(view)
+        return zlib.crc32(view)
+
+    def _write_chunk(self) -> None:
+        if not self._batches:
+            return
+        position, rows, end = self._position, self._rows, self._batches[-1].end_offset
+        phy = (self._joined("phy_offset") - self._run.split.begin).astype(np.uint32)
+        sizes = self._joined("size")
+        counts, hashes = self._keys_of_rows()
+        crcs = [self._write(phy.data), self._write(sizes.data)]
+        crcs += [self._write(self._joined("store_timestamp").data), self._write(counts.data)]
+        crcs.append(self._write(hashes.data))
+        units, table_crc = self._write_units(phy, sizes) if self._with_units and len(sizes) else (0, 0)
+        self._chunks.append((position, end, rows, len(sizes), len(hashes), units, tuple(crcs), table_crc))
+        self._run = replace(self._run, entries=self._run.entries + len(hashes), ends_with_entry=bool(counts[-1]))
+        self._batches.clear()
+        self._rows = self._keys = 0
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(batch.columns, name)[: batch.rows] for batch in self._batches])
+
+    def _keys_of_rows(self) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+        # Messages that the flavour leaves out have no keys here.
+        counts = np.concatenate([np.diff(batch.columns.key_start[: batch.rows + 1]) for batch in self._batches])
+        hashes = np.concatenate([batch.columns.key_hash[: batch.keys] for batch in self._batches])
+        if self._skip_mask:
+            is_skipped = (self._skip_mask >> (self._joined("sys_flag") & 0xC) & 1).astype(np.bool_)
+            if is_skipped.any():
+                hashes = hashes[~np.repeat(is_skipped, counts)]
+                counts[is_skipped] = 0
+        return counts.astype(np.uint16), hashes
+
+    def _write_units(self, phy: NDArray[np.uint32], sizes: NDArray[np.int32]) -> tuple[int, int]:
+        # How many rows, and the CRC of starts and CRCs of the buckets.
+        topic_ids = np.concatenate([self._own_topic_ids(batch) for batch in self._batches])
+        queue_ids, sys_flags = self._joined("queue_id"), self._joined("sys_flag")
+        queue_offsets = self._joined("queue_offset")
+        self._find_queues(topic_ids, queue_ids, sys_flags, queue_offsets, phy)
+        starts, order = np.zeros(BUCKETS + 1, dtype=np.uint32), np.empty(len(phy), dtype=np.uint32)
+        buckets = np.empty(len(phy), dtype=np.uint8)
+        sort_rows(topic_ids, queue_ids, sys_flags, self._topic_hashes, buckets, starts, order)
+        order = order[: int(starts[-1])]
+        units = np.empty(len(order), dtype=UNIT_ROW)
+        for name, column in (
+            ("phy_offset", phy),
+            ("size", sizes),
+            ("queue_offset", queue_offsets),
+            ("tags_code", self._joined("tags_code")),
+            ("queue_id", queue_ids),
+            ("topic_id", topic_ids),
+            ("sys_flag", sys_flags),
+        ):
+            units[name] = column[order]
+        raw = units.view(np.uint8)
+        self._write(raw.data)
+        bounds = (starts.astype(np.int64) * UNIT_ROW.itemsize).tolist()
+        crcs = [zlib.crc32(raw[begin:end].data) for begin, end in pairwise(bounds)]
+        self._buckets += starts
+        return len(order), self._write(starts.tobytes() + np.array(crcs, dtype=np.uint32).tobytes())
+
+    def _own_topic_ids(self, batch: DispatchBatch) -> NDArray[np.int32]:
+        if batch.topics is not self._table:
+            self._table, self._ours = batch.topics, np.zeros(0, dtype=np.int32)
+        theirs = batch.columns.topic_id[: batch.rows]
+        known = len(self._ours)
+        new = [batch.topics.raw_name(topic_id) for topic_id in range(known, int(theirs.max(initial=-1)) + 1)]
+        if new:
+            added = [self._topic_ids.setdefault(name, len(self._topic_ids)) for name in new]
+            self._ours = np.array([*self._ours.tolist(), *added], dtype=np.int32)
+            unhashed = list(self._topic_ids)[len(self._topic_hashes) :]
+            self._topic_hashes = np.append(
+                self._topic_hashes, np.array(list(map(topic_hash, unhashed)), dtype=np.uint32)
+            )
+        return self._ours[theirs]
+
+    def _find_queues(
+        self,
+        topic_ids: NDArray[np.int32],
+        queue_ids: NDArray[np.int32],
+        sys_flags: NDArray[np.int32],
+        queue_offsets: NDArray[np.int64],
+        phy: NDArray[np.uint32],
+    ) -> None:
+        found = np.empty(_FOUND_MAX, dtype=np.uint32)
+        row = 0
+        while row < len(topic_ids):
+            next_row, count = first_rows(
+                topic_ids, queue_ids, sys_flags, queue_offsets, row, self._queue_table, self._queues_known, found
+            )
+            row = int(next_row)
+            rows = found[: int(count)]
+            new = np.empty(len(rows), dtype=QUEUE_ROW)
+            new["topic_id"], new["queue_id"], new["phy_offset"] = topic_ids[rows], queue_ids[rows], phy[rows]
+            self._queue_rows.append(new)
+            if 2 * int(self._queues_known[0]) >= len(self._queue_table):
+                self._grow()
+
+    def _grow(self) -> None:
+        # Twice the size, with the same queues: found again, as rows of their own.
+        known = np.concatenate(self._queue_rows)
+        self._queue_table = np.zeros(2 * len(self._queue_table), dtype=np.uint64)
+        self._queues_known[:] = 0
+        nothing = np.zeros(len(known), dtype=np.int32)
+        topic_ids, queue_ids = known["topic_id"].copy(), known["queue_id"].copy()
+        found = np.empty(len(known), dtype=np.uint32)
+        offsets = np.zeros(len(known), dtype=np.int64)
+        first_rows(topic_ids, queue_ids, nothing, offsets, 0, self._queue_table, self._queues_known, found)

@@ -1,0 +1,74 @@
+"""A rebuild on Spark: the files of the one process, by the command line and by the driver's function."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.daemon import indexd_here
+from support.goldens import unpack
+from support.reopened import config_for
+from support.small_log import SEGMENT_SIZE, SIZES, write_log
+from support.spark_rebuild import assert_same_data, by_one, by_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_store_that_rocketmq_wrote(spark: SparkSession, tmp_path: Path) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    golden = unpack("rocketmq-5.4-clean", tmp_path)
+    config = config_for(
+        golden.root,
+        tmp_path / "data",
+        segment_size=golden.segment_size,
+        consume_queue_file_size=golden.queue_file_size,
+        hash_slot_num=golden.hash_slot_num,
+        index_num=golden.index_num,
+        flavour=golden.flavour,
+    )
+    by_one(config, tmp_path / "one")
+    found = by_tasks(config, tmp_path / "out", golden.segment_size // 3, partial(run_tasks, spark))
+    assert found.tasks > 3 * len(golden.segments())
+    assert_same_data(config, tmp_path / "out", tmp_path / "one")
+
+
+def test_the_command_line(spark: SparkSession, tmp_path: Path) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    write_log(store, 3000)
+    words = ("rebuild", "--store", store, "--data", tmp_path / "data", *SIZES, "--out")
+    here = indexd_here(*words, tmp_path / "one", "--json")
+    assert here.returncode == 0, here.stderr
+    there = indexd_here(*words, out, "--json", "--engine", "spark", "--split-size", "100000")
+    assert (there.returncode, there.stderr) == (0, "")
+    one, found = json.loads(here.stdout), json.loads(there.stdout)
+    assert (one.pop("engine"), found.pop("engine")) == ("process", "spark")
+    assert found.pop("tasks") >= 9
+    assert found.pop("resumedTasks") == 0
+    passing = {"out", "seconds", "processSeconds"}
+    assert {key: found[key] for key in found.keys() - passing} == {key: one[key] for key in one.keys() - passing}
+    config = config_for(store, tmp_path / "data")
+    assert_same_data(config, out, tmp_path / "one")
+
+
+def test_a_corrupt_log_is_passed_over_as_told_by_one_that_resumes(spark: SparkSession, tmp_path: Path) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    write_log(store, 3000)
+    with (store / "commitlog" / f"{SEGMENT_SIZE:020d}").open("r+b") as file:
+        file.seek(1000)
+        file.write(bytes(range(1, 200)))
+    words = ("rebuild", "--store", store, "--data", tmp_path / "data", *SIZES, "--engine", "spark", "--out", out)
+    done = indexd_here(*words, "--split-size", "60000")
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert "the log is corrupt at offset 263108 of" in done.stderr
+    assert done.stderr.endswith("; --resume goes on with what is finished\n")
+    done = indexd_here(*words, "--split-size", "60000", "--on-corrupt", "skip", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "taken over" in done.stdout
+    skipping = config_for(store, tmp_path / "data", on_corrupt="skip")
+    by_one(skipping, tmp_path / "one")
+    assert_same_data(skipping, out, tmp_path / "one")

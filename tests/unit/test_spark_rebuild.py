@@ -1,0 +1,248 @@
+"""A rebuild by tasks makes what the one-process rebuild makes, byte for byte, however log and index are cut."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from indexd.config import Config
+from indexd.errors import CorruptDataError
+from indexd.recovery.rebuild import Rebuilt
+from indexd.spark import run_writer
+from indexd.spark.splits import Split, plan_splits
+from indexd.storage.disk import Disk
+from support import small_log
+from support.beside_log import frames, spec, write
+from support.goldens import GOLDENS, Golden, unpack
+from support.odd_log import OddMessage, some_messages, write_odd
+from support.reopened import config_for
+from support.small_log import BASE_TIME, messages, write_log
+from support.spark_rebuild import assert_same_data, assert_same_rebuild, by_one, by_tasks
+
+SEGMENT_SIZE = 16 << 10
+
+
+@pytest.fixture(autouse=True)
+def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Thousands of small files are made here, and no machine fails.
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(scope="module")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("goldens")
+
+
+def config_of(golden: Golden, data: Path, **keys: object) -> Config:
+    sizes = {
+        "segment_size": golden.segment_size,
+        "consume_queue_file_size": golden.queue_file_size,
+        "hash_slot_num": golden.hash_slot_num,
+        "index_num": golden.index_num,
+        "flavour": golden.flavour,
+    }
+    return config_for(golden.root, data, **sizes | keys)
+
+
+def odd_config(root: Path, **keys: object) -> Config:
+    return config_for(root / "store", root / "data", **{"segment_size": SEGMENT_SIZE, "index_num": 100} | keys)
+
+
+def write_messages(store: Path, count: int, seed: int = 1) -> list[int]:
+    """Keys that repeat, several a message or none, transactions; where each message begins."""
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+        return [writer.append(one) for one in islice(messages(seed), count)]
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_stores_that_rocketmq_wrote(goldens: Path, tmp_path: Path, name: str) -> None:
+    golden = unpack(name, goldens)
+    assert_same_rebuild(config_of(golden, tmp_path / "data"), tmp_path, [0, 7777])
+
+
+@pytest.mark.parametrize("flavour", ["3.x", "4.0", "4.7", "5.4"])
+@pytest.mark.parametrize(("hash_slot_num", "index_num"), [(1, 2), (7, 3), (500, 100), (100, 20_000)])
+def test_every_flavour_and_files_of_many_sizes(
+    tmp_path: Path, flavour: str, hash_slot_num: int, index_num: int
+) -> None:
+    write_messages(tmp_path / "store", 150)
+    config = odd_config(tmp_path, flavour=flavour, hash_slot_num=hash_slot_num, index_num=index_num)
+    found = assert_same_rebuild(config, tmp_path, [0, 1000])
+    assert (found.files > 30) == (index_num < 10)
+
+
+@pytest.mark.parametrize("last", ["key", "no key", "prepared", "rolled back"])
+def test_a_last_file_that_is_just_full(tmp_path: Path, last: str) -> None:
+    # 9 messages with an entry each fill three files; whatever comes behind them begins a fourth.
+    ours = [FrameSpec("T", b"x", {"KEYS": f"k{number}"}, store_timestamp=BASE_TIME + number) for number in range(9)]
+    if last != "key":
+        flag = {"no key": 0, "prepared": 0x4, "rolled back": 0xC}[last]
+        keys = {} if last == "no key" else {"KEYS": "k"}
+        ours.append(FrameSpec("T", b"x", keys, sys_flag=flag, store_timestamp=BASE_TIME + 99))
+    write(tmp_path / "store", ours, SEGMENT_SIZE)
+    config = odd_config(tmp_path, index_num=4, flavour="3.x")
+    assert assert_same_rebuild(config, tmp_path, [0, 91, 200]).files == (3 if last == "key" else 4)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"consume_queue": "false"}, {"sparse": "false"}, {"consume_queue": "false", "sparse": "false"}]
+)
+def test_some_outputs_alone(tmp_path: Path, keys: dict[str, str]) -> None:
+    write_messages(tmp_path / "store", 300)
+    assert_same_rebuild(odd_config(tmp_path, **keys), tmp_path, [0, 3000])
+
+
+def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (30, 100, 0, 91, 200, 5, 400, 0)
+    write_odd(tmp_path / "store", [OddMessage(b"T", body_size=size, time=size) for size in sizes], 1024)
+    config = odd_config(tmp_path, segment_size=1024, index_num=4)
+    by_one(config, tmp_path / "one")
+    seen = set()
+    for offset in range(2 * 1024):
+        splits = [
+            *plan_splits(Disk(), config, size=2048, end=offset), *plan_splits(Disk(), config, size=2048, begin=offset)
+        ]  # fmt: skip
+        if tuple(splits) in seen:
+            continue
+        seen.add(tuple(splits))
+        monkeypatch.setattr("indexd.spark.rebuild.plan_splits", lambda *_, found=splits, **__: found)
+        out = tmp_path / str(offset)
+        by_tasks(config, out)
+        assert_same_data(config, out, tmp_path / "one")
+    assert len(seen) == len(sizes) - 1
+
+
+def test_splits_that_begin_anywhere_are_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the log had been written anew since they were planned.
+    sizes = (30, 100, 0, 91, 200, 5, 400, 0)
+    write_odd(tmp_path / "store", [OddMessage(b"T", body_size=size, time=size) for size in sizes], 1024)
+    config = odd_config(tmp_path, segment_size=1024, index_num=4)
+    by_one(config, tmp_path / "one")
+    for offset in range(1, 2048, 13):
+        begins = sorted({0, offset, 1024})
+        splits = [Split(begin, end) for begin, end in pairwise([*begins, 2048])]
+        monkeypatch.setattr("indexd.spark.rebuild.plan_splits", lambda *_, found=splits, **__: found)
+        by_tasks(config, tmp_path / str(offset))
+        assert_same_data(config, tmp_path / str(offset), tmp_path / "one")
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_messages(), st.data())
+def test_any_log_in_splits_of_any_size(ours: list[OddMessage], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_odd(root / "store", ours, 2048)
+        config = odd_config(
+            root,
+            segment_size=2048,
+            index_num=data.draw(st.integers(2, 20)),
+            hash_slot_num=data.draw(st.integers(1, 9)),
+            flavour=data.draw(st.sampled_from(["3.x", "4.0", "4.7", "5.4"])),
+            queues_max=data.draw(st.integers(1, 6)),
+        )
+        assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
+
+
+def test_runs_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_writer, "ROWS_PER_CHUNK", 10)
+    write_log(tmp_path / "store", 3000)
+    config = odd_config(tmp_path, segment_size=small_log.SEGMENT_SIZE, read_bytes=64 << 10)
+    assert_same_rebuild(config, tmp_path, [0, 100_000])
+
+
+def test_what_looks_like_a_message_inside_a_body(tmp_path: Path) -> None:
+    store, end = tmp_path / "store", 0
+    for number in range(12):
+        inner = encode_frame(spec(number, body=300), end + 84 + 500)
+        body = bytes(500) + inner + bytes(50)
+        end = write(store, [FrameSpec("T", body, {"KEYS": "k"}, store_timestamp=BASE_TIME)], SEGMENT_SIZE)
+        end = write(store, [spec(number)], SEGMENT_SIZE)
+    assert_same_rebuild(odd_config(tmp_path), tmp_path, [0, 91, 333, 1000])
+
+
+def test_a_log_whose_beginning_has_expired(tmp_path: Path) -> None:
+    write_messages(tmp_path / "store", 400)
+    for path in sorted((tmp_path / "store/commitlog").iterdir())[:2]:
+        path.unlink()
+    assert assert_same_rebuild(odd_config(tmp_path), tmp_path, [0, 2000]).begin_offset == 2 * SEGMENT_SIZE
+
+
+def test_logs_without_messages(tmp_path: Path) -> None:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    config = odd_config(tmp_path)
+    assert assert_same_rebuild(config, tmp_path / "a", [0]).files == 0
+    (tmp_path / "store/commitlog" / f"{SEGMENT_SIZE:020d}").write_bytes(bytes(SEGMENT_SIZE))
+    assert assert_same_rebuild(config, tmp_path / "b", [0]).phy_offset == SEGMENT_SIZE
+
+
+def damage(store: Path, offset: int, data: bytes) -> None:
+    base = offset // SEGMENT_SIZE * SEGMENT_SIZE
+    with (store / "commitlog" / f"{base:020d}").open("r+b") as file:
+        file.seek(offset - base)
+        file.write(data)
+
+
+def test_a_corrupt_log_ends_it_or_is_passed_over_as_told(tmp_path: Path) -> None:
+    offsets = write_messages(tmp_path / "store", 600)
+    broken = [offsets[40], offsets[41], offsets[200], next(one for one in offsets if one >= 3 * SEGMENT_SIZE)]
+    for offset in broken:
+        damage(tmp_path / "store", offset, bytes(range(1, 41)))
+    config = odd_config(tmp_path)
+    for size in (0, 1000):
+        with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset ({'|'.join(map(str, broken))}) of"):
+            by_tasks(config, tmp_path / "out", size)
+        assert not (tmp_path / "out").exists()
+    found = assert_same_rebuild(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip", [0, 300, 1000, 5000])
+    assert found.skipped_bytes > 0
+
+
+def test_a_segment_that_is_missing_or_was_never_written(tmp_path: Path) -> None:
+    write_messages(tmp_path / "store", 600)
+    log = tmp_path / "store/commitlog"
+    (log / f"{SEGMENT_SIZE:020d}").unlink()
+    (log / f"{3 * SEGMENT_SIZE:020d}").write_bytes(bytes(SEGMENT_SIZE))
+    for size in (0, 1000):
+        with pytest.raises(CorruptDataError):
+            by_tasks(odd_config(tmp_path), tmp_path / "out", size)
+    found = assert_same_rebuild(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip", [0, 1000])
+    assert found.skipped_bytes >= 2 * SEGMENT_SIZE
+
+
+def tail(config: Config, root: Path) -> Rebuilt:
+    return assert_same_rebuild(config, root, [0, 500, 3000])
+
+
+def test_a_log_that_ends_in_zeros_in_half_a_frame_or_in_bytes_that_are_none(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    offsets = write_messages(store, 250)
+    config = odd_config(tmp_path)
+    last = frames(store, SEGMENT_SIZE)[-1]
+    whole = tail(config, tmp_path / "zeros")
+    assert whole.phy_offset == last.phy_offset + last.size
+    damage(store, offsets[-1] + 50, bytes(last.size - 50))
+    half = tail(config, tmp_path / "half")
+    assert half.messages == whole.messages - 1
+    damage(store, offsets[-1], bytes(range(1, 100)))
+    found = tail(config, tmp_path / "none")
+    assert found.unreadable is not None
+    assert found.unreadable.offset == offsets[-1]
+
+
+def test_a_log_that_was_cut_and_written_on_ends_where_its_writer_is(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    offsets = write_messages(store, 600)
+    inside = [one for one in offsets if one > offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE]
+    at = inside[len(inside) // 4]
+    later = [replace(one, store_timestamp=one.store_timestamp + 10_000_000) for one in islice(messages(2), 3)]
+    end = write(store, later, SEGMENT_SIZE, at=at)
+    damage(store, end, bytes(8))
+    found = tail(odd_config(tmp_path), tmp_path)
+    assert found.phy_offset == end < offsets[-1]
