@@ -35,9 +35,9 @@ _SEGMENT_SIZE = 4 << 20
 _MESSAGES_PER_SECOND = 2000
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
-# A demo's index file is small, so that some get full before the reader's eyes.
 _OUTPUTS = ("index", "consumequeue", "sparse")
 _LINES_SHOWN = 20
+# A demo's index file is small, so that some get full before the reader's eyes.
 _DEMO_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
 
 

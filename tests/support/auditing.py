@@ -119,20 +119,29 @@ def _select(file: NaiveIndexFile, wanted: int) -> set[int]:
     return found
 
 
-def lost_keys(config: Config, flavour: str) -> Counter[int]:
-    """Keys of each message, by its physical offset, that RocketMQ's IndexFile does not find, asked for all time."""
+def lost_keys(config: Config, flavour: str, plan: AuditPlan | None = None) -> Counter[int]:
+    """Keys of each message, by its physical offset, that RocketMQ's IndexFile does not find, asked for all time.
+
+    With a plan, entries count for nothing that point where no entry of their file is believed to point.
+    """
     assert config.store.store is not None
     layout = config.index
-    files = [
-        _file(path.read_bytes(), layout.hash_slot_num, layout.index_num)
+    believed = {file.name: range(file.begin, file.end + 1) for file in plan.files} if plan is not None else {}
+    files = {
+        path.name: _file(path.read_bytes(), layout.hash_slot_num, layout.index_num)
         for path in sorted((config.store.store / "index").iterdir())
-    ]
+    }
     answers: dict[str, set[int]] = {}
     lost: Counter[int] = Counter()
     for message in naive_frames(config.store.store / "commitlog", config.store.segment_size):
         for text in key_texts(message, flavour):
             if text not in answers:
-                answers[text] = {offset for file in files for offset in _select(file, key_hash(text))}
+                answers[text] = {
+                    offset
+                    for name, file in files.items()
+                    for offset in _select(file, key_hash(text))
+                    if plan is None or offset in believed[name]
+                }
             if message.phy_offset not in answers[text]:
                 lost[message.phy_offset] += 1
     return lost

@@ -47,8 +47,8 @@ def swap(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _time_diff(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def]
-    # Seconds since the header's CURRENT begin timestamp, clamped into int32 (spec 3.4, step 3).
+def time_diff_at(store_timestamp, begin_timestamp):  # type: ignore[no-untyped-def]
+    """Seconds since the header's CURRENT begin timestamp, clamped into int32 (spec 3.4, step 3)."""
     if begin_timestamp <= np.int64(0):
         return np.uint32(0)
     # Unsigned, because it wraps as Java's does; compiled, an overflow of signed numbers means anything.
@@ -137,7 +137,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
             key_hash = key_hashes[at]
             slot = np.uint64(block[at - block_start])
             old = slots[slot]
-            _write_entry(entries, written, key_hash, phy, _time_diff(timestamp, state[0]), old)
+            _write_entry(entries, written, key_hash, phy, time_diff_at(timestamp, state[0]), old)
             slots[slot] = swap(np.uint32(count))
             pages[slot >> _PAGE_SHIFT] = np.uint8(1)
             if count <= _1:
@@ -221,7 +221,7 @@ def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type
                 swap(entries[at, _0]) != columns.key_hash[np.uint64(key)]
                 or swap(entries[at, _1]) != np.uint32(np.uint64(phy) >> np.uint64(32))
                 or swap(entries[at, np.uint64(2)]) != np.uint32(np.uint64(phy) & np.uint64(0xFFFFFFFF))
-                or swap(entries[at, np.uint64(3)]) != _time_diff(timestamp, state[0])
+                or swap(entries[at, np.uint64(3)]) != time_diff_at(timestamp, state[0])
             ):
                 return MISMATCH, row, key, at
             if state[5] <= np.int64(1):

@@ -1,0 +1,29 @@
+"""``indexd audit``: a broker's own index files held against its log, read-only, whether the broker runs or not.
+
+The log is cut into stretches, the index files are given to the stretches that they point into, and each stretch is a
+task of its own: one process goes through them in order, Spark through many at once, and what they come to is the same.
+
+``ground``    the index folder as it stands: files, foreign ones, headers, which part of the log each file points into
+``evidence``  which RocketMQ wrote the entries, by the entries themselves
+``plan``      tasks that together cover the whole log exactly once
+``task``      one stretch of the log, decoded and compared
+``stretch``   the messages of a stretch, and where the log ends
+``chains``    one file against itself: links, slots, header; what the broker's walk does not reach
+``entries``   the entries of a file that point into a stretch, in the order of the log
+``match``     messages and entries side by side
+``kernel``    the two loops of that, compiled
+``holes``     ranges of the log whose keys are not findable
+``notes``     what does not hold, bounded, the same however the log was cut
+``part``      what one task came to
+``whole``     parts put together, and the run over all tasks
+``live``      whether a broker is at work
+``loading``   the kernels, before there is work for them
+"""
+
+from indexd.audit.loading import load_kernels
+from indexd.audit.part import Part
+from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
+from indexd.audit.task import audit_task
+from indexd.audit.whole import Audit, audit_with, join
+
+__all__ = ["Audit", "AuditPlan", "AuditTask", "Part", "audit_task", "audit_with", "join", "load_kernels", "plan_audit"]

@@ -1,0 +1,89 @@
+"""What one task came to: small, pickled, and put together with others by ``whole``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from indexd.audit.holes import Holes
+from indexd.audit.notes import Notes
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """One index file as it was found; ``expired`` entries point before the log, ``unreachable`` ones no walk meets.
+
+    ``used_slots`` by its entries; what the header counts may be these or the entries (before RocketMQ 4.7.1).
+    """
+
+    name: str
+    entries: int
+    begin: int
+    end: int
+    begin_timestamp: int
+    end_timestamp: int
+    used_slots: int
+    used_slot_count: int
+    expired: int
+    unreachable: int
+
+    @property
+    def counts_every_put(self) -> bool | None:
+        """Which of both meanings the header's count has; None when they do not differ, or it is neither."""
+        if self.used_slots == self.entries or self.used_slot_count not in (self.used_slots, self.entries):
+            return None
+        return self.used_slot_count == self.entries
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``--json``."""
+        return {
+            "kind": "file",
+            "name": self.name,
+            "entries": self.entries,
+            "beginOffset": self.begin,
+            "endOffset": self.end,
+            "beginTimestamp": self.begin_timestamp,
+            "endTimestamp": self.end_timestamp,
+            "usedSlots": self.used_slots,
+            "usedSlotCount": self.used_slot_count,
+            "countsEveryPut": self.counts_every_put,
+            "expiredEntries": self.expired,
+            "unreachableEntries": self.unreachable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """``[begin, end)`` of the log could not be read: why."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Part:
+    """What was met in ``[begin, end)`` of the log, and in the files that were checked there.
+
+    ``keys`` of ``keyed_messages`` of ``messages``: ``missing_keys`` of them are not findable, of which
+    ``unreachable_keys`` have entries that no walk meets. ``entries`` were held against messages; ``left_out_entries``
+    point into ``gaps``, ``expired_entries`` before the log. ``log_end`` is where the log ends, if that is in here.
+    """
+
+    begin: int
+    end: int
+    messages: int = 0
+    keyed_messages: int = 0
+    keys: int = 0
+    missing_keys: int = 0
+    unreachable_keys: int = 0
+    entries: int = 0
+    expired_entries: int = 0
+    left_out_entries: int = 0
+    log_begin: int | None = None
+    log_end: int | None = None
+    unreadable: str | None = None
+    holes: Holes = field(default_factory=Holes)
+    gaps: list[Gap] = field(default_factory=list)
+    files: list[FileSeen] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)

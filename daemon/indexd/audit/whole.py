@@ -1,0 +1,173 @@
+"""Audit: what all tasks together came to. The same however the log was cut, and in whatever order they ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from indexd.audit.evidence import Era
+from indexd.audit.holes import Hole, Holes
+from indexd.audit.notes import Notes
+from indexd.audit.part import FileSeen, Gap, Part
+from indexd.audit.plan import AuditPlan, AuditTask
+from indexd.audit.task import audit_task
+from indexd.config import Config
+from indexd.findings import Finding
+from indexd.storage.disk import Disk
+
+# Threads that read ahead where one process does it all.
+_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """``keys`` of ``keyed_messages`` of ``messages`` in ``[log_begin, log_end)``; those no query finds are in holes.
+
+    ``unreachable_keys`` of the missing ones have an entry that no walk meets. ``entries`` were held against messages,
+    ``expired_entries`` point before the log, ``left_out_entries`` into ``gaps``, which could not be read. ``holes`` are
+    the largest of ``hole_count``; a hole is at the ``tail`` when no key behind it is findable. ``findings`` are the
+    first of a kind and file, ``counts`` how many there are of a kind.
+    """
+
+    log_begin: int
+    log_end: int
+    unreadable: str | None
+    messages: int
+    keyed_messages: int
+    keys: int
+    missing_keys: int
+    unreachable_keys: int
+    entries: int
+    expired_entries: int
+    left_out_entries: int
+    holes: tuple[Hole, ...]
+    hole_count: int
+    tail: Hole | None
+    gaps: tuple[Gap, ...]
+    files: tuple[FileSeen, ...]
+    eras: tuple[Era, ...]
+    is_flavour_given: bool
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+
+    @property
+    def is_sound(self) -> bool:
+        """Every key is findable and nothing is wrong."""
+        return not self.missing_keys and not self.counts
+
+    @property
+    def findable_keys(self) -> int:
+        """Keys that the broker's own query would find, asked without bounds."""
+        return self.keys - self.missing_keys
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The lines of ``--json``: files, holes, findings, and the summary last."""
+        for file in self.files:
+            yield file.to_json()
+        for hole in self.holes:
+            yield hole.to_json() | {"tail": hole == self.tail}
+        for finding in self.findings:
+            row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
+            yield {"kind": "finding", **row}
+        yield {
+            "kind": "summary",
+            "beginOffset": self.log_begin,
+            "endOffset": self.log_end,
+            "unreadable": self.unreadable,
+            "messages": self.messages,
+            "keyedMessages": self.keyed_messages,
+            "keys": self.keys,
+            "findableKeys": self.findable_keys,
+            "missingKeys": self.missing_keys,
+            "unreachableKeys": self.unreachable_keys,
+            "holes": self.hole_count,
+            "files": len(self.files),
+            "comparedEntries": self.entries,
+            "expiredEntries": self.expired_entries,
+            "leftOutEntries": self.left_out_entries,
+            "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
+            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
+            "flavourGiven": self.is_flavour_given,
+            "findings": sum(self.counts.values()),
+            "counts": self.counts,
+        }
+
+
+def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
+    """Put the parts together; ``parts[i]`` is what ``plan.tasks[i]`` came to."""
+    notes, holes, gaps = Notes(), Holes(), list[Gap]()
+    notes.merge(plan.notes)
+    for part in parts:
+        notes.merge(part.notes)
+        holes.merge(part.holes)
+        for gap in part.gaps:
+            _add_gap(gaps, gap)
+    counts: Counter[str] = Counter()
+    for (_, what), count in notes.counts.items():
+        counts[what] += count
+    kept, hole_count = holes.all()
+    files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
+    log_end, unreadable = _log_end(plan, parts)
+    return Audit(
+        log_begin=min(max([plan.log_begin, *(part.log_begin or 0 for part in parts)]), log_end),
+        log_end=log_end,
+        unreadable=unreadable,
+        messages=sum(part.messages for part in parts),
+        keyed_messages=sum(part.keyed_messages for part in parts),
+        keys=sum(part.keys for part in parts),
+        missing_keys=sum(part.missing_keys for part in parts),
+        unreachable_keys=sum(part.unreachable_keys for part in parts),
+        entries=sum(part.entries for part in parts),
+        expired_entries=sum(part.expired_entries for part in parts),
+        left_out_entries=sum(part.left_out_entries for part in parts),
+        holes=tuple(kept),
+        hole_count=hole_count,
+        tail=holes.last if holes.is_open_behind else None,
+        gaps=tuple(gaps),
+        files=tuple(files),
+        eras=_named(plan, files),
+        is_flavour_given=plan.is_flavour_given,
+        findings=tuple(notes.findings()),
+        counts=dict(sorted(counts.items())),
+    )
+
+
+def audit_with(
+    plan: AuditPlan, disk: Disk, config: Config, on_progress: Callable[[int, int], None], workers: int = _WORKERS
+) -> Audit:
+    """Every task in this process, one after the other; ``on_progress`` gets (bytes done, bytes in all)."""
+    done = 0
+
+    def on_bytes(more: int) -> None:
+        nonlocal done
+        done += more
+        on_progress(done, plan.size)
+
+    def run(task: AuditTask) -> Part:
+        return audit_task(task, disk, config, workers=workers, on_bytes=on_bytes)
+
+    return join(plan, [run(task) for task in plan.tasks])
+
+
+def _add_gap(gaps: list[Gap], gap: Gap) -> None:
+    if gaps and gaps[-1].end == gap.begin and gaps[-1].reason == gap.reason:
+        gaps[-1] = Gap(gaps[-1].begin, gap.end, gap.reason)
+    else:
+        gaps.append(gap)
+
+
+def _log_end(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, str | None]:
+    # The first place where a task met the end, and behind which none met a message.
+    last = max((number for number, part in enumerate(parts) if part.messages), default=0)
+    ends = [(part.log_end, part.unreadable) for part in parts[last:] if part.log_end is not None]
+    return ends[0] if ends else (plan.log_end, None)
+
+
+def _named(plan: AuditPlan, files: Sequence[FileSeen]) -> tuple[Era, ...]:
+    # 4.0 and 4.7 index the same; how the headers count tells which it was.
+    meanings = {file.counts_every_put for file in files} - {None}
+    if plan.is_flavour_given or meanings != {True}:
+        return plan.eras
+    return tuple(Era(era.begin, "4.0") if era.flavour == "4.7" else era for era in plan.eras)

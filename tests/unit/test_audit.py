@@ -1,0 +1,233 @@
+"""``indexd audit`` on stores that RocketMQ wrote, on stores it lost keys of, and however the work is cut."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.audit import plan_audit
+from indexd.audit.plan import NEVER
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.config import Config
+from indexd.index.format import IndexLayout
+from indexd.storage.disk import Disk
+from support.auditing import (
+    audit,
+    audit_plan,
+    config_for,
+    config_of_golden,
+    index_log,
+    key_texts,
+    lost_keys,
+    restart_of_killed_broker,
+    rows_of,
+)
+from support.goldens import GOLDENS, unpack
+from support.naive import NaiveIndexService, naive_frames
+from support.small_log import SEGMENT_SIZE, messages, write_log
+
+LAYOUT = IndexLayout(500, 2000)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Several segments and files; not to be changed."""
+    store = tmp_path_factory.mktemp("small") / "store"
+    write_log(store, 4000)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    index_log(config)
+    return config
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_nothing_is_wrong_with_what_rocketmq_wrote(tmp_path: Path, name: str) -> None:
+    golden = unpack(name, tmp_path)
+    found = audit(config_of_golden(golden))
+    assert found.is_sound, rows_of(found)
+    assert {era.flavour for era in found.eras} == {golden.flavour}
+    assert not found.is_flavour_given
+    rows = golden.messages()
+    assert (found.messages, found.log_end) == (len(rows), rows[-1]["phyOffset"] + rows[-1]["size"])
+    frames = naive_frames(golden.root / "commitlog", golden.segment_size)
+    assert found.keys == found.entries == sum(len(key_texts(frame, golden.flavour)) for frame in frames)
+    assert len(found.files) == len(golden.index_files())
+
+
+@pytest.mark.parametrize("flavour", ["3.x", "4.0", "4.7", "5.4"])
+def test_an_index_of_our_own_has_no_findings_in_any_flavour(tmp_path: Path, flavour: str) -> None:
+    store = tmp_path / "store"
+    write_log(store, 3000)
+    index_log(config_for(store, LAYOUT, SEGMENT_SIZE), flavour)
+    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == ["5.4" if flavour == "5.4" else flavour]
+    if flavour == "5.4":
+        assert audit(config_for(store, LAYOUT, SEGMENT_SIZE, flavour="4.7")).counts["entry-without-key"] > 1000
+
+
+def test_the_restart_that_loses_1514_of_2571_unique_keys(tmp_path: Path) -> None:
+    golden = unpack("rocketmq-5.4-killed-open-index", tmp_path)
+    config = config_of_golden(golden)
+    restart_of_killed_broker(golden.root)
+    # Re-dispatch begins with the segment whose first message was certainly flushed (spec rocketmq-store 7.2).
+    index_log(config, begin=6 * golden.segment_size)
+    found = audit(config)
+    (hole,) = found.holes
+    assert (hole.begin, found.tail, found.counts) == (0, None, {})
+
+    frames = list(naive_frames(golden.root / "commitlog", golden.segment_size))
+    unique = [frame.phy_offset for frame in frames if frame.uniq_key is not None and key_texts(frame, "5.4")]
+    lost = lost_keys(config, "5.4")
+    assert len(unique) == 2571
+    assert sum(hole.begin <= offset < hole.end for offset in unique) == 1514
+    assert (hole.messages, hole.keys) == (len(lost), lost.total()) == (2226, 10858)
+    assert (found.missing_keys, found.keys) == (10858, 18402)
+    last = max(lost)
+    ends = {frame.phy_offset: frame.phy_offset + frame.size for frame in frames}
+    assert hole.end == ends[last]
+    times = [frame.store_timestamp for frame in frames if frame.phy_offset in lost]
+    assert (hole.begin_timestamp, hole.end_timestamp) == (min(times), max(times))
+
+
+def test_files_that_are_gone_leave_holes(small: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    files = sorted((store / "index").iterdir())
+    assert len(files) >= 4
+    files[1].unlink()
+    files[-1].unlink()
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    found, lost = audit(config), lost_keys(config, "5.4")
+    assert found.counts == {}
+    assert (found.missing_keys, sum(hole.messages for hole in found.holes)) == (lost.total(), len(lost))
+    assert [hole == found.tail for hole in found.holes] == [False, True]
+    assert all(hole.begin in lost for hole in found.holes)
+
+
+def test_without_an_index_all_is_one_hole(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    end = write_log(store, 2000)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    found = audit(config)
+    (hole,) = found.holes
+    assert hole == found.tail
+    assert (hole.keys, found.findable_keys, found.log_end) == (found.keys, 0, end)
+    assert len(plan_audit(Disk(), config).tasks) == len(list((store / "commitlog").iterdir()))
+
+
+def test_neither_log_nor_index(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
+    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
+    assert found.is_sound
+    assert (found.messages, found.log_begin, found.log_end) == (0, 0, 0)
+
+
+def test_what_has_expired_is_no_finding(small: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    before = audit(small)
+    for segment in sorted((store / "commitlog").iterdir())[:2]:
+        segment.unlink()
+    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
+    assert found.is_sound, rows_of(found)
+    assert found.log_begin == 2 * SEGMENT_SIZE
+    assert found.expired_entries > 4000  # a whole file, and a part of the next
+    assert found.expired_entries + found.entries == before.entries
+
+
+def test_the_log_was_cut_and_entries_point_behind_it(small: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    segments = sorted((store / "commitlog").iterdir())
+    segments[-1].unlink()
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    found = audit(config)
+    assert set(found.counts) == {"entry-behind-log"}
+    assert found.counts["entry-behind-log"] == audit(small).entries - found.keys
+    assert found.missing_keys == 0
+
+
+def test_indexed_twice_after_a_crash(small: Config, tmp_path: Path) -> None:
+    # The newest file was thrown away, and re-dispatch began before its first message (spec rocketmq-store 7.5).
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    max((store / "index").iterdir()).unlink()
+    index_log(config, begin=SEGMENT_SIZE, name=20270101000000000)
+    found = audit(config)
+    assert found.missing_keys == 0
+    # Of the files that were made anew, those that end before the newest old one have names out of order.
+    assert set(found.counts) == {"entry-twice", "file-order"}
+    assert found.counts["entry-twice"] == found.entries - found.keys
+    assert lost_keys(config, "5.4").total() == 0
+
+
+def test_names_in_another_order_than_the_log(small: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    files = sorted((store / "index").iterdir())
+    files[0].rename(files[0].with_name("20991231235959999"))
+    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
+    assert found.missing_keys == 0
+    assert found.counts == {"file-order": 1}
+    assert found.findings[0].file == "index/20991231235959999"
+
+
+def test_a_broker_that_was_upgraded_goes_on_in_its_file(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = config_for(store, IndexLayout(500, 40_000), SEGMENT_SIZE)
+    write_log(store, 1500)
+    index_log(config, "4.7")
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=audit(config).log_end) as writer:
+        upgraded_at = writer.max_offset
+        for spec in islice(messages(1), 1500, 3000):
+            writer.append(spec)
+    # What 5.4 appends to the same file, with the header that it found there.
+    old, new = (NaiveIndexService(500, 40_000, flavour) for flavour in ("4.7", "5.4"))
+    new.files = old.files
+    for frame in naive_frames(store / "commitlog", SEGMENT_SIZE):
+        (old if frame.phy_offset < upgraded_at else new).build_index(frame)
+    (path,) = (store / "index").iterdir()
+    path.write_bytes(old.files[0].to_bytes())
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == ["4.7", "5.4"]
+    assert audit(config_for(store, IndexLayout(500, 40_000), SEGMENT_SIZE, flavour="5.4")).missing_keys > 0
+
+
+def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
+    files = sorted((store / "index").iterdir())
+    files[2].unlink()
+    rand = random.Random(7)
+    for path in (files[0], files[1], files[-1]):
+        data = bytearray(path.read_bytes())
+        for _ in range(60):
+            data[rand.randrange(2040, len(data) // 2)] ^= 1 << rand.randrange(8)
+        path.write_bytes(data)
+    index_log(config_for(store, LAYOUT, SEGMENT_SIZE), begin=SEGMENT_SIZE, name=20270101000000000)
+    for path in sorted((store / "index").iterdir())[-2:]:
+        path.unlink()
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    wanted = audit(config)
+    assert wanted.missing_keys
+    assert len(wanted.counts) >= 5
+    assert wanted.hole_count > 3
+    assert wanted.missing_keys == lost_keys(config, "5.4").total()
+    offsets = [frame.phy_offset for frame in naive_frames(store / "commitlog", SEGMENT_SIZE)]
+
+    @settings(max_examples=25)
+    @given(st.lists(st.sampled_from(offsets), max_size=8), st.sampled_from([None, SEGMENT_SIZE]), st.randoms())
+    def check(cuts: list[int], size: int | None, order: random.Random) -> None:
+        plan = plan_audit(Disk(), config, cuts=cuts, size=size)
+        stretches = [(task.begin, task.end) for task in plan.tasks if task.begin < task.end]
+        assert [end for _, end in stretches[:-1]] == [begin for begin, _ in stretches[1:]]
+        assert (stretches[0][0], stretches[-1][1]) == (0, NEVER)
+        assert set(cuts) - {0} <= {begin for begin, _ in stretches}
+        numbers = list(range(len(plan.tasks)))
+        order.shuffle(numbers)
+        assert audit_plan(plan, config, numbers) == wanted
+
+    check()
