@@ -1,0 +1,84 @@
+"""The report as one HTML page that needs nothing else: plots, tables, light and dark, on a screen and on a phone.
+
+Plotly's JavaScript stands in the page. Its Content-Security-Policy allows these scripts, by their hashes, and no
+address at all: a browser fetches nothing, and runs nothing that came out of the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from indexd import __version__
+from indexd.spark.stats import wording
+from indexd.spark.stats.plots import plots_of
+from indexd.spark.stats.verdict import RIGHT, TOO_FEW
+from indexd.storage.disk import Disk
+
+Row = dict[str, Any]
+_HERE = __package__ or "indexd.spark.stats"
+
+
+def write_page(report: Row, disk: Disk, path: Path, top: int) -> None:
+    """Write the page to ``path``, in place of what is there; its folder is made. Raises DiskError."""
+    disk.make_dir(path.parent)
+    disk.write_atomically(path, render_page(report, top).encode("utf-8", "replace"), durable=False)
+
+
+def render_page(report: Row, top: int) -> str:
+    """The page of a report (``report.to_report``), of each list the first ``top``."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "number": wording.show_number,
+        "size": wording.show_size,
+        "share": wording.show_share,
+        "duration": wording.show_duration,
+        "utc": wording.show_utc,
+        "name": wording.show_name,
+        "repeated": wording.show_repeated,
+    }
+    scripts = [get_plotlyjs(), _text("page.js")]
+    template = environment.from_string(_text("page.html"))
+    return template.render(
+        report=report,
+        top=top,
+        version=__version__,
+        style=Markup(_text("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        hashes=" ".join(_hash_of(script) for script in scripts),
+        plots=Markup(_as_data(plots_of(report))),
+        twice=_twice(report),
+        range_words=wording.RANGE_WORDS,
+        is_right=bool(report["index"]) and report["index"]["verdict"]["answer"] == RIGHT,
+        is_bad=bool(report["index"]) and report["index"]["verdict"]["answer"] == TOO_FEW,
+    )
+
+
+def _text(name: str) -> str:
+    return files(_HERE).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash_of(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _as_data(value: object) -> str:
+    # Nothing in it ends the element that holds it, whatever it says.
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _twice(report: Row) -> list[Row]:
+    rows = {row["phyOffset"]: row for row in (*report["hotUniqKeys"]["top"], *report["repeatedUniqKeys"])}
+    return sorted(rows.values(), key=lambda row: (-row["count"], row["phyOffset"]))
