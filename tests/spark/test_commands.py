@@ -1,0 +1,91 @@
+"""The commands as an operator types them, on a standalone cluster that loses an executor, and through Connect."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+
+from support.daemon import indexd_here
+from support.reopened import config_for
+from support.small_log import SIZES, write_log
+from support.spark_cluster import Standalone, output_of, spark_environment, wait_for
+from support.spark_rebuild import assert_same_data
+
+if TYPE_CHECKING:
+    from support.spark_cluster import ConnectServer
+
+MESSAGES = 12_000
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    """``indexd`` beside this Python; see ``output_of``."""
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("indexd")), *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=spark_environment(),
+    )
+
+
+def rows_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it says with --json."""
+    found: dict[str, Any] = json.loads(output_of(process).splitlines()[-1])
+    return found
+
+
+def common(root: Path) -> tuple[object, ...]:
+    return ("--store", root / "store", "--data", root / "data", *SIZES, "--json")
+
+
+def one_process(root: Path) -> Path:
+    done = indexd_here("rebuild", *common(root), "--out", root / "one")
+    assert done.returncode == 0, done.stderr
+    return root / "one"
+
+
+def test_a_rebuild_on_a_cluster_that_loses_an_executor(standalone: Standalone, tmp_path: Path) -> None:
+    write_log(tmp_path / "store", MESSAGES)
+    out = tmp_path / "out"
+    flags = ("--engine", "spark", "--split-size", "25000", *standalone.flags)
+    process = start("rebuild", *common(tmp_path), "--out", out, *flags)
+    building = tmp_path / "out.building"
+    try:
+        wait_for("runs", lambda: len(list(building.rglob("*.run*"))) >= 10 or process.poll() is not None)
+        assert process.poll() is None, "it was over before anybody could be killed"
+        standalone.kill_executor(standalone.workers[0])
+        found = rows_of(process)
+    finally:
+        process.kill()
+    assert found["messages"] == MESSAGES
+    assert found["tasks"] > 100
+    assert_same_data(config_for(tmp_path / "store", tmp_path / "data"), out, one_process(tmp_path))
+    assert not building.exists()
+
+
+def test_an_export_on_a_cluster(standalone: Standalone, tmp_path: Path) -> None:
+    write_log(tmp_path / "store", MESSAGES)
+    target = tmp_path / "parquet"
+    found = rows_of(start("export", *common(tmp_path), "--to", target, "--split-size", "200000", *standalone.flags))
+    assert found["rows"] == MESSAGES
+    table = ds.dataset(target, partitioning="hive").to_table(columns=["phyOffset", "topic"])
+    assert table.num_rows == len(set(table["phyOffset"].to_pylist())) == MESSAGES
+
+
+def test_a_rebuild_and_an_export_through_connect(connect_server: ConnectServer, tmp_path: Path) -> None:
+    write_log(tmp_path / "store", MESSAGES)
+    flags = ("--engine", "spark", "--split-size", "200000", *connect_server.flags)
+    found = rows_of(start("rebuild", *common(tmp_path), "--out", tmp_path / "out", *flags))
+    assert found["messages"] == MESSAGES
+    assert_same_data(config_for(tmp_path / "store", tmp_path / "data"), tmp_path / "out", one_process(tmp_path))
+    target = tmp_path / "parquet"
+    found = rows_of(start("export", *common(tmp_path), "--to", target, "--topics", "OrderPaid", *connect_server.flags))
+    table = ds.dataset(target, partitioning="hive").to_table(columns=["topic"])
+    assert 0 < found["rows"] == table.num_rows < MESSAGES
+    assert set(table["topic"].to_pylist()) == {"OrderPaid"}
