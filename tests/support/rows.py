@@ -46,7 +46,8 @@ def row_of(message: Message) -> dict[str, Any]:
 def rows_of(data: bytes, base: int = 0, segment_end: int | None = None) -> list[dict[str, Any]]:
     """The rows of one segment's bytes, up to the first thing that is no message."""
     end = base + len(data) if segment_end is None else segment_end
-    rows, position = [], 0
+    rows: list[dict[str, Any]] = []
+    position = 0
     while True:
         options = DecoderOptions(DELAYS, FRAME_SIZE_MAX)
         found = decode_frame(data, position, base + position, end, options)

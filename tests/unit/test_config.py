@@ -123,7 +123,13 @@ def test_the_shipped_file_documents_every_key_with_its_default():
                 assert part in text, f"{key}: no {part.strip('# ')}"
             if KEYS[key].bounds:
                 assert KEYS[key].bounds in text, key
-            if key not in ("store", "data", "broker_conf", "remote", "java_home"):  # these have no default that could be written down
+            if key not in (
+                "store",
+                "data",
+                "broker_conf",
+                "remote",
+                "java_home",
+            ):  # these have no default that could be written down
                 default = load({}, None, HOME)
                 model = type(getattr(default, section))
                 made = model.model_validate({key: value, **({"data": "/d"} if section == "store" else {})})

@@ -13,7 +13,7 @@ What a task reads, and the data source ``rocketmq_commitlog``:
 
     splits        the log in stretches that are read side by side, exact without any index
     columns       the schema of a message and its version
-    rows          the messages of a split as Arrow record batches, with rows_kernel and located
+    rows          the messages of a split as Arrow record batches: located, rows_kernel, texts_kernel, arrays
     options       what ``option(...)`` may say
     source        the data source; a DataFrame of the log (batch), a streaming query over it (stream)
     time_range    which part of the log can hold a time
@@ -28,7 +28,7 @@ What a job makes:
     build_index   stage two of the key index; build_queues of the ConsumeQueues, build_sparse of the sparse indexes
     job_directory where a rebuild makes everything until it is renamed
     audit         the audit of a broker's index
-    export        messages as Parquet: export_task, parquet, partitions; target and outputs are the directory it fills
+    export        messages as Parquet: export_task, parquet, partitions; target, outputs and remote_outputs are where they go
     stats         what the log holds, counted
 
 Only the session, the tasks and the rest of this package import pyspark: the daemon and the queries never do. Everything

@@ -1,0 +1,264 @@
+"""A DataFrame of the log: the splits that are planned, and rows that are the same whatever is pruned."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
+
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.config import Config
+from indexd.errors import DisturbedError, UsageError
+from indexd.spark.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
+from indexd.spark.options import parse_options
+from indexd.spark.source import CommitLogSource, spark_schema
+from indexd.spark.splits import plan_splits
+from indexd.spark.time_range import segment_before, segment_behind
+from indexd.storage.disk import Disk
+from support.data_directory import T0, spec
+from support.queue_store import QueueStore
+from support.rows import plain, rows_of_log
+from support.small_log import SEGMENT_SIZE, write_log
+
+
+def source(store: Path, **options: Any) -> CommitLogSource:
+    return CommitLogSource({"path": str(store), "settlems": "1"} | {name: str(text) for name, text in options.items()})
+
+
+def reader(store: Path, **options: Any) -> DataSourceReader:
+    made = source(store, **options)
+    return made.reader(made.schema())
+
+
+def read(reader: DataSourceReader) -> list[dict[str, Any]]:
+    """Every row, as Spark would read it: the reader is pickled for each task."""
+    found: list[dict[str, Any]] = []
+    for partition in reader.partitions() or [InputPartition(None)]:
+        copy = pickle.loads(cloudpickle.dumps(reader))
+        for batch in copy.read(pickle.loads(cloudpickle.dumps(partition))):
+            found += [plain(row) for row in batch.to_pylist()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source")
+    write_log(path, 4000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(store: Path) -> list[dict[str, Any]]:
+    return rows_of_log(store / "commitlog")
+
+
+# --- schema ---
+
+
+def test_the_schema_of_spark_is_that_of_the_batches(tmp_path: Path) -> None:
+    for columns in (ALL_COLUMNS, DEFAULT_COLUMNS, ("body", "size")):
+        found = source(tmp_path, columns=",".join(columns)).schema()
+        assert to_arrow_schema(found, timezone="UTC").equals(spark_arrow(columns))
+    assert not spark_schema(("keys",))["keys"].dataType.containsNull
+    assert not spark_schema(("properties",))["properties"].dataType.valueContainsNull
+
+
+def spark_arrow(columns: tuple[str, ...]) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+def test_a_schema_of_ones_own_chooses_columns_and_allows_nulls(store: Path, rows: list[dict[str, Any]]) -> None:
+    wanted = StructType(
+        [
+            StructField("TAGS", StringType()),
+            StructField("phyOffset", LongType()),
+            StructField("keys", ArrayType(StringType())),
+            StructField("properties", MapType(StringType(), StringType())),
+        ]
+    )
+    made = source(store)
+    found = made.reader(wanted)
+    assert all(
+        batch.schema.equals(to_arrow_schema(wanted, timezone="UTC")) for batch in found.read(found.partitions()[0])
+    )
+    expected = [
+        {"TAGS": row["tags"], **{name: row[name] for name in ("phyOffset", "keys", "properties")}} for row in rows
+    ]
+    assert read(found) == expected
+    with pytest.raises(UsageError, match="the column size is int32, not int64"):
+        made.reader(StructType([StructField("size", LongType())]))
+    with pytest.raises(UsageError, match="there is no column 'sise'"):
+        made.reader(StructType([StructField("sise", IntegerType())]))
+
+
+# --- what is planned and read ---
+
+
+def test_all_of_it(store: Path, rows: list[dict[str, Any]]) -> None:
+    assert read(reader(store, columns="*")) == rows
+    assert len(reader(store, splitSize=SEGMENT_SIZE // 4).partitions()) > 4
+
+
+def test_no_filters_are_taken_from_spark(store: Path) -> None:
+    # In Spark 4.3.0 what was pushed for one query is used for the next one.
+    assert type(reader(store)).pushFilters is DataSourceReader.pushFilters
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    assert reader(tmp_path).partitions() == []
+    assert read(reader(tmp_path)) == []
+    CommitLogWriter(tmp_path / "commitlog", SEGMENT_SIZE).close(clean=False)
+    assert read(reader(tmp_path)) == []
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    end = rows[-1]["phyOffset"] + rows[-1]["size"]
+    offsets = st.one_of(st.sampled_from([row["phyOffset"] for row in rows]), st.integers(0, end + SEGMENT_SIZE))
+    times = st.one_of(st.sampled_from([row["storeTimestamp"] for row in rows]), st.sampled_from([0, 2**62, -(2**62)]))
+    chosen = data.draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "startOffset": offsets, "endOffset": offsets, "startTime": times, "endTime": times,
+                "topics": st.sampled_from(["TopicTest", "订单主题,OrderPaid", "none"]),
+                "splitSize": st.sampled_from([5000, SEGMENT_SIZE // 2, 1 << 30]),
+                "timeSlack": st.sampled_from(["61s", "1h"]),
+            },
+        )
+    )  # fmt: skip
+    expected = [
+        row["phyOffset"]
+        for row in rows
+        if chosen.get("startOffset", 0) <= row["phyOffset"] < chosen.get("endOffset", 2**62)
+        and chosen.get("startTime", -(2**63)) <= row["storeTimestamp"] < chosen.get("endTime", 2**63)
+        and ("topics" not in chosen or row["topic"] in chosen["topics"].split(","))
+    ]
+    assert [row["phyOffset"] for row in read(reader(store, columns="phyOffset", **chosen))] == expected
+
+
+def test_times_leave_segments_out(store: Path, rows: list[dict[str, Any]]) -> None:
+    # Store times grow by 40 ms a message; the clock goes back by a minute once.
+    middle = rows[2000]["storeTimestamp"]
+    late = reader(store, startTime=middle, timeSlack="0").partitions()
+    early = reader(store, endTime=middle, timeSlack="0").partitions()
+    assert late[0].value.begin > 0
+    assert early[-1].value.end < rows[-1]["phyOffset"]
+    assert reader(store, startTime=middle).partitions()[0].value.begin == 0
+
+
+def test_segments_by_their_first_messages() -> None:
+    bases = [0, 10, 20, 30]
+    assert segment_before(bases, [1, 2, 3, 4], 4) == 20
+    assert segment_before(bases, [1, 2, 3, 4], 1) is None
+    # The clock was late once: what follows may be of any time up to that.
+    assert segment_before(bases, [1, 9, 3, 4], 5) == 0
+    assert segment_before(bases, [1, None, 3, 4], 5) == 0
+    assert segment_before([], [], 5) is None
+    assert segment_behind(bases, [1, 2, 3, 4], 3) == 20
+    assert segment_behind(bases, [1, 2, 3, 4], 5) is None
+    assert segment_behind(bases, [5, 6, 1, 7], 5) == 30
+    assert segment_behind(bases, [5, 6, None, 7], 5) == 30
+    assert segment_behind(bases, [5, 6, 7, 8], 5) == 0
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(T0 - 30, T0 + 30) | st.sampled_from([-5, 0, 1, 2**40]), min_size=1, max_size=80), st.data())
+def test_sparse_indexes_say_where_a_time_begins(times: list[int], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = QueueStore(Path(directory))
+        with store.writer as writer:
+            for number, time in enumerate(times):
+                writer.append(spec(time, size=number * 37 % 400))
+        messages = store.messages()
+        store.build(upto=data.draw(st.sampled_from([m.phy_offset for m in messages[1:]] or [None])))
+        for start in {*times, T0 - 100, T0 + 100}:
+            found = reader(store.root, data=store.data, startTime=start, columns="phyOffset", topics="T")
+            expected = [m.phy_offset for m in messages if m.store_timestamp >= start]
+            assert [row["phyOffset"] for row in read(found)] == expected
+
+
+def test_sparse_indexes_save_reading(tmp_path: Path) -> None:
+    store = QueueStore(tmp_path)
+    with store.writer as writer:
+        for number in range(300):
+            writer.append(spec(T0 + number, size=100))
+    messages = store.messages()
+    store.build()
+    (first, *_) = reader(store.root, data=store.data, startTime=T0 + 200).partitions()
+    assert messages[190].phy_offset < first.value.begin <= messages[200].phy_offset
+    # An index that begins late says nothing of what came before.
+    store.write(replace(store.frontier, begin_offset=messages[100].phy_offset))
+    (first, *_) = reader(store.root, data=store.data, startTime=T0 + 200).partitions()
+    assert first.value.begin == 0
+
+
+# --- a log that changes ---
+
+
+def test_a_plan_ends_where_the_log_ended(tmp_path: Path) -> None:
+    end = write_log(tmp_path, 100)
+    planned = reader(tmp_path, columns="phyOffset")
+    partitions = planned.partitions()
+    write_log(tmp_path, 200)
+    assert partitions[-1].value.end == end
+    assert sum(batch.num_rows for part in partitions for batch in planned.read(part)) == 100
+    assert len(read(reader(tmp_path, columns="phyOffset"))) == 200
+
+
+def test_a_log_that_was_cut_gives_no_rows(tmp_path: Path) -> None:
+    write_log(tmp_path, 100)
+    offsets = [row["phyOffset"] for row in rows_of_log(tmp_path / "commitlog")]
+    planned = reader(tmp_path)
+    (partition,) = planned.partitions()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(offsets[50])
+        file.write(bytes(SEGMENT_SIZE - offsets[50]))
+    with pytest.raises(DisturbedError, match=f"and end at {offsets[50]}"):
+        list(planned.read(partition))
+
+
+def test_a_log_that_expired_gives_no_rows(tmp_path: Path) -> None:
+    write_log(tmp_path, 4000)
+    planned = reader(tmp_path)
+    first = planned.partitions()[0]
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(DisturbedError, match="expired"):
+        list(planned.read(first))
+
+
+def test_a_log_whose_last_bytes_are_no_frame_ends_before_them(tmp_path: Path) -> None:
+    end = write_log(tmp_path, 100)
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end)
+        file.write(b"\xff" * 50)
+    assert len(read(reader(tmp_path, columns="phyOffset"))) == 100
+
+
+def test_whatever_is_built_rows_are_whole(tmp_path: Path) -> None:
+    # Neither the flavour nor the outputs of an index change what a row is.
+    with CommitLogWriter(tmp_path / "commitlog", SEGMENT_SIZE) as writer:
+        writer.append(FrameSpec("T", properties={"KEYS": "a b", "UNIQ_KEY": "u", "TAGS": "t"}))
+    options = {"flavour": "3.x", "consumeQueue": "false", "sparse": "false"}
+    assert read(reader(tmp_path, columns="*", **options)) == rows_of_log(tmp_path / "commitlog")
+
+
+def test_splits_are_those_of_the_planner(store: Path) -> None:
+    config: Config = parse_options({"path": str(store)}, is_stream=False).config
+    planned = plan_splits(Disk(), config, size=SEGMENT_SIZE // 3)
+    found = [partition.value for partition in reader(store, splitSize=SEGMENT_SIZE // 3).partitions()]
+    assert found[:-1] == planned[:-1]

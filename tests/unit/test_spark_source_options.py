@@ -1,0 +1,96 @@
+"""What may be said to the data source, in which words, and what is said of what may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexd.errors import MissingStoreError, UnsafeStoreError, UsageError
+from indexd.spark.options import check_names, parse_options
+from indexd.spark.source import CommitLogSource
+from support.small_log import SEGMENT_SIZE, write_log
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source")
+    write_log(path, 100)
+    return path
+
+
+def source(store: Path, **options: Any) -> CommitLogSource:
+    return CommitLogSource({"path": str(store)} | {name: str(text) for name, text in options.items()})
+
+
+def test_options_go_by_any_spelling(store: Path) -> None:
+    found = parse_options(
+        {
+            "PATH": str(store), "Start_Offset": "5", "endoffset": "7", "starttime": "-3", "endTime": "9",
+            "splitsize": "1MiB", "TOPICS": "a, b", "timeSlack": "2m", "corrupt": "SKIP", "read_bytes": "1MiB",
+            "verifyCrc": "true",
+        },
+        is_stream=False,
+    )  # fmt: skip
+    assert (found.start_offset, found.end_offset, found.start_time, found.end_time) == (5, 7, -3, 9)
+    assert (found.split_size, found.topics, found.time_slack) == (1 << 20, frozenset({"a", "b"}), 120_000)
+    assert found.config.store.store == store
+    assert (found.config.reader.on_corrupt, found.config.reader.read_bytes) == ("skip", 1 << 20)
+    assert found.config.reader.verify_crc
+    # What the log's files say, as nobody else has.
+    assert found.config.store.segment_size == SEGMENT_SIZE
+    assert not found.has_data
+    assert (found.starting_offset, found.on_expired, found.max_bytes_per_trigger) == ("earliest", "fail", None)
+
+
+def test_a_configuration_file_is_read(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "indexd.toml"
+    file.write_text(f'[store]\nstore = "{store}"\ndata = "{tmp_path}/data"\n[spark]\nsplit_size = "3MiB"\n')
+    found = parse_options({"config": str(file)}, is_stream=False)
+    assert (found.config.store.store, found.split_size, found.has_data) == (store, 3 << 20, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("startOfset", "1", "there is no option 'startOfset' of rocketmq_commitlog"),
+        ("startOffset", "-1", "startOffset = '-1' is negative"),
+        ("endTime", "yesterday", "endTime = 'yesterday' is not a whole number"),
+        ("endTime", str(2**63), "is not in 64 bits"),
+        ("corrupt", "ignore", "is not one of fail, skip"),
+        ("splitSize", "0", "is less than 1"),
+        ("splitSize", "big", "is not a size"),
+        ("columns", "bodi", "there is no column 'bodi'"),
+        ("startingOffset", "earliest", "startingOffset is no option of a batch"),
+        ("segmentSize", "5", "segment_size"),
+    ],
+)
+def test_options_that_are_wrong(store: Path, option: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_options({"path": str(store), option: text}, is_stream=False)
+
+
+def test_an_option_of_another_name_is_found_before_anything_is_read() -> None:
+    with pytest.raises(UsageError) as error:
+        check_names({"colums": "x"})
+    assert error.value.hint == "did you mean columns?"
+
+
+def test_the_hint_is_shown_with_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        source(tmp_path, columns="bodi").schema()
+    assert error.value.__notes__ == ["did you mean body?"]
+
+
+def test_stores_that_cannot_be_read(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(MissingStoreError, match="there is no commitlog"):
+        partitions(source(tmp_path / "nothing"))
+    with pytest.raises(UnsafeStoreError, match="segment_size"):
+        partitions(source(store, segmentSize=2 * SEGMENT_SIZE))
+    with pytest.raises(UsageError, match="no store is given"):
+        partitions(CommitLogSource({}))
+
+
+def partitions(source: CommitLogSource) -> Any:
+    return source.reader(source.schema()).partitions()
