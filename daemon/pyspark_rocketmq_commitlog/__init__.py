@@ -4,6 +4,6 @@ Spark looks for top-level modules named ``pyspark_*`` and takes their ``DefaultS
 session that looks, so it loads no more than the schema.
 """
 
-from indexd.spark.source import CommitLogSource as DefaultSource
+from indexd.spark.source.datasource import CommitLogSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.ground import Ground, progress, warm_log, write_store
 from bench.report import Report, Row, median, megabytes, per_second
-from indexd.spark.options import parse_options
+from indexd.spark.source.options import parse_options
 from indexd.storage.names import segment_name
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def measure_store(store: Path, report: Report) -> None:
 
 def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, list[tuple[float, float]]]:
     options = parse_options({"path": str(store), "columns": columns}, is_stream=False)
-    from indexd.spark.batch import plan  # compiles, which is not to be measured
+    from indexd.spark.source.batch import plan  # compiles, which is not to be measured
     from indexd.storage.disk import Disk
 
     splits = plan(Disk(), options)
@@ -107,7 +107,7 @@ def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, lis
 
 
 def _read(work: tuple[Path, str, Split]) -> int:
-    from indexd.spark.rows import record_batches
+    from indexd.spark.source.rows import record_batches
     from indexd.storage.disk import Disk
 
     store, columns, split = work

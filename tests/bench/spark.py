@@ -21,7 +21,7 @@ from bench.indexd import kernels_compiled, rebuild
 from bench.rebuild import same_files
 from bench.report import BenchError, Report, Row, megabytes, per_second
 from indexd.config import load
-from indexd.spark.rebuild import rebuild as build
+from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk

@@ -14,9 +14,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
-from indexd.spark.columns import ALL_COLUMNS
-from indexd.spark.export import ExportRequest, export
-from indexd.spark.parquet import Shape
+from indexd.spark.export.job import ExportRequest, export
+from indexd.spark.export.parquet import Shape
+from indexd.spark.source.columns import ALL_COLUMNS
 from support.exporting import config_of, files_of, logged, parquet_of, row_of
 from support.odd_log import odd_messages, write_odd
 from support.small_log import SEGMENT_SIZE, write_log

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import EndOfFile, NotYetWritten
 from indexd.config import Config, load
-from indexd.spark import export as exporting
-from indexd.spark.export import Exported, ExportRequest
-from indexd.spark.parquet import Shape
+from indexd.spark.export import job as exporting
+from indexd.spark.export.job import Exported, ExportRequest
+from indexd.spark.export.parquet import Shape
 from support.small_log import SEGMENT_SIZE
 
 Item = TypeVar("Item")

@@ -14,8 +14,8 @@ from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
-from indexd.spark.job_directory import MANIFEST, building_of
-from indexd.spark.rebuild import SparkRebuilt, rebuild
+from indexd.spark.rebuild.job import SparkRebuilt, rebuild
+from indexd.spark.rebuild.job_directory import MANIFEST, building_of
 from indexd.storage.disk import Disk
 from support.queues import tree
 

@@ -11,8 +11,8 @@ from indexd.commitlog.segments import list_segments
 from indexd.consumequeue.progress import QueuesProgress
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt, rebuild
-from indexd.spark import build_queues, build_sparse
-from indexd.spark.runs import RunWriter
+from indexd.spark.rebuild import build_queues, build_sparse
+from indexd.spark.rebuild.runs import RunWriter
 from indexd.spark.splits import Split, SplitReader
 from indexd.sparse.service import SparseProgress
 from indexd.storage.disk import Disk
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.config import Config
-    from indexd.spark.runs import Run
+    from indexd.spark.rebuild.runs import Run
 
 
 @dataclass(frozen=True, slots=True)

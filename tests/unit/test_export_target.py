@@ -15,7 +15,7 @@ import pytest
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, DiskError, UnsafeStoreError, UsageError
-from indexd.spark import outputs
+from indexd.spark.export import outputs
 from indexd.storage.lock import DirectoryLock
 from support.exporting import (
     config_of,

@@ -18,7 +18,7 @@ from indexd.config import load
 from indexd.config.places import check_outside
 from indexd.config.remote_path import RemotePath, parse_place
 from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
-from indexd.spark.parquet import Shape
+from indexd.spark.export.parquet import Shape
 from indexd.spark.splits import SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.remote import RemoteDisk, disk_for

@@ -15,7 +15,7 @@ from indexd.config import Config
 from indexd.consumequeue.progress import QueueCounters
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DisturbedError, IndexdError
-from indexd.spark import build_queues
+from indexd.spark.rebuild import build_queues
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support.goldens import GOLDENS, unpack

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.spark import build_sparse
-from indexd.spark.runs import Run
+from indexd.spark.rebuild import build_sparse
+from indexd.spark.rebuild.runs import Run
 from indexd.spark.splits import Split
 from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk, DiskFile

@@ -11,11 +11,11 @@ from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reading import Skipped
 from indexd.errors import CorruptDataError, DisturbedError
-from indexd.spark.build_index import plan
-from indexd.spark.chain import chain, evidence_of, uncovered_of
-from indexd.spark.runs import Run
+from indexd.spark.rebuild.build_index import plan
+from indexd.spark.rebuild.chain import chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_one import Unreadable
 from indexd.spark.splits import Split
-from indexd.spark.stage_one import Unreadable
 from support.reopened import config_for
 
 

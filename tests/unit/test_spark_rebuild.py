@@ -16,7 +16,7 @@ from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark import run_writer
+from indexd.spark.rebuild import run_writer
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support import small_log

@@ -15,8 +15,8 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, IndexdError, UnsafeStoreError, UsageError
-from indexd.spark.job_directory import building_of
-from indexd.spark.runs import Run
+from indexd.spark.rebuild.job_directory import building_of
+from indexd.spark.rebuild.runs import Run
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.verify import verify
@@ -152,7 +152,7 @@ def test_what_a_task_says_is_held_against_what_is_there(config: Config, tmp_path
 
 
 def test_progress_only_grows_and_ends_at_all_bytes(config: Config, tmp_path: Path) -> None:
-    from indexd.spark.rebuild import rebuild
+    from indexd.spark.rebuild.job import rebuild
 
     told: list[tuple[int, int]] = []
     rebuild(config, Disk(), tmp_path / "out", run_here, lambda *now: told.append(now), slots=2)

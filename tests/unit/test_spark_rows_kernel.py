@@ -14,11 +14,11 @@ from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.properties import decode_utf8
 from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import DisturbedError
-from indexd.spark import located as located_module
-from indexd.spark.columns import ALL_COLUMNS, SCHEMA
-from indexd.spark.located import Locator, host_text
-from indexd.spark.rows_kernel import gather
-from indexd.spark.texts_kernel import PAIRS_MAX, is_utf8
+from indexd.spark.source import located as located_module
+from indexd.spark.source.columns import ALL_COLUMNS, SCHEMA
+from indexd.spark.source.located import Locator, host_text
+from indexd.spark.source.rows_kernel import gather
+from indexd.spark.source.texts_kernel import PAIRS_MAX, is_utf8
 from support.rows import plain, rows_of
 from support.strategies import Sample, logs
 from support.twins import batches, encode

@@ -17,8 +17,8 @@ from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.index.flavour import FLAVOURS
-from indexd.spark import run_writer
-from indexd.spark.runs import BUCKETS, Run, RunReader, RunWriter, bucket_of, read_run
+from indexd.spark.rebuild import run_writer
+from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, RunWriter, bucket_of, read_run
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from support.odd_log import odd_messages, write_odd

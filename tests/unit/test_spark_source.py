@@ -19,11 +19,11 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
-from indexd.spark.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
-from indexd.spark.options import parse_options
-from indexd.spark.source import CommitLogSource, spark_schema
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
+from indexd.spark.source.datasource import CommitLogSource, spark_schema
+from indexd.spark.source.options import parse_options
+from indexd.spark.source.time_range import segment_before, segment_behind
 from indexd.spark.splits import plan_splits
-from indexd.spark.time_range import segment_before, segment_behind
 from indexd.storage.disk import Disk
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore

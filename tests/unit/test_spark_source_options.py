@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from indexd.errors import MissingStoreError, UnsafeStoreError, UsageError
-from indexd.spark.options import check_names, parse_options
-from indexd.spark.source import CommitLogSource
+from indexd.spark.source.datasource import CommitLogSource
+from indexd.spark.source.options import check_names, parse_options
 from support.small_log import SEGMENT_SIZE, write_log
 
 

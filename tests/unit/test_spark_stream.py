@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from indexd.commitlog.writer import CommitLogWriter, blank_record
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from indexd.spark.source import CommitLogSource
-from indexd.spark.stream import CommitLogStreamReader
+from indexd.spark.source.datasource import CommitLogSource
+from indexd.spark.source.stream import CommitLogStreamReader
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.strategies import Sample, logs

@@ -20,7 +20,7 @@ from indexd.config.units import printable
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
-    from indexd.spark.export import Exported, ExportRequest
+    from indexd.spark.export.job import Exported, ExportRequest
 
 _COMPRESSIONS = ("zstd", "snappy", "none")
 _MODES = ("error", "overwrite", "append")
@@ -74,7 +74,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
         request = _request(args, config, to)
     with spark_session(config, "indexd export") as spark:
         from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
-        from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
+        from indexd.spark.export.job import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
         with ProgressBar("export") as bar:
             found = run(spark, config, request, bar.to)
@@ -86,9 +86,9 @@ def export(args: argparse.Namespace, config: Config) -> int:
 
 
 def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportRequest:
-    from indexd.spark.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
-    from indexd.spark.export import ExportRequest, check_request  # noqa: PLC0415 - the same
-    from indexd.spark.parquet import Shape  # noqa: PLC0415 - the same
+    from indexd.spark.export.job import ExportRequest, check_request  # noqa: PLC0415 - the same
+    from indexd.spark.export.parquet import Shape  # noqa: PLC0415 - the same
+    from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
 
     columns = parse_columns(args.columns)
     if args.body and "body" not in columns:

@@ -18,7 +18,7 @@ from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
     from indexd.recovery.rebuild import Rebuilt
-    from indexd.spark.rebuild import SparkRebuilt
+    from indexd.spark.rebuild.job import SparkRebuilt
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -64,7 +64,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild") as spark:
         from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
-        from indexd.spark.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - loads numba
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
         from indexd.storage.remote import disk_for  # noqa: PLC0415 - the same

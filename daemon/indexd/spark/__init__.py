@@ -9,26 +9,16 @@ Where a job runs:
     progress      how far a job is, in bytes, of a classic session and of Connect
     failures      what ended a job, as one of indexd's own errors
 
-What a task reads, and the data source ``rocketmq_commitlog``:
+What a task reads:
 
     splits        the log in stretches that are read side by side, exact without any index
-    columns       the schema of a message and its version
-    rows          the messages of a split as Arrow record batches: located, rows_kernel, texts_kernel, arrays
-    options       what ``option(...)`` may say
-    source        the data source; a DataFrame of the log (batch), a streaming query over it (stream)
-    time_range    which part of the log can hold a time
-    log_end       where the log ends now
-    explained     errors that end up in Spark's own text keep their hint
+    source        the log as a table and as a stream, the data source ``rocketmq_commitlog``
 
 What a job makes:
 
     rebuild       a whole data directory: splits become runs, runs become files
-    stage_one     a split read once, its rows written as a run: run_format, run_writer, runs, runs_kernel
-    chain         each run begins where the one before it ended
-    build_index   stage two of the key index; build_queues of the ConsumeQueues, build_sparse of the sparse indexes
-    job_directory where a rebuild makes everything until it is renamed
     audit         the audit of a broker's index
-    export        messages as Parquet: export_task, parquet, partitions; target, outputs and remote_outputs are where they go
+    export        messages as Parquet
     stats         what the log holds, counted
 
 Only the session, the tasks and the rest of this package import pyspark: the daemon and the queries never do. Everything

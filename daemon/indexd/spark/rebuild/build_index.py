@@ -22,7 +22,7 @@ from indexd.index.file import IndexFile, Put
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.index.service import IndexMark
-from indexd.spark.runs import Run, RunReader
+from indexd.spark.rebuild.runs import Run, RunReader
 from indexd.storage.disk import Disk
 from indexd.storage.names import next_index_name
 

@@ -22,12 +22,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UsageError
-from indexd.spark.batch import RowTask, machine_slots
-from indexd.spark.explained import explained
-from indexd.spark.log_end import End, LogEnd
-from indexd.spark.options import parse_options
+from indexd.spark.source.batch import RowTask, machine_slots
+from indexd.spark.source.explained import explained
+from indexd.spark.source.log_end import End, LogEnd
+from indexd.spark.source.options import parse_options
+from indexd.spark.source.time_range import time_range
 from indexd.spark.splits import Split, plan_splits
-from indexd.spark.time_range import time_range
 from indexd.storage.remote import disk_for
 
 Offset = dict[str, Any]

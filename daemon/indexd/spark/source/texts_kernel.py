@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u32, load_u64, load_word, same_bytes
-from indexd.spark.rows_kernel import LOCATED, NO_ROOM
+from indexd.spark.source.rows_kernel import LOCATED, NO_ROOM
 
 #: A message with more properties, or with more keys, is a slow row.
 PAIRS_MAX = 64

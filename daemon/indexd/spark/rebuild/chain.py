@@ -12,9 +12,9 @@ from dataclasses import replace
 from indexd.commitlog.evidence import Evidence, thinned
 from indexd.errors import DisturbedError
 from indexd.flush.frontier import Uncovered, add_uncovered
-from indexd.spark.runs import Run
+from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_one import Unreadable
 from indexd.spark.splits import Split
-from indexd.spark.stage_one import Unreadable
 
 # As the daemon has it: the first frame of so many segments is kept, however close they lie.
 _SEGMENTS_NOTED = 64

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from indexd.config import Config
-from indexd.spark.columns import arrow_schema
-from indexd.spark.outputs import Output
-from indexd.spark.parquet import Part, PartWriter, Shape
-from indexd.spark.partitions import SOURCES
-from indexd.spark.rows import Keep, RowReader
+from indexd.spark.export.outputs import Output
+from indexd.spark.export.parquet import Part, PartWriter, Shape
+from indexd.spark.export.partitions import SOURCES
+from indexd.spark.export.target import target_files
+from indexd.spark.source.columns import arrow_schema
+from indexd.spark.source.rows import Keep, RowReader
 from indexd.spark.splits import Split
-from indexd.spark.target import target_files
 from indexd.storage.remote import disk_for
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexd.spark.outputs import Output
-from indexd.spark.partitions import Partitioner
+from indexd.spark.export.outputs import Output
+from indexd.spark.export.partitions import Partitioner
 
 #: Bytes of Arrow rows in a row group, at most: what a reader needs at once of one file.
 ROW_GROUP_SIZE = 64 << 20

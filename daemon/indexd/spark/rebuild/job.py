@@ -24,16 +24,16 @@ from indexd.flush.flusher import Flusher, Progress
 from indexd.index.service import IndexMark
 from indexd.recovery.rebuild import Rebuilt, check_target
 from indexd.recovery.settings import check_store, frame_size_max, fresh_frontier
-from indexd.spark import build_index, build_queues, build_sparse, stage_one
-from indexd.spark.build_index import IndexBuilt, IndexTask
-from indexd.spark.build_queues import QueuesBuilt, QueuesResult, QueuesTask
-from indexd.spark.build_sparse import SparseBuilt, SparseTask
-from indexd.spark.chain import chain, evidence_of, uncovered_of
-from indexd.spark.job_directory import JobDirectory, attempt_of
-from indexd.spark.run_format import MAGIC
-from indexd.spark.runs import Run
+from indexd.spark.rebuild import build_index, build_queues, build_sparse, stage_one
+from indexd.spark.rebuild.build_index import IndexBuilt, IndexTask
+from indexd.spark.rebuild.build_queues import QueuesBuilt, QueuesResult, QueuesTask
+from indexd.spark.rebuild.build_sparse import SparseBuilt, SparseTask
+from indexd.spark.rebuild.chain import chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.job_directory import JobDirectory, attempt_of
+from indexd.spark.rebuild.run_format import MAGIC
+from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_one import SplitTask, StageOne, left_runs
 from indexd.spark.splits import Split, plan_splits
-from indexd.spark.stage_one import SplitTask, StageOne, left_runs
 from indexd.sparse.service import SparseProgress
 from indexd.storage.disk import Disk
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.reading import Skipped
-from indexd.spark.run_format import (
+from indexd.spark.rebuild.run_format import (
     CHUNK,
     MAGIC,
     QUEUE_ROW,
@@ -26,7 +26,7 @@ from indexd.spark.run_format import (
     pack_topics,
     topic_hash,
 )
-from indexd.spark.runs_kernel import BUCKETS, first_rows, sort_rows
+from indexd.spark.rebuild.runs_kernel import BUCKETS, first_rows, sort_rows
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
 

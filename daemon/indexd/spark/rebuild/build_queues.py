@@ -20,7 +20,7 @@ from indexd.consumequeue.progress import QueueCounters, QueuesProgress
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DisturbedError, IndexdError
 from indexd.flush.flusher import sync_dirs, sync_files
-from indexd.spark.runs import BUCKETS, Run, RunReader, bucket_of
+from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, bucket_of
 from indexd.storage.disk import Disk
 
 # Fewer rows than this are not worth a task of their own.

@@ -19,9 +19,9 @@ from indexd.commitlog.properties import decode_utf8
 from indexd.commitlog.reading import Skipped
 from indexd.config import Config
 from indexd.errors import DisturbedError
-from indexd.spark.arrays import numbers, texts
-from indexd.spark.columns import DEFAULT_COLUMNS, arrow_schema
-from indexd.spark.located import Located, Locator
+from indexd.spark.source.arrays import numbers, texts
+from indexd.spark.source.columns import DEFAULT_COLUMNS, arrow_schema
+from indexd.spark.source.located import Located, Locator
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
 

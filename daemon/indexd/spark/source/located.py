@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.dispatch import TopicTable
 from indexd.errors import DisturbedError, IndexdError
-from indexd.spark.arrays import numbers, texts
-from indexd.spark.columns import KEYS_TYPE, PROPERTIES_TYPE
-from indexd.spark.rows_kernel import CHANGED, LOCATED, Spans, gather, locate, offset_ids
-from indexd.spark.texts_kernel import ROOM, locate_texts
+from indexd.spark.source.arrays import numbers, texts
+from indexd.spark.source.columns import KEYS_TYPE, PROPERTIES_TYPE
+from indexd.spark.source.rows_kernel import CHANGED, LOCATED, Spans, gather, locate, offset_ids
+from indexd.spark.source.texts_kernel import ROOM, locate_texts
 
 _HOSTS = frozenset({"bornHost", "storeHost", "msgId"})
 _TEXTS = frozenset({"keys", "uniqKey", "tags"})

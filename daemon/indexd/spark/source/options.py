@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from indexd.config import KEYS, Config, load, parse_millis, parse_size
 from indexd.errors import DiskError, UsageError
-from indexd.spark.columns import parse_columns
+from indexd.spark.source.columns import parse_columns
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for
@@ -152,7 +152,7 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
             keys[_KEYS[name]] = text
         else:
             near = difflib.get_close_matches(name[:64], [*_OWN, *_KEYS], n=1)
-            hint = f"did you mean {_OWN.get(near[0]) or _KEYS[near[0]]}?" if near else "see indexd.spark.options"
+            hint = f"did you mean {_OWN.get(near[0]) or _KEYS[near[0]]}?" if near else "see indexd.spark.source.options"
             raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
     return own, keys
 

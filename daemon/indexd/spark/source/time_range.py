@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from indexd.query.bound import scan_start
 from indexd.query.source import open_index
-from indexd.spark.log_end import LogEnd
-from indexd.spark.options import SourceOptions
+from indexd.spark.source.log_end import LogEnd
+from indexd.spark.source.options import SourceOptions
 from indexd.storage.disk import Disk
 
 _NEVER, _ALWAYS = -(1 << 63), (1 << 63) - 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable
 from indexd.commitlog.kernel import Columns
 from indexd.errors import CorruptDataError, DiskError
-from indexd.spark.run_format import (
+from indexd.spark.rebuild.run_format import (
     CHUNK,
     LOG_COLUMNS,
     MAGIC,
@@ -28,8 +28,8 @@ from indexd.spark.run_format import (
     bucket_of,
     unpack_topics,
 )
-from indexd.spark.run_writer import RunWriter
-from indexd.spark.runs_kernel import BUCKETS
+from indexd.spark.rebuild.run_writer import RunWriter
+from indexd.spark.rebuild.runs_kernel import BUCKETS
 from indexd.storage.disk import Disk, DiskFile
 
 __all__ = ["BUCKETS", "QueueSeen", "Run", "RunReader", "RunWriter", "bucket_of", "read_run"]

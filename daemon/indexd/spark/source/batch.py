@@ -16,14 +16,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from indexd.errors import UsageError
-from indexd.spark.columns import ALL_COLUMNS, arrow_schema
-from indexd.spark.explained import explained
-from indexd.spark.log_end import LogEnd
-from indexd.spark.options import SourceOptions, parse_options
-from indexd.spark.rows import Keep, RowReader, check_end
+from indexd.spark.source.columns import ALL_COLUMNS, arrow_schema
+from indexd.spark.source.explained import explained
+from indexd.spark.source.log_end import LogEnd
+from indexd.spark.source.options import SourceOptions, parse_options
+from indexd.spark.source.rows import Keep, RowReader, check_end
+from indexd.spark.source.time_range import time_range
 from indexd.spark.splits import Split, plan_splits
 from indexd.spark.tasks import quiet_gc
-from indexd.spark.time_range import time_range
 from indexd.storage.disk import Disk
 from indexd.storage.remote import disk_for
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.errors import DiskError
-from indexd.spark.stage_one import left_runs
+from indexd.spark.rebuild.stage_one import left_runs
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

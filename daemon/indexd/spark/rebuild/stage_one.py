@@ -18,7 +18,7 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.flush.witness import Witness
 from indexd.index.flavour import FLAVOURS
-from indexd.spark.runs import Run, RunReader, RunWriter, read_run
+from indexd.spark.rebuild.runs import Run, RunReader, RunWriter, read_run
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
 from indexd.storage.remote import disk_for

@@ -23,16 +23,16 @@ from indexd.config.places import check_outside
 from indexd.config.remote_path import RemotePath
 from indexd.errors import UnsafeStoreError, UsageError
 from indexd.recovery.settings import check_store
-from indexd.spark.batch import plan
-from indexd.spark.columns import DEFAULT_COLUMNS, SCHEMA_VERSION
-from indexd.spark.export_task import ExportTask, SplitExported, export_nothing, export_split, written_columns
-from indexd.spark.options import SourceOptions, with_known_segment_size
-from indexd.spark.parquet import FILE_SIZE_MIN, Shape
-from indexd.spark.partitions import SOURCES
+from indexd.spark.export.export_task import ExportTask, SplitExported, export_nothing, export_split, written_columns
+from indexd.spark.export.parquet import FILE_SIZE_MIN, Shape
+from indexd.spark.export.partitions import SOURCES
+from indexd.spark.export.target import Export, Manifest, Target
 from indexd.spark.progress import Report
-from indexd.spark.rows import Keep, check_end
+from indexd.spark.source.batch import plan
+from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION
+from indexd.spark.source.options import SourceOptions, with_known_segment_size
+from indexd.spark.source.rows import Keep, check_end
 from indexd.spark.splits import Split, check_chain
-from indexd.spark.target import Export, Manifest, Target
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles

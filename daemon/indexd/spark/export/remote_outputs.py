@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from indexd.config.remote_path import RemotePath
-from indexd.spark.outputs import TEMPORARY, Output
+from indexd.spark.export.outputs import TEMPORARY, Output
 from indexd.storage.remote import RemoteDisk, files_below, locate, named
 
 

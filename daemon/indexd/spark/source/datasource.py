@@ -15,9 +15,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from indexd.spark.columns import arrow_schema, parse_columns
-from indexd.spark.explained import explained
-from indexd.spark.options import FORMAT, check_names
+from indexd.spark.source.columns import arrow_schema, parse_columns
+from indexd.spark.source.explained import explained
+from indexd.spark.source.options import FORMAT, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,14 +44,14 @@ class CommitLogSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For one DataFrame."""
-        from indexd.spark.batch import CommitLogReader  # noqa: PLC0415 - numba: who lists sources does without
+        from indexd.spark.source.batch import CommitLogReader  # noqa: PLC0415 - numba: who lists sources does without
 
         with explained():
             return CommitLogReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For one streaming query."""
-        from indexd.spark.stream import CommitLogStreamReader  # noqa: PLC0415 - the same
+        from indexd.spark.source.stream import CommitLogStreamReader  # noqa: PLC0415 - the same
 
         with explained():
             return CommitLogStreamReader(self.options, schema)

@@ -14,7 +14,7 @@ from pathlib import Path
 from indexd.config import Config
 from indexd.errors import IndexdError
 from indexd.flush.flusher import sync_dirs, sync_files
-from indexd.spark.runs import Run, RunReader
+from indexd.spark.rebuild.runs import Run, RunReader
 from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.service import SparseProgress, SparseService
 from indexd.storage.disk import Disk

@@ -41,7 +41,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.properties import decode_utf8
 from indexd.commitlog.reading import Skipped
 from indexd.errors import CorruptDataError
-from indexd.spark.runs_kernel import BUCKET_SHIFT, BUCKETS, HASH_FACTOR
+from indexd.spark.rebuild.runs_kernel import BUCKET_SHIFT, BUCKETS, HASH_FACTOR
 from indexd.spark.splits import Split
 
 MAGIC = b"indexdR1"

@@ -31,9 +31,9 @@ from typing import Any
 
 from indexd.config.remote_path import RemotePath
 from indexd.errors import CorruptDataError, UnsafeStoreError
-from indexd.spark.outputs import TEMPORARY, LocalFiles, TargetFiles
-from indexd.spark.parquet import Part
-from indexd.spark.remote_outputs import RemoteFiles
+from indexd.spark.export.outputs import TEMPORARY, LocalFiles, TargetFiles
+from indexd.spark.export.parquet import Part
+from indexd.spark.export.remote_outputs import RemoteFiles
 
 MANIFEST = "_manifest.json"
 SUCCESS = "_SUCCESS"
