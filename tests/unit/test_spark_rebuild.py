@@ -113,7 +113,7 @@ def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monke
         if tuple(splits) in seen:
             continue
         seen.add(tuple(splits))
-        monkeypatch.setattr("indexd.spark.rebuild.plan_splits", lambda *_, found=splits, **__: found)
+        monkeypatch.setattr("indexd.spark.rebuild.job.plan_splits", lambda *_, found=splits, **__: found)
         out = tmp_path / str(offset)
         by_tasks(config, out)
         assert_same_data(config, out, tmp_path / "one")
@@ -129,7 +129,7 @@ def test_splits_that_begin_anywhere_are_mended(tmp_path: Path, monkeypatch: pyte
     for offset in range(1, 2048, 13):
         begins = sorted({0, offset, 1024})
         splits = [Split(begin, end) for begin, end in pairwise([*begins, 2048])]
-        monkeypatch.setattr("indexd.spark.rebuild.plan_splits", lambda *_, found=splits, **__: found)
+        monkeypatch.setattr("indexd.spark.rebuild.job.plan_splits", lambda *_, found=splits, **__: found)
         by_tasks(config, tmp_path / str(offset))
         assert_same_data(config, tmp_path / str(offset), tmp_path / "one")
 
