@@ -36,6 +36,8 @@ def test_nor_do_they_when_the_broker_rewrites_the_end_of_its_log(tmp_path: Path)
         (2705521268, True),
         # A segment was closed for a message that the disk refused, and then the log was cut before that one.
         (2076348614, True),
+        # A segment that was closed when it was read became the last one, and was written anew before the drain.
+        (992389382, True),
     ],
 )
 def test_what_failed_once(tmp_path: Path, seed: int, rewrites: bool) -> None:

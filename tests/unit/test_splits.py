@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -155,6 +156,26 @@ def test_damage_is_passed_over_as_one_reader_does_or_ends_the_task(tmp_path: Pat
     stopping = config_of(store)
     with pytest.raises(CorruptDataError, match=f"corrupt at offset {found[3].phy_offset}"):
         read(stopping, plan_splits(DISK, stopping, size=1000))
+
+
+@pytest.mark.parametrize("damage", ["noise", "zeros", "gone"])
+def test_a_segment_that_is_damaged_as_a_whole_is_passed_over_once(tmp_path: Path, damage: str) -> None:
+    store = tmp_path / "store"
+    write(store, over_queues(300, 3), SEGMENT_SIZE)
+    path = store / "commitlog" / f"{2 * SEGMENT_SIZE:020d}"
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(random.Random(1).randbytes(SEGMENT_SIZE) if damage == "noise" else bytes(SEGMENT_SIZE))
+    config = config_of(store, on_corrupt="skip")
+    whole = read(config, [Split(0, 1 << 40)])
+    assert [(gap.begin, gap.end) for gap in whole[2]] == [(2 * SEGMENT_SIZE, 3 * SEGMENT_SIZE)]
+    for size in (333, 4096, SEGMENT_SIZE):
+        splits = plan_splits(DISK, config, size=size)
+        found, ends, gaps = read(config, splits)
+        assert found == whole[0]
+        assert [(gap.begin, gap.end) for gap in gaps] == [(2 * SEGMENT_SIZE, 3 * SEGMENT_SIZE)]
+        assert check_chain(splits[: len(ends)], ends) == []
 
 
 def test_a_batch_that_was_read_again_is_the_log(log: Path) -> None:

@@ -65,9 +65,14 @@ class ReadAhead:
         self._running: deque[Future[DispatchBatch | None]] = deque()
         self._held: int | None = None
         self._is_stopping = False
+        self._sum_up = False
 
-    def take(self, position: int, rules: Rules) -> DispatchBatch | None:
-        """The messages from ``position`` on, or None when they cannot be had this way: read in the ordinary one."""
+    def take(self, position: int, rules: Rules, *, sum_up: bool = False) -> DispatchBatch | None:
+        """The messages from ``position`` on, or None when they cannot be had this way: read in the ordinary one.
+
+        ``sum_up`` as for Batcher.decode.
+        """
+        self._sum_up = sum_up
         if self._tools.empty() and not self._running:
             for _ in range(max(self._workers, 1)):
                 self._tools.put(_Tools(self._read_size))
@@ -121,7 +126,8 @@ class ReadAhead:
                 return None
             self._start_behind(head.offset, rules)
             size = head.offset - position
-            batch = tools.batcher.decode(tools.buffer, size, position, segment.end, rules).batch
+            found = tools.batcher.decode(tools.buffer, size, position, segment.end, rules, sum_up=self._sum_up)
+            batch = found.batch
             return batch if batch is not None and head.ends(batch) else None
         finally:
             self._tools.put(tools)

@@ -31,8 +31,20 @@ class Batcher:
         self._columns = make_columns(rows_max, 8 * rows_max)
         self.topics = TopicTable()
 
-    def decode(self, buffer: NDArray[np.uint8], limit: int, position: int, segment_end: int, rules: Rules) -> Stretch:
-        """Frames of ``buffer[:limit]``, whose byte 0 stands at physical offset ``position``."""
+    def decode(
+        self,
+        buffer: NDArray[np.uint8],
+        limit: int,
+        position: int,
+        segment_end: int,
+        rules: Rules,
+        *,
+        sum_up: bool = False,
+    ) -> Stretch:
+        """Frames of ``buffer[:limit]``, whose byte 0 stands at physical offset ``position``.
+
+        The batch has a checksum of its bytes where those of its messages are checked, and with ``sum_up``.
+        """
         while True:
             outcome, reason, taken, total, rows, keys = decode_frames(
                 buffer,
@@ -50,7 +62,7 @@ class Batcher:
         batch = None
         if rows:
             columns = trimmed(self._columns, int(rows), int(keys), want_queue=rules.want_queue)
-            whole = rules.check_crc and int(taken) <= limit
+            whole = (rules.check_crc or sum_up) and int(taken) <= limit
             crc = zlib.crc32(buffer[: int(taken)].data) if whole else None
             batch = DispatchBatch(columns, int(rows), position, position + int(taken), self.topics, crc)
         return Stretch(Outcome(outcome), Reason(reason), int(taken), int(total), batch)

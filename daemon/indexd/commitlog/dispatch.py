@@ -77,7 +77,7 @@ class DispatchBatch:
     """Messages of one stretch of the log: ``[begin_offset, end_offset)``, in order, none left out.
 
     ``end_offset`` is where the next batch begins: behind the last message, or at the start of the next segment.
-    ``crc``: CRC-32 of these bytes as they were read, where the checksums of the messages were checked, too.
+    ``crc``: CRC-32 of these bytes as they were read, where they may still be written anew.
     """
 
     columns: Columns

@@ -33,6 +33,7 @@ _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
 _TAIL_SIZE_MIN = 4096
+_SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
 _NEVER = -(1 << 63)
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
@@ -152,8 +153,8 @@ class LogReader:
 
     # Reading.
 
-    def _decode(self, limit: int, rules: Rules) -> Stretch:
-        return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules)
+    def _decode(self, limit: int, rules: Rules, *, sum_up: bool = False) -> Stretch:
+        return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules, sum_up=sum_up)
 
     def frames_follow(self) -> bool:
         """Whether the log goes on behind unreadable bytes at ``position``, or they are all that is left of it."""
@@ -178,13 +179,15 @@ class LogReader:
     def _read_closed(self) -> Poll:
         checked = self._options.verify_crc or self._segment.end <= self.check_until
         rules = self._checked_rules if checked else self._fast_rules
-        batch = self._read_ahead(rules)
+        # What the broker writes anew while it waits to be built is told by the sum of its bytes alone.
+        sum_up = self._options.check_tail and self._segment in self.log.segments[-_SUMMED_SEGMENTS:]
+        batch = self._ahead.take(self.position, rules, sum_up=sum_up) if self._is_streaming else None
         if batch is not None:
             return self._take(batch)
         size = self._options.read_size
         while True:
             limit = self._cursor.fill(self.position, size)
-            outcome, reason, _, total, batch = self._decode(limit, rules)
+            outcome, reason, _, total, batch = self._decode(limit, rules, sum_up=sum_up)
             if batch is not None:
                 return self._take(batch)
             if outcome is Outcome.END_OF_FILE:
@@ -200,7 +203,7 @@ class LogReader:
     def _read_tail(self) -> Poll:
         rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
-            batch = self._read_ahead(rules)
+            batch = self._ahead.take(self.position, rules) if self._is_streaming else None
             if batch is not None:
                 return self._take(batch)
             limit = self._cursor.fill(self.position, min(self._tail_size, self._options.read_size))
@@ -222,9 +225,6 @@ class LogReader:
         # What was seen is gone: the log was cut back. Look again.
         self._complete_until = 0
         return NotYetWritten(self.position)
-
-    def _read_ahead(self, rules: Rules) -> DispatchBatch | None:
-        return self._ahead.take(self.position, rules) if self._is_streaming else None
 
     def _read_newest(self, limit: int) -> Poll:
         # Nothing is known to stand behind the frame at the position.

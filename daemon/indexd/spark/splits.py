@@ -154,6 +154,10 @@ class SplitReader:
                 return
             for found in self._log:
                 if isinstance(found, Skipped):
+                    if found.begin >= self.split.end:
+                        # Behind a segment's end the reader has looked into the next one: that is the next split's.
+                        self.next_offset = self.split.end
+                        return
                     if found.is_expired:
                         raise DisturbedError(f"the log up to {found.end} expired while it was read")
                     self.next_offset = found.end
