@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.dataset as ds
 
 from support.daemon import indexd_here
 from support.reopened import config_for
 from support.small_log import SIZES, write_log
-from support.spark_cluster import Standalone, output_of, spark_environment, wait_for
+from support.spark_cluster import FRUGAL, WAIT_SECONDS, Standalone, output_of, spark_environment, wait_for
 from support.spark_rebuild import assert_same_data
 
 if TYPE_CHECKING:
@@ -67,6 +69,25 @@ def test_a_rebuild_on_a_cluster_that_loses_an_executor(standalone: Standalone, t
     assert found["tasks"] > 100
     assert_same_data(config_for(tmp_path / "store", tmp_path / "data"), out, one_process(tmp_path))
     assert not building.exists()
+
+
+def test_a_rebuild_whose_jvm_is_killed_says_so_in_one_line(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", MESSAGES)
+    out, building = tmp_path / "out", tmp_path / "out.building"
+    words = ("rebuild", *common(tmp_path), "--out", out, "--engine", "spark", "--master", "local[2]")
+    words += ("--split-size", "25000", "--conf", f"spark.driver.extraJavaOptions={FRUGAL}")
+    process = start(*words)
+    try:
+        wait_for("runs", lambda: len(list(building.rglob("*.run"))) >= 5 or process.poll() is not None)
+        (jvm,) = (child for child in psutil.Process(process.pid).children() if "java" in child.name())
+        jvm.kill()
+        said, errors = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (70, "")
+    assert re.fullmatch(r"indexd: Spark's JVM has ended \(SIGKILL\); .*; --resume goes on with .*\n", errors), errors
+    assert len(list((building / "runs").glob("*.run"))) >= 5
+    assert not out.exists()
 
 
 def test_an_export_on_a_cluster(standalone: Standalone, tmp_path: Path) -> None:

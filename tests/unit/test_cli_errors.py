@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -194,3 +195,19 @@ def test_another_store_than_the_one_that_was_indexed(tmp_path: Path, command: tu
     line = error_of(indexd(*command, "--store", store, "--data", data, *SIZES, timeout=30), UNSAFE)
     assert f"{store} is not the store that {data} was built from" in line
     assert "--data" in line
+
+
+def test_one_file_of_another_size_among_many_is_the_one_that_is_wrong(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", 3000)
+    first, *_, cut = sorted((tmp_path / "store/commitlog").iterdir())
+    os.truncate(cut, 1000)
+    words = ("--store", tmp_path / "store", "--data", tmp_path / "data", *SIZES)
+    line = error_of(indexd_here("rebuild", *words, "--out", tmp_path / "out"), UNSAFE)
+    assert f"segment {cut} has 1000 bytes" in line
+    assert "this file is cut or foreign" in line
+    assert "--segment-size" not in line
+    foreign = cut.rename(cut.with_name(f"{17:020d}"))
+    os.truncate(foreign, first.stat().st_size)
+    line = error_of(indexd_here("rebuild", *words, "--out", tmp_path / "out"), UNSAFE)
+    assert f"segment {foreign} begins at 17" in line
+    assert "this file is cut or foreign" in line

@@ -88,3 +88,19 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch,
     assert report["compiled"]["writable"] is False
     assert report["usable"] is True
     assert "compiled anew" in report["notes"][0]
+
+
+def test_a_python_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("spark.pyspark.python", "spark.pyspark.driver.python"):
+        done = indexd_here("doctor", "--conf", f"{key}=/nonexistent")
+        assert done.returncode == 1
+        assert f"missing: {key} is /nonexistent, which is no program that can be started\n" in done.stdout
+        assert done.stdout.splitlines()[-1] == "Spark cannot be used"
+        # It is looked for elsewhere, and may be there.
+        assert indexd_here("doctor", "--conf", f"{key}=/nonexistent", "--master", "yarn").returncode == 0
+        assert indexd_here("doctor", "--conf", f"{key}={sys.executable}").returncode == 0
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nonexistent")
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["usable"] is True
+    assert report["workerPython"] == sys.executable
+    assert report["notes"] == ["PYSPARK_PYTHON is /nonexistent, which is no program that can be started; not used here"]

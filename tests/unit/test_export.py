@@ -177,6 +177,8 @@ def test_values_that_never_repeat_have_no_dictionary(config: Config, tmp_path: P
     [
         (["--columns", "phyOffset,nothing"], 2, "no column 'nothing'"),
         (["--topics", "A,,B"], 2, "is no list of names"),
+        (["--topics", "A,"], 2, "is no list of names"),
+        (["-b", "2", "-e", "1"], 2, "is behind the last one"),
         (["--file-size", "many"], 2, "is not a size"),
         (["--file-size", "10"], 2, "too small"),
         (["--partition-by", "hour"], 2, "hour is no partition"),

@@ -21,7 +21,7 @@ from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
 from indexd.spark.export.parquet import Shape
 from indexd.spark.splits import SplitReader, plan_splits
 from indexd.storage.disk import Disk
-from indexd.storage.remote import RemoteDisk, disk_for
+from indexd.storage.remote import RemoteDisk, disk_for, named
 from support.exporting import config_of, export_here, logged, row_of, with_shape
 from support.s3_server import Buckets, running_s3
 from support.small_log import write_log
@@ -152,6 +152,25 @@ def test_errors_are_disk_errors(store: Path, s3: Buckets) -> None:
     with pytest.raises(DiskError) as caught:
         remote.list_dir(_place(s3.uri("bucket/the store/commitlog")))
     assert caught.value.errno == errno.EACCES
+    assert caught.value.hint == "check the URI, the credentials and the network"
+
+
+def test_a_store_that_cannot_be_reached_is_no_device_to_be_mended() -> None:
+    place = _place("s3://bucket/store")
+    for error in (
+        OSError("When listing: AWS Error NETWORK_CONNECTION: curlCode: 7"),
+        OSError("what is new"),
+        ValueError(),
+    ):
+        with pytest.raises(DiskError) as caught, named("list", place):
+            raise error
+        assert caught.value.line().endswith("; check the URI, the credentials and the network")
+    with pytest.raises(DiskError) as caught, named("list", place):
+        raise FileNotFoundError(errno.ENOENT, "there is no such file")
+    assert caught.value.hint == "check the path"
+    with pytest.raises(DiskError) as caught, named("read", _place("file:///mnt/x")):
+        raise OSError(errno.EIO, "Input/output error")
+    assert "mend the device" in caught.value.line()
 
 
 def _batches(config_store: str | Path, tmp_path: Path) -> list[tuple[int, bytes]]:
@@ -180,7 +199,9 @@ def test_an_export_to_a_bucket(store: Path, s3: Buckets, tmp_path: Path, mode: s
     to = _place(s3.uri("bucket/exports/x"))
     config = config_of(s3.uri("bucket/the store"), tmp_path / "data")
     if mode != "error":
-        export_here(config, to, columns=("phyOffset",), topics=frozenset({"OrderPaid"}), shape=Shape(), split_size=None)
+        # Of the same log under another name: of one store, other topics would not be added.
+        other = config_of(store, tmp_path / "data")
+        export_here(other, to, columns=("phyOffset",), topics=frozenset({"OrderPaid"}), shape=Shape(), split_size=None)
     found = export_here(config, to, mode=mode, columns=("phyOffset",), shape=Shape(), split_size=None)
     assert found.rows == COUNT
     offsets = sorted(message.phy_offset for message in logged(store))

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from indexd import errors
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, UsageError
-from indexd.spark.failures import job_error, sealed
+from indexd.spark import session
+from indexd.spark.failures import job_error, jvm_error, sealed
 from indexd.spark.progress import Progress
+from indexd.spark.workers import quiet_print
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TRACEBACK = """An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 3 in stage 0.0 failed 1 times, most recent \
@@ -117,3 +132,53 @@ def test_progress_counts_the_bytes_of_the_items() -> None:
         progress.tasks_done(done, 3)
     progress.finish()
     assert told == [0, 5, 6, 106]
+
+
+LOST = [
+    ConnectionRefusedError(111, "Connection refused"),
+    EOFError(),
+    Py4JError("An error occurred while calling o1.x"),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+    monkeypatch.setattr("indexd.spark.failures._END_SECONDS", 0.01)
+    try:
+        assert jvm_error(error) is None
+        assert job_error(error).line().startswith("a job on Spark failed: ")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found = job_error(error)
+    assert (type(found), found.exit_code) == (SparkError, 70)
+    assert found.line().startswith("Spark's JVM has ended (SIGKILL); start again")
+    # What a task or Spark says is not the connection's end.
+    assert jvm_error(text_of("KeyError: 'x'")) is None
+
+    def stop() -> None:
+        warnings.warn("Unable to cleanly shutdown Spark JVM process.", RuntimeWarning, stacklevel=1)
+        raise error
+
+    session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    with pytest.raises(type(error)):
+        session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
+
+
+def test_py4j_does_not_print_what_comes_as_an_exception() -> None:
+    made = partial(logging.LogRecord, lineno=1, args=(), exc_info=None, level=logging.ERROR, msg="x")
+    assert not session._not_of_py4j(made("root", pathname="/lib/py4j/java_gateway.py"))
+    assert session._not_of_py4j(made("root", pathname="/lib/indexd/x.py"))
+
+
+def test_a_worker_is_silent_about_a_closed_socket_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (BrokenPipeError(), ValueError()):
+        try:
+            raise error
+        except (BrokenPipeError, ValueError):
+            quiet_print(type(error).__name__)
+    quiet_print("outside")
+    assert capsys.readouterr().out == "ValueError\noutside\n"

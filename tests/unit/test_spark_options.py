@@ -36,6 +36,10 @@ def test_flags_environment_and_file(tmp_path: Path) -> None:
     [
         ({"master": "localhost:7077"}, "is not a master of Spark"),
         ({"master": "sc://host"}, "is not a master of Spark"),
+        *(
+            ({"master": f"local{slots}"}, "is not a master of Spark")
+            for slots in ("[0]", "[x]", "[]", "[-1]", "[2,0]", "[2,x]", "[99999999999]", "-cluster[2]")
+        ),
         ({"remote": "spark://host"}, "is not the address of a Spark Connect server"),
         ({"remote": "sc://"}, "is not the address"),
         ({"conf": ["spark.a"]}, 'holds "spark.a": write key=value'),
@@ -77,6 +81,15 @@ def test_defaults_and_the_users_own_over_them(tmp_path: Path) -> None:
     assert conf["spark.driver.extraJavaOptions"] == (
         f"-Dlog4j2.configurationFile=file://{tmp_path}/log4j2.properties -Xss4m"
     )
+
+
+def test_a_master_that_spark_would_fall_over_is_refused_by_a_session_too() -> None:
+    for master in ("local[0]", "local[x]", "foo"):
+        with pytest.raises(UsageError) as caught, open_session(SparkOptions(master), "test"):
+            raise AssertionError("it opened")
+        assert caught.value.line().startswith(f"{master} is not a master of Spark; write local[*], ")
+    for master in ("local", "local[*]", "local[3]", "local[3, 4]", "local-cluster[2,1,1024]", "yarn", "spark://h:1"):
+        assert load({"master": master}, None, HOME).spark.master == master
 
 
 def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

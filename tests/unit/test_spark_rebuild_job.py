@@ -15,10 +15,10 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, IndexdError, UnsafeStoreError, UsageError
-from indexd.spark.rebuild.job_directory import building_of
 from indexd.spark.rebuild.runs import Run
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
+from indexd.storage.names import building_of
 from indexd.verify import verify
 from support.reopened import config_for, reopen
 from support.small_log import SEGMENT_SIZE, messages, write_log

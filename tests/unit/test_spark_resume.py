@@ -15,7 +15,7 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, IndexdError
-from indexd.spark.rebuild.job_directory import building_of
+from indexd.storage.names import building_of
 from support.reopened import config_for
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.spark_rebuild import SPLIT_SIZE, assert_same_data, by_one, by_tasks, fail

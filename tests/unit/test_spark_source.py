@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,43 +10,29 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
-from indexd.errors import DisturbedError, UsageError
+from indexd.errors import CorruptDataError, DisturbedError, UsageError
+from indexd.spark.export.job import ExportRequest
+from indexd.spark.source.batch import plan
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
-from indexd.spark.source.datasource import CommitLogSource, spark_schema
+from indexd.spark.source.datasource import spark_schema
 from indexd.spark.source.options import parse_options
 from indexd.spark.source.time_range import segment_before, segment_behind
-from indexd.spark.splits import plan_splits
+from indexd.spark.splits import check_chain, plan_splits
+from indexd.spark.stats.content import Selection
+from indexd.spark.stats.work import count_split
 from indexd.storage.disk import Disk
+from support.damaged_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
-from support.rows import plain, rows_of_log
+from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log
-
-
-def source(store: Path, **options: Any) -> CommitLogSource:
-    return CommitLogSource({"path": str(store), "settlems": "1"} | {name: str(text) for name, text in options.items()})
-
-
-def reader(store: Path, **options: Any) -> DataSourceReader:
-    made = source(store, **options)
-    return made.reader(made.schema())
-
-
-def read(reader: DataSourceReader) -> list[dict[str, Any]]:
-    """Every row, as Spark would read it: the reader is pickled for each task."""
-    found: list[dict[str, Any]] = []
-    for partition in reader.partitions() or [InputPartition(None)]:
-        copy = pickle.loads(cloudpickle.dumps(reader))
-        for batch in copy.read(pickle.loads(cloudpickle.dumps(partition))):
-            found += [plain(row) for row in batch.to_pylist()]
-    return found
+from support.spark_source import read, reader, source
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +143,30 @@ def test_times_leave_segments_out(store: Path, rows: list[dict[str, Any]]) -> No
     early = reader(store, endTime=middle, timeSlack="0").partitions()
     assert late[0].value.begin > 0
     assert early[-1].value.end < rows[-1]["phyOffset"]
-    assert reader(store, startTime=middle).partitions()[0].value.begin == 0
+    assert reader(store, startTime=middle, timeSlack="1h").partitions()[0].value.begin == 0
+
+
+@pytest.mark.parametrize("step", [3 * 3_600_000, -3 * 3_600_000])
+def test_a_clock_that_steps_inside_segments_loses_no_rows(tmp_path: Path, step: int) -> None:
+    # Right where each segment begins and off in its middle: first messages alone tell nothing of what lies between.
+    built = QueueStore(tmp_path)
+    with built.writer as writer:
+        for number in range(400):
+            is_off = 1000 < writer.max_offset % built.segment < 3000
+            writer.append(spec(T0 + 60_000 * number + (step if is_off else 0), size=100))
+    built.build()
+    bound = T0 + 60_000 * 200
+    late = [m.phy_offset for m in built.messages() if m.store_timestamp >= bound]
+    early = [m.phy_offset for m in built.messages() if m.store_timestamp < bound]
+    for options in ({}, {"data": built.data}):
+        for name, expected in (("startTime", late), ("endTime", early)):
+            found = read(reader(built.root, columns="phyOffset", **{name: bound}, **options))
+            assert [row["phyOffset"] for row in found] == expected
+    # An export plans the same way.
+    config = parse_options({"path": str(built.root), "settlems": "1"}, is_stream=False).config
+    for request in (ExportRequest(tmp_path, begin=bound), ExportRequest(tmp_path, end=bound)):
+        everything = ExportRequest(tmp_path).source_options(config, None)
+        assert plan(Disk(), request.source_options(config, None)) == plan(Disk(), everything)
 
 
 def test_segments_by_their_first_messages() -> None:
@@ -247,6 +255,27 @@ def test_a_log_whose_last_bytes_are_no_frame_ends_before_them(tmp_path: Path) ->
         file.seek(end)
         file.write(b"\xff" * 50)
     assert len(read(reader(tmp_path, columns="phyOffset"))) == 100
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_segments_that_are_wholly_unreadable_are_passed_over_as_by_a_rebuild(
+    tmp_path: Path, damage: tuple[str, ...]
+) -> None:
+    damaged_log(tmp_path, damage)
+    expected = rows_of_whole_log(tmp_path)
+    assert len(expected) > 900
+    for size in (DAMAGED_SEGMENT_SIZE, 20_000):
+        found = read(reader(tmp_path, columns="phyOffset", corrupt="skip", splitSize=size))
+        assert [row["phyOffset"] for row in found] == expected
+        # The same chain is what counts and exports are held against.
+        config = parse_options({"path": str(tmp_path), "corrupt": "skip", "settlems": "1"}, is_stream=False).config
+        splits = plan_splits(Disk(), config, size=size)
+        counts = [count_split(config, Selection(), split) for split in splits]
+        assert check_chain(splits, [count.next_offset for count in counts]) == []
+        assert sum(count.content.total("messages") for count in counts) == len(expected)
+    with pytest.raises(CorruptDataError) as error:
+        read(reader(tmp_path))
+    assert error.value.__notes__ == ["give the option corrupt=skip to go on at the next frame that proves itself"]
 
 
 def test_whatever_is_built_rows_are_whole(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from indexd.errors import MissingStoreError, UnsafeStoreError, UsageError
+from indexd.errors import IndexdError, MissingStoreError, UnsafeStoreError, UsageError
 from indexd.spark.source.datasource import CommitLogSource
-from indexd.spark.source.options import check_names, parse_options
+from indexd.spark.source.explained import explained
+from indexd.spark.source.options import OPTIONS_HINT, check_names, parse_options
 from support.small_log import SEGMENT_SIZE, write_log
 
 
@@ -41,6 +42,7 @@ def test_options_go_by_any_spelling(store: Path) -> None:
     # What the log's files say, as nobody else has.
     assert found.config.store.segment_size == SEGMENT_SIZE
     assert not found.has_data
+    assert parse_options({"path": str(store)}, is_stream=False).time_slack is None
     assert (found.starting_offset, found.on_expired, found.max_bytes_per_trigger) == ("earliest", "fail", None)
 
 
@@ -75,6 +77,38 @@ def test_an_option_of_another_name_is_found_before_anything_is_read() -> None:
     with pytest.raises(UsageError) as error:
         check_names({"colums": "x"})
     assert error.value.hint == "did you mean columns?"
+
+
+def test_several_stores_are_not_loaded_at_a_time() -> None:
+    # What Spark makes of load([a, b]).
+    with pytest.raises(UsageError, match="one store is loaded at a time") as error:
+        check_names({"paths": '["/a","/b"]'})
+    assert "union" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("give --on-corrupt skip to go on", "give the option corrupt=skip to go on"),
+        ("give --segment-size 65536, or its own file with --broker-conf",
+         "give the option segmentSize=65536, or its own file with the option brokerConf"),
+        ("check --store", "check the option path"),
+        ("run indexd --recover", "run indexd --recover"),
+        ("see indexd --help", OPTIONS_HINT),
+    ],
+)  # fmt: skip
+def test_hints_name_options_where_the_command_line_has_flags(hint: str, expected: str) -> None:
+    with pytest.raises(UsageError) as error, explained(), explained():
+        raise UsageError("wrong", hint)
+    assert (error.value.hint, error.value.__notes__) == (expected, [expected])
+
+
+def test_no_hint_of_the_source_names_a_flag(store: Path) -> None:
+    for wrong in ({"qqqqqqqqq": "1"}, {"startOffset": "-1"}, {"segmentSize": 2 * SEGMENT_SIZE}, {"path": store / "no"}):
+        with pytest.raises(IndexdError) as error:
+            partitions(source(store, **wrong))
+        assert "--" not in error.value.hint
+        assert "indexd.spark" not in error.value.hint
 
 
 def test_the_hint_is_shown_with_the_traceback(tmp_path: Path) -> None:

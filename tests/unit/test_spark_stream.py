@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,52 +13,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from indexd.commitlog.writer import CommitLogWriter, blank_record
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from indexd.spark.source.datasource import CommitLogSource
-from indexd.spark.source.stream import CommitLogStreamReader
+from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log
+from support.spark_source import ALL, kept, rows_between, run, stream
 from support.strategies import Sample, logs
-
-ALL = ReadAllAvailable()
-
-
-def stream(store: Path, **options: Any) -> CommitLogStreamReader:
-    given = {"path": str(store), "settlems": "1", "columns": "phyOffset"}
-    source = CommitLogSource(given | {name: str(text) for name, text in options.items()})
-    made = source.streamReader(source.schema())
-    assert isinstance(made, CommitLogStreamReader)
-    return made
-
-
-def kept(offset: dict[str, Any]) -> dict[str, Any]:
-    """An offset out of the checkpoint."""
-    found: dict[str, Any] = json.loads(json.dumps(offset))
-    return found
-
-
-def rows_between(reader: CommitLogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
-    found: list[int] = []
-    for partition in reader.partitions(kept(start), kept(end)):
-        for batch in reader.read(partition):
-            found += batch["phyOffset"].to_pylist()
-    return found
-
-
-def run(
-    reader: CommitLogStreamReader, start: dict[str, Any], limit: ReadLimit = ALL
-) -> tuple[dict[str, Any], list[int]]:
-    """Batches until there is no more: where it stands then, and the rows."""
-    rows: list[int] = []
-    while True:
-        end = reader.latestOffset(kept(start), limit)
-        if end == start:
-            return end, rows
-        assert end["offset"] > start["offset"]
-        found = rows_between(reader, start, end)
-        if isinstance(limit, ReadMaxBytes) and len(found) > 1:
-            assert found[-1] - found[0] < limit.max_bytes
-        rows += found
-        start = end
 
 
 def offsets_of(store: Path) -> list[int]:
@@ -102,9 +59,8 @@ def test_a_log_that_grows_over_segments(tmp_path: Path) -> None:
             start, found = run(reader, start, ReadMaxBytes(100_000))
             rows += found
             assert start["offset"] == writer.max_offset
-            # Without a wait the newest message is not counted.
-            assert reported is not None
-            assert writer.max_offset - 1000 < reported["offset"] <= writer.max_offset
+            assert reported == {"offset": writer.max_offset}
+            assert reader.reportLatestOffset() == reported
         assert rows == offsets_of(tmp_path)
 
 
@@ -161,7 +117,12 @@ def test_where_a_query_begins(tmp_path: Path) -> None:
         stream(tmp_path, startingOffset=end + 1).initialOffset()
     with pytest.raises(UsageError, match="startOffset is no option of a stream"):
         stream(tmp_path, startOffset=1)
-    late = rows_of_log(tmp_path / "commitlog")[1900]["storeTimestamp"]
+    rows = rows_of_log(tmp_path / "commitlog")
+    late = rows[1900]["storeTimestamp"]
+    # The clock was set back once: before that, messages are of that time, too.
+    assert stream(tmp_path, startTime=late).initialOffset() == {"offset": 0}
+    of_that_time = [row["phyOffset"] for row in rows if row["storeTimestamp"] >= late]
+    assert run(stream(tmp_path, startTime=late), {"offset": 0})[1] == of_that_time != offsets[1900:]
     begin = stream(tmp_path, startTime=late, timeSlack=0).initialOffset()
     assert 0 < begin["offset"] <= offsets[1900]
     found = run(stream(tmp_path, startTime=late, timeSlack=0), begin)[1]
@@ -282,6 +243,30 @@ def test_corrupt_bytes_end_the_query_where_they_stand(tmp_path: Path) -> None:
         reader.latestOffset(end, ReadMaxBytes(1000))
     assert "corrupt=skip" in error.value.__notes__[0]
     assert run(stream(tmp_path, corrupt="skip"), end)[1] == offsets[401:]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("limit", [ALL, ReadMaxBytes(30_000)])
+def test_segments_that_are_wholly_unreadable_are_passed_over_as_by_a_rebuild(
+    tmp_path: Path, damage: tuple[str, ...], limit: ReadLimit
+) -> None:
+    end = damaged_log(tmp_path, damage)
+    reader = stream(tmp_path, corrupt="skip")
+    stood, rows = run(reader, reader.initialOffset(), limit)
+    assert rows == rows_of_whole_log(tmp_path)
+    assert stood["offset"] == end
+    assert reader.reportLatestOffset() == {"offset": end}
+    assert stream(tmp_path, corrupt="skip").reportLatestOffset() == {"offset": end}
+
+
+def test_the_reported_end_is_never_before_that_of_a_batch(tmp_path: Path) -> None:
+    end = write_log(tmp_path, 1)
+    reader = stream(tmp_path)
+    assert reader.latestOffset({"offset": 0}, ALL)["offset"] == end
+    assert reader.reportLatestOffset() == {"offset": end}
+    # Whatever becomes of the log until the next batch finds it out.
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT_SIZE))
+    assert reader.reportLatestOffset() == {"offset": end}
 
 
 def test_nothing_is_kept_open(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +35,7 @@ _FOR_CONNECT: _Wanted = {
 }
 _FOR_PAGES: _Wanted = {"plotly": ((6,), None), "jinja2": ((3,), None), "rich": ((14,), None)}
 _INSTALL = "pip install 'rocketmq-indexd[spark]'"
+_NO_PROGRAM = "which is no program that can be started"
 _EXIT_FINDINGS = 1
 
 
@@ -57,9 +59,11 @@ def examine(config: Config) -> dict[str, Any]:
     """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
     remote = config.spark.remote
     problems: list[str] = []
+    notes: list[str] = []
     packages = _packages({**_NEEDED, **(_FOR_CONNECT if remote else {})}, problems)
-    packages |= _packages(_FOR_PAGES, notes := [])
+    packages |= _packages(_FOR_PAGES, notes)
     java = None if remote else _java(config, problems)
+    _check_pythons(config, problems, notes)
     cache, is_writable = _compiled()
     if not is_writable:
         notes.append("the kernels are compiled anew in each process, which takes seconds: make its cache writable")
@@ -124,6 +128,21 @@ def _worker_python(config: Config) -> str:
         return "the server's"
     is_local = config.spark.master.startswith("local")
     return given or (sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor"))
+
+
+def _check_pythons(config: Config, problems: list[str], notes: list[str]) -> None:
+    """On this machine, that what is named for a Python is one that can be started."""
+    if config.spark.remote is not None or not config.spark.master.startswith("local"):
+        return
+    conf = dict(config.spark.conf)
+    keys = ("spark.pyspark.python", "spark.pyspark.driver.python")
+    problems += [f"{key} is {conf[key]}, {_NO_PROGRAM}" for key in keys if key in conf and not shutil.which(conf[key])]
+    # A session sets these itself here, to that Python or to this one.
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    notes += [
+        f"{name} is {given[name]}, {_NO_PROGRAM}; not used here" for name in given if not shutil.which(given[name])
+    ]
 
 
 def _compiled() -> tuple[Path, bool]:

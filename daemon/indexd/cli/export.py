@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _COMPRESSIONS = ("zstd", "snappy", "none")
 _MODES = ("error", "overwrite", "append")
+_ON_EXPIRED = ("fail", "skip")
 _FILE_SIZE = 256 << 20
 
 
@@ -56,7 +57,14 @@ def register(commands: Any, common: Parser) -> None:
         choices=_MODES,
         default="error",
         help="when DIR holds an export: stop; replace it; or add what the log has behind the last export of the same "
-        "store and selection (default: error)",
+        "store, with the same topics and times (default: error)",
+    )
+    parser.add_argument(
+        "--on-expired",
+        choices=_ON_EXPIRED,
+        default="fail",
+        help="when messages expired behind the export that --mode append goes on with: stop, or go on without them "
+        "(default: fail)",
     )
     parser.set_defaults(function=export)
 
@@ -107,6 +115,7 @@ def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportReques
             partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
         ),
         split_size=config.spark.split_size or None,
+        on_expired=args.on_expired,
     )
     check_request(request)
     return request
@@ -137,6 +146,7 @@ def _row(found: Exported, args: argparse.Namespace) -> dict[str, Any]:
         "partitions": found.partitions,
         "beginOffset": found.begin_offset,
         "endOffset": found.end_offset,
+        "expiredBytes": found.expired[1] - found.expired[0] if found.expired else 0,
         "missingTopics": list(found.missing_topics),
         "seconds": round(found.seconds, 6),
     }
@@ -149,5 +159,8 @@ def _print(found: Exported, to: str) -> None:
         words += f" in {found.partitions:,} partitions"
     print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
     print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
+    if found.expired:
+        begin, end = found.expired
+        print_line(f"  log bytes {begin} to {end} had expired before they were exported: their messages are missing")
     for topic in found.missing_topics:
         print_line(f"  no message of the topic {printable(topic)}")

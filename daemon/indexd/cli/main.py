@@ -33,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _give_up_output(0)
     except OSError as error:
         code = _give_up_output(_complain(f"the system refused: {error}", EXIT_INTERNAL))
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        # A command that leaves something says so; Ctrl-C itself has no words.
+        code = _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends with the exit code that says so
         traceback.print_exc()
         code = _complain(IndexdError(f"an internal error: {error!r}").line(), EXIT_INTERNAL)

@@ -13,8 +13,10 @@ from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
+from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.storage.disk import Disk
+from indexd.storage.names import building_of
 
 if TYPE_CHECKING:
     from indexd.recovery.rebuild import Rebuilt
@@ -38,18 +40,34 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if args.only is not None:
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         config = config.model_copy(update={"outputs": outputs})
-    if uses_spark(config):
-        found = _on_spark(config, Path(args.out), resume=args.resume)
-        result, more = found.rebuilt, {"tasks": found.tasks, "resumedTasks": found.resumed}
-    elif args.resume:
+    on_spark = uses_spark(config)
+    if args.resume and not on_spark:
         raise UsageError("--resume is for Spark, and the engine is this process", "add --engine spark")
-    else:
-        result, more = _here(config, Path(args.out)), {}
+    more: dict[str, int] = {}
+    try:
+        if on_spark:
+            found = _on_spark(config, Path(args.out), resume=args.resume)
+            result, more = found.rebuilt, {"tasks": found.tasks, "resumedTasks": found.resumed}
+        else:
+            result = _here(config, Path(args.out))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*_left(building_of(Path(args.out)))) from None
     if wants_json(args):
         print_json(_row(args.out, result, time.monotonic() - process_started) | {"engine": config.spark.engine} | more)
     else:
         _print(args.out, result, more)
     return 0
+
+
+def _left(building: Path) -> list[str]:
+    """The line about what a rebuild that is interrupted leaves; none when it leaves nothing."""
+    if any((building / "runs").glob("*")):
+        way = "keeps what is finished: --resume goes on with it; it can also be removed"
+    elif building.exists():
+        way = "is left: the next rebuild replaces it, or it can be removed"
+    else:
+        return []
+    return [f"interrupted; {printable(str(building))} {way}"]
 
 
 def _here(config: Config, out: Path) -> Rebuilt:

@@ -60,6 +60,7 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
     """
     found: dict[int, Segment] = {}
     twice: list[Path] = []
+    wrong: list[tuple[Path, int, int]] = []
     present = 0
     for directory in directories:
         try:
@@ -74,8 +75,8 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             if base is None or size == 0:
                 continue
             if size != segment_size or base % segment_size:
-                raise _wrong_size(directory / name, base, size, segment_size)
-            if base in found:
+                wrong.append((directory / name, base, size))
+            elif base in found:
                 twice.append(directory / name)
             else:
                 found[base] = Segment(base, size, directory / name)
@@ -85,12 +86,20 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             f"there is no commitlog at {named}",
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
         )
+    if wrong:
+        raise _wrong_size(*wrong[0], segment_size, is_odd=len(found) > len(wrong))
     return SegmentList(tuple(found[base] for base in sorted(found)), tuple(twice))
 
 
-def _wrong_size(path: Path, base: int, size: int, segment_size: int) -> UnsafeStoreError:
+def _wrong_size(path: Path, base: int, size: int, segment_size: int, *, is_odd: bool) -> UnsafeStoreError:
+    # is_odd: most segments have the size that is configured, so it is this file that is wrong.
     if size != segment_size:
         what = f"segment {path} has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
     else:
         what = f"segment {path} begins at {base}, which is no multiple of segment_size {segment_size}"
+    if is_odd:
+        return UnsafeStoreError(
+            what,
+            "most segments fit, so this file is cut or foreign: put the whole one there, or take it out of the log",
+        )
     return UnsafeStoreError(what, f"give --segment-size {size}, or the broker's own file with --broker-conf")

@@ -13,7 +13,10 @@ from .units import Kind, OptionalPath, Size, parse_choice, shown
 
 Engine = Literal["process", "spark"]
 
-_MASTER = re.compile(r"local(\[[^\]]+\]|-cluster\[[^\]]+\])?|spark://.+|yarn|k8s://.+")
+_COUNT = "[1-9][0-9]{0,4}"  # of threads; Spark itself falls over 0, and over what is no int
+LOCAL = re.compile(rf"local(?:\[(\*|{_COUNT})(?: *, *{_COUNT})?\])?")
+"""The masters in this process; group 1 is how many tasks run at once, ``*`` or none."""
+_MASTER = re.compile(rf"{LOCAL.pattern}|local-cluster\[ *{_COUNT} *, *{_COUNT} *, *[0-9]+ *\]|spark://.+|yarn|k8s://.+")
 _REMOTE = re.compile(r"sc://[^/].*")
 _CONF = re.compile(r"\s*(spark\.[\w.*-]+)\s*=(.*)")
 

@@ -34,7 +34,7 @@ from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, 
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
-from indexd.storage.names import DataFiles
+from indexd.storage.names import DataFiles, building_of
 
 # Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
 _QUEUE_BATCHES = 8
@@ -71,7 +71,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
     check_target(disk, out)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     out = out.resolve()
-    beside = out.with_name(out.name + ".building")
+    beside = building_of(out)
     disk.make_dir(beside)
     lock = DirectoryLock(DataFiles(beside).lock)
     lock.acquire()

@@ -7,19 +7,21 @@ loopback, nothing is printed, and workers run on the interpreter that runs this.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
-import re
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from indexd.config.spark import LOCAL, parse_master
 from indexd.errors import SparkError, SparkMissingError, UsageError
 from indexd.spark.java import require_java, shim_home
 
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 _CONNECT_PORT = 15002
 _REACH_SECONDS = 10.0
-_LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:,[0-9]+)?\])?")
-_MASTER = re.compile(r"local(\[.*\]|-cluster\[.*\])?|spark://.+|yarn|k8s://.+")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -57,7 +57,7 @@ def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iter
 
     A classic session that is active already, as in a notebook, is used as it is and left open. Raises
     SparkMissingError where a package or Java is missing, SparkError when nothing answers there; and what pyspark raises
-    in the body, about a job, becomes an IndexdError of one line.
+    in the body, about a job or because the JVM has ended, becomes an IndexdError of one line.
     """
     _require_packages(options)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and known to be there only now
@@ -69,12 +69,13 @@ def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iter
         if running is not None:
             yield running
             return
+        _quiet_py4j()
         with _environment(options):
             session = _start(options, app, memory)
             try:
                 yield session
             finally:
-                session.stop()
+                _stop(session)
     except ENGINE_ERRORS as error:
         raise job_error(error) from error
 
@@ -84,7 +85,7 @@ def slots(spark: SparkSession) -> int:
 
     On a cluster it counts the executors that are there by now, after a first small job for which one has to be.
     """
-    local = _LOCAL.fullmatch(str(spark.conf.get("spark.master", "")))
+    local = LOCAL.fullmatch(str(spark.conf.get("spark.master", "")))
     if local:
         count = len(os.sched_getaffinity(0)) if local[1] == "*" else int(local[1] or 1)
         return max(2, count)
@@ -113,10 +114,12 @@ def _require_packages(options: SparkOptions) -> None:
     missing = missing_packages(options.remote is not None)
     if missing:
         raise SparkMissingError(f"the Spark pipeline needs {', '.join(missing)}, not installed in {sys.prefix}")
-    if options.remote is None and not _MASTER.fullmatch(options.master):
-        raise UsageError(
-            f"{options.master} is no master of Spark", "write local[*], spark://host:7077, yarn or k8s://https://host"
-        )
+    if options.remote is None:
+        try:
+            parse_master(options.master)
+        except ValueError as error:
+            what, _, hint = f"{options.master} {error}".partition(": write")
+            raise UsageError(what, f"write{hint}") from None
 
 
 def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
@@ -139,11 +142,53 @@ def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
     conf = default_conf(options, home, memory)
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        return SparkSession.builder.master(options.master).appName(app).config(map=conf).getOrCreate()
+        session = SparkSession.builder.master(options.master).appName(app).config(map=conf).getOrCreate()
+        _quiet_accumulators(session)
+        return session
     finally:
         # Spark sets its own, which cancels all jobs: tasks.run_job cancels the one that runs.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _stop(session: SparkSession) -> None:
+    from indexd.spark.failures import ENGINE_ERRORS, jvm_error  # noqa: PLC0415 - optional
+
+    try:
+        with warnings.catch_warnings():
+            # Spark warns that its JVM cannot be stopped, and then raises all the same.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            session.stop()
+    except ENGINE_ERRORS as error:
+        if jvm_error(error) is None:
+            raise
+
+
+def _quiet_py4j() -> None:
+    """Nothing on standard error of a connection to the JVM that breaks: it comes as an exception, too.
+
+    py4j logs that with a traceback, to the root logger, which prints what nobody has set up logging for.
+    """
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
+
+
+def _quiet_accumulators(session: SparkSession) -> None:
+    # That server's thread prints a traceback when the JVM's end closes its connection.
+    server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is None:
+        return
+    print_error = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
+            print_error(request, address)
+
+    server.handle_error = handle_error
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bool | float | int | str | None]:

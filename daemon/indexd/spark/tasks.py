@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,8 +92,10 @@ def run_job(
         try:
             while not ended.wait(_POLL_SECONDS):
                 watch.poll()
-        except BaseException:
+        except BaseException as error:
             _cancel(watch, ended)
+            if isinstance(error, ENGINE_ERRORS):
+                raise job_error(error) from error
             raise
         done, value = outcome[0]
         if done:
@@ -108,7 +111,8 @@ def run_job(
 def _cancel(watch: JobWatch, ended: threading.Event) -> None:
     # Again and again: a job that was about to start was not there to be cancelled.
     for _ in range(_CANCEL_TRIES):
-        watch.cancel()
+        with suppress(*ENGINE_ERRORS):  # there is nothing to be cancelled any more when the JVM has ended
+            watch.cancel()
         if ended.wait(1.0):
             break
     time.sleep(_KILL_SECONDS)

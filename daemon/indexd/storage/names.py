@@ -43,6 +43,12 @@ def next_index_name(now: float, last: str | None) -> str:
     return name
 
 
+def building_of(out: Path) -> Path:
+    """The directory beside ``out`` in which a rebuild makes it."""
+    out = out.resolve()
+    return out.with_name(out.name + ".building")
+
+
 class DataFiles:
     """Where each thing lies in a data directory. Nothing else is ever written there."""
 

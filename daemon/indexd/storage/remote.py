@@ -75,7 +75,10 @@ def named(operation: str, path: Path) -> Iterator[None]:
         text = " ".join(str(error).split()[:60])
         if number is None:
             number = next((found for word, found in _CAUSES if word in text), errno.EIO)
-        raise DiskError(operation, path, OSError(number, text)) from error
+        failed = DiskError(operation, path, OSError(number, text))
+        if isinstance(path, RemotePath) and path.scheme != "file" and not failed.is_missing:
+            failed.hint = "check the URI, the credentials and the network"
+        raise failed from error
 
 
 class RemoteFile(DiskFile):

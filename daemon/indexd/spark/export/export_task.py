@@ -9,10 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from indexd.config import Config
+from indexd.spark.export.append import last_message
 from indexd.spark.export.outputs import Output
 from indexd.spark.export.parquet import Part, PartWriter, Shape
 from indexd.spark.export.partitions import SOURCES
-from indexd.spark.export.target import target_files
+from indexd.spark.export.target import LastMessage, target_files
 from indexd.spark.source.columns import arrow_schema
 from indexd.spark.source.rows import Keep, RowReader
 from indexd.spark.splits import Split
@@ -44,11 +45,15 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True)
 class SplitExported:
-    """What became of a split: where reading ended, its files, and the rows of each topic where topics were named."""
+    """What became of a split: where reading ended, its files, and the rows of each topic where topics were named.
+
+    ``last_message`` is the last one that was read, asked for or not; None if there was none, or it has expired since.
+    """
 
     next_offset: int
     parts: tuple[Part, ...]
     topic_rows: dict[str, int]
+    last_message: LastMessage | None = None
 
 
 def written_columns(columns: tuple[str, ...], partition_by: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,7 +72,8 @@ def export_split(task: ExportTask, split: Split) -> SplitExported:
         count += 1
         return files.create(task.job, f"{partition}part-{split.begin:020d}-{task.job}-{attempt}-{count:04d}.parquet")
 
-    reader = RowReader(disk_for(task.config), task.config, split, task.read_columns, task.keep)
+    disk = disk_for(task.config)
+    reader = RowReader(disk, task.config, split, task.read_columns, task.keep)
     writer = PartWriter(create, task.schema, task.shape, files.open_max)
     topic_rows: dict[str, int] = {}
     try:
@@ -77,11 +83,12 @@ def export_split(task: ExportTask, split: Split) -> SplitExported:
                 for found in batch["topic"].value_counts():
                     topic = found["values"].as_py()
                     topic_rows[topic] = topic_rows.get(topic, 0) + found["counts"].as_py()
+        last = last_message(disk, task.config, reader.last_message)
         parts = writer.close()
     except BaseException:
         writer.discard()
         raise
-    return SplitExported(reader.next_offset, tuple(parts), topic_rows)
+    return SplitExported(reader.next_offset, tuple(parts), topic_rows, last)
 
 
 def export_nothing(task: ExportTask) -> Part:

@@ -4,7 +4,7 @@ The files have the columns of ``columns.SCHEMA`` under the same names and types,
 key-value metadata says ``indexd.schema.version``. Times are int64, ms since the epoch, as the log has them. With
 partitions the topic is in the directory's name and not in the files; ``day`` is the UTC day of storeTimestamp and is
 only there. Nothing is exported twice by trying again: an export that ended badly has left nothing, and ``append``
-goes on where the last export of the same store and selection ended.
+goes on where the last export of the same store ended, if the log is still the same (``append``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.config.remote_path import RemotePath
-from indexd.errors import UnsafeStoreError, UsageError
+from indexd.errors import UsageError
 from indexd.recovery.settings import check_store
+from indexd.spark.export.append import Continuation, OnExpired, continued
 from indexd.spark.export.export_task import ExportTask, SplitExported, export_nothing, export_split, written_columns
 from indexd.spark.export.parquet import FILE_SIZE_MIN, Shape
 from indexd.spark.export.partitions import SOURCES
@@ -43,16 +43,15 @@ if TYPE_CHECKING:
 
 Mode = Literal["error", "overwrite", "append"]
 _INT64_MAX = 2**63 - 1
-# By how many ms the broker's clock may have gone back, where times tell which segments are read: as the data source's.
-_TIME_SLACK = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
     """What is asked for; ``begin`` and ``end`` are the first and the last store time, ms, None for no bound.
 
-    ``mode`` says what to do with a target that holds an export: refuse, replace it, add to it. ``split_size`` is how
-    many bytes of log a task reads, about; None: a segment.
+    ``mode`` says what to do with a target that holds an export: refuse, replace it, add to it; ``on_expired``, whether
+    to add when messages behind it have expired. ``split_size`` is how many bytes of log a task reads, about; None: a
+    segment.
     """
 
     to: Path
@@ -63,6 +62,7 @@ class ExportRequest:
     end: int | None = None
     shape: Shape = field(default_factory=Shape)
     split_size: int | None = None
+    on_expired: OnExpired = "fail"
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ExportRequest:
             end_offset=None,
             start_time=self.keep.start_time,
             end_time=self.keep.end_time,
-            time_slack=_TIME_SLACK,
+            time_slack=None,
             split_size=self.split_size,
             starting_offset="earliest",
             max_bytes_per_trigger=None,
@@ -98,7 +98,8 @@ class ExportRequest:
 class Exported:
     """What an export came to: rows and files of this export alone, and the log's bytes ``[begin_offset, end_offset)``.
 
-    ``missing_topics`` were asked for and have no message there.
+    ``missing_topics`` were asked for and have no message there. ``expired`` are the log's bytes ``[first, end)`` that
+    had expired before any export into this target read them.
     """
 
     job: str
@@ -109,14 +110,16 @@ class Exported:
     begin_offset: int
     end_offset: int
     missing_topics: tuple[str, ...]
+    expired: tuple[int, int] | None
     seconds: float
 
 
 def export(spark: SparkSession, config: Config, request: ExportRequest, progress: Report | None = None) -> Exported:
     """Export on whatever ``spark`` runs on; ``progress`` is told bytes of log.
 
-    Raises UsageError for what cannot be asked for, BusyError where another export writes the same target, and what
-    reading the log and writing the target do; in all of these cases the target is as it was.
+    Raises UsageError for what cannot be asked for, UnsafeStoreError where ``append`` cannot go on, BusyError where
+    another export writes the same target, and what reading the log and writing the target do; in all of these cases
+    the target is as it was.
     """
     started = time.monotonic()
     check_store(config)
@@ -126,8 +129,8 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
     target = Target(request.to)
     with target.opened():
         before = _manifest_before(target, request)
-        begin = _begin(config, request, before)
-        splits = plan(disk_for(config), request.source_options(_with_known_data(config), begin))
+        start = _start(config, request, before)
+        splits = _plan(config, request, start.begin)
         task = ExportTask(config, request.to, target.job, request.columns, request.keep, request.shape)
         target.begin()
         sizes = [split.size for split in splits]
@@ -141,12 +144,14 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
         found = Export(
             job=target.job,
             store=_store(config),
-            begin_offset=splits[0].begin if splits else begin or 0,
-            end_offset=done[-1].next_offset if splits else begin or 0,
+            begin_offset=splits[0].begin if splits else start.begin or 0,
+            end_offset=done[-1].next_offset if splits else start.begin or 0,
             selection=request.selection,
             rows=rows,
             written_at=datetime.now(UTC).isoformat(timespec="seconds"),
             files=tuple((part.name, part.rows, part.size) for part in parts),
+            last_message=next((split.last_message for split in reversed(done) if split.last_message), start.last),
+            expired_bytes=start.expired_bytes,
         )
         target.commit(parts, before.with_export(found))
     return Exported(
@@ -158,6 +163,7 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
         begin_offset=found.begin_offset,
         end_offset=found.end_offset,
         missing_topics=missing,
+        expired=start.expired,
         seconds=time.monotonic() - started,
     )
 
@@ -165,6 +171,10 @@ def export(spark: SparkSession, config: Config, request: ExportRequest, progress
 def check_request(request: ExportRequest) -> None:
     """UsageError for what no log and no target could make right."""
     shape = request.shape
+    if request.begin is not None and request.end is not None and request.begin > request.end:
+        raise UsageError(
+            f"the first store time {request.begin} is behind the last one, {request.end}", "-b comes first"
+        )
     for name in shape.partition_by:
         if name not in SOURCES:
             raise UsageError(f"{name} is no partition", f"there are {', '.join(SOURCES)}")
@@ -204,20 +214,19 @@ def _manifest_before(target: Target, request: ExportRequest) -> Manifest:
     return there
 
 
-def _begin(config: Config, request: ExportRequest, before: Manifest) -> int | None:
-    """Where ``append`` goes on: behind the last export of the same store and selection; None: at the log's begin."""
+def _start(config: Config, request: ExportRequest, before: Manifest) -> Continuation:
+    """Behind what the target already has of this store."""
     store = _store(config)
-    ends = [done.end_offset for done in before.exports if done.store == store and done.selection == request.selection]
-    if not ends:
-        return None
-    log = list_segments(disk_for(config), config.store.commit_log_directories, config.store.segment_size)
-    end = log.segments[-1].end if log.segments else 0
-    if end < max(ends):
-        raise UnsafeStoreError(
-            f"the log ends at {end}, and {request.to} holds what it had up to {max(ends)}",
-            "it was cut or is another: give --mode overwrite, or another --to",
-        )
-    return max(ends)
+    earlier = [done for done in before.exports if done.store == store]
+    return continued(disk_for(config), config, request.to, earlier, request.selection, request.on_expired)
+
+
+def _plan(config: Config, request: ExportRequest, begin: int | None) -> list[Split]:
+    splits = plan(disk_for(config), request.source_options(_with_known_data(config), begin))
+    if begin is not None and request.begin is None and splits and splits[0].begin > begin:
+        # What holds no message is read, too: only the reader knows the blank end of a segment from what is missing.
+        splits.insert(0, Split(begin, splits[0].begin))
+    return splits
 
 
 def _with_known_data(config: Config) -> Config:

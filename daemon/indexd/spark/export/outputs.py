@@ -55,6 +55,9 @@ class TargetFiles(Protocol):
     def below(self, directory: str) -> Iterator[str]:
         """Every file at any depth; none where there is no such directory."""
 
+    def leads_out(self, name: str) -> bool:
+        """Whether a symbolic link makes what has that name stand outside of the target."""
+
     def size(self, name: str) -> int | None:
         """Bytes, or None where there is no such file."""
 
@@ -107,6 +110,9 @@ class LocalFiles:
         yield from (prefix + name for name, _ in self._disk.list_dir(path))
         for name in self._disk.list_dirs(path):
             yield from self.below(prefix + name)
+
+    def leads_out(self, name: str) -> bool:
+        return is_led_out(self._root, name)
 
     def size(self, name: str) -> int | None:
         try:
@@ -173,6 +179,12 @@ class LocalFiles:
         except DiskError as error:
             if not error.is_missing and error.errno != errno.ENOTEMPTY:
                 raise
+
+
+def is_led_out(root: Path, name: str) -> bool:
+    """Whether the directory of ``root / name``, or what is a directory there itself, is not below ``root``."""
+    path = root / name
+    return not (path if path.is_dir() else path.parent).resolve().is_relative_to(root.resolve())
 
 
 class _LocalOutput:

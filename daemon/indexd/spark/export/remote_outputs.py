@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from indexd.config.remote_path import RemotePath
-from indexd.spark.export.outputs import TEMPORARY, Output
+from indexd.spark.export.outputs import TEMPORARY, Output, is_led_out
 from indexd.storage.remote import RemoteDisk, files_below, locate, named
 
 
@@ -29,6 +30,10 @@ class RemoteFiles:
     def below(self, directory: str) -> Iterator[str]:
         prefix = directory and f"{directory}/"
         yield from (prefix + name for name in files_below(self._root / directory))
+
+    def leads_out(self, name: str) -> bool:
+        system, place = locate(self._root)
+        return system.type_name == "local" and is_led_out(Path(place), name)
 
     def size(self, name: str) -> int | None:
         return self._disk.stamp(self._root / name).size if self._disk.exists(self._root / name) else None

@@ -22,8 +22,9 @@ system.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,11 +40,27 @@ MANIFEST = "_manifest.json"
 SUCCESS = "_SUCCESS"
 _JOURNAL = "journal.json"
 _VERSION = 1
+# The names that exports give their files: none leads upwards, or to what is not theirs.
+_NAME = re.compile(r"(?:(?:topic|day)=[^/\x00]+/)*part-[^/\x00]+\.parquet")
+_ELSEWHERE = "nothing was touched; export to another directory"
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The last message that was read: its physical offset, size in bytes, and the CRC-32 of its first 64 KiB."""
+
+    offset: int
+    size: int
+    crc: int
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One export as the manifest keeps it: what was asked for, the log's bytes that were read, the files."""
+    """One export as the manifest keeps it: what was asked for, the log's bytes that were read, the files.
+
+    ``last_message`` is None where no export of the store has met one. ``expired_bytes`` of log between the export
+    before and this one are in neither.
+    """
 
     job: str
     store: str
@@ -53,6 +70,8 @@ class Export:
     rows: int
     written_at: str
     files: tuple[tuple[str, int, int], ...]
+    last_message: LastMessage | None = None
+    expired_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +98,36 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, path: Path) -> Manifest:
-        """CorruptDataError when it is none."""
+        """CorruptDataError when it is none, or names files that no export can have written."""
         try:
             found = json.loads(data)
             if found.pop("format") != _VERSION:
                 raise ValueError("it is of another version")
-            exports = [dict(row) for row in found.pop("exports")]
-            for row in exports:
-                row["files"] = tuple((str(name), int(rows), int(size)) for name, rows, size in row["files"])
+            exports = tuple(_export(dict(row)) for row in found.pop("exports"))
             return cls(
                 schema_version=int(found["schema_version"]),
                 columns=tuple(found["columns"]),
                 partition_by=tuple(found["partition_by"]),
-                exports=tuple(Export(**row) for row in exports),
+                exports=exports,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(
-                f"{path / MANIFEST} is no manifest of an export: {error}", "export to another directory"
-            ) from None
+            raise CorruptDataError(f"{path / MANIFEST} is no manifest of an export: {error}", _ELSEWHERE) from None
+
+
+def _export(row: dict[str, Any]) -> Export:
+    # ValueError and TypeError for what no export has written.
+    row["files"] = tuple((_checked(name), int(rows), int(size)) for name, rows, size in row["files"])
+    row["begin_offset"], row["end_offset"] = int(row["begin_offset"]), int(row["end_offset"])
+    if row.get("last_message") is not None:
+        last = row["last_message"]
+        row["last_message"] = LastMessage(int(last["offset"]), int(last["size"]), int(last["crc"]))
+    return Export(**row)
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"it names {name!r:.200}, which no export writes")
+    return name
 
 
 class Target:
@@ -159,6 +190,8 @@ class Target:
         self._files.write(f"{TEMPORARY}/{self.job}/{_JOURNAL}", json.dumps(what).encode())
 
     def _left_jobs(self) -> list[str]:
+        if self._files.leads_out(TEMPORARY):
+            raise self._outside(TEMPORARY)
         below = (name.split("/") for name in self._files.below(TEMPORARY))
         return sorted({parts[1] for parts in below if len(parts) > 2})
 
@@ -168,15 +201,35 @@ class Target:
         self.manifest = None if data is None else Manifest.from_json(data, self.path)
         known = self.manifest.names if self.manifest else set()
         done = {export.job for export in self.manifest.exports} if self.manifest else set()
-        for job in jobs:
-            try:
-                journal = json.loads(self._files.read(f"{TEMPORARY}/{job}/{_JOURNAL}") or b"{}")
-            except ValueError:  # torn, so nothing was renamed yet
-                journal = {}
-            self._files.remove(sorted(set(journal.get("removed" if job in done else "files", ())) - known))
+        journals = [self._left(job, "removed" if job in done else "files") for job in jobs]
+        self._check_inside({*known, *(name for names in journals for name in names)})
+        self._check_inside([name for job in jobs for name in self._files.below(f"{TEMPORARY}/{job}")])
+        for job, names in zip(jobs, journals, strict=True):
+            self._files.remove(sorted(names - known))
             self._files.drop(job, known)
         if self.manifest is not None and self._files.size(SUCCESS) is None:
             self._files.write(SUCCESS, b"")
+
+    def _left(self, job: str, key: str) -> set[str]:
+        # The names that a job's journal has under the key; CorruptDataError if they are no export's.
+        name = f"{TEMPORARY}/{job}/{_JOURNAL}"
+        try:
+            journal = json.loads(self._files.read(name) or b"{}")
+        except ValueError:  # torn, so nothing was renamed yet
+            return set()
+        try:
+            return {_checked(found) for found in journal.get(key, ())}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{self.path / name} is no journal of an export: {error}", _ELSEWHERE) from None
+
+    def _check_inside(self, names: Collection[str]) -> None:
+        # One name a directory tells.
+        for name in {name.rpartition("/")[0]: name for name in names}.values():
+            if self._files.leads_out(name):
+                raise self._outside(name)
+
+    def _outside(self, name: str) -> CorruptDataError:
+        return CorruptDataError(f"{self.path / name} leads out of {self.path}", _ELSEWHERE)
 
 
 def target_files(path: Path) -> TargetFiles:

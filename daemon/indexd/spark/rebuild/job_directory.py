@@ -21,7 +21,7 @@ from indexd.errors import DiskError
 from indexd.spark.rebuild.stage_one import left_runs
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from indexd.storage.names import DataFiles
+from indexd.storage.names import DataFiles, building_of
 
 MANIFEST = "manifest.json"
 
@@ -99,12 +99,6 @@ class JobDirectory:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise DiskError("remove", path, error) from error
-
-
-def building_of(out: Path) -> Path:
-    """The directory beside ``out`` in which it is made."""
-    out = out.resolve()
-    return out.with_name(out.name + ".building")
 
 
 def attempt_of(directory: Path) -> Path:

@@ -79,11 +79,11 @@ class LogEnd:
         """Whether a later segment holds anything: then nothing more is written into this one."""
         return any(self.is_in_use(later) for later in self.log.segments if later.base >= segment.end)
 
-    def from_here(self, begin: int, end: int | None = None, *, wait: bool = True) -> End:
+    def from_here(self, begin: int, end: int | None = None) -> End:
         """The last end of a message from ``begin``, where a message or a segment begins, up to ``end``.
 
-        ``end`` None: the end of the log. A first message that is longer than that is taken all the same. Without
-        ``wait`` the newest message counts only when another stands behind it.
+        ``end`` None: the end of the log. A first message that is longer than that is taken all the same. Waits for the
+        newest message to settle.
         """
         reader = self._reader
         reader.refresh()
@@ -97,7 +97,7 @@ class LogEnd:
                     follows = found.path is None or reader.frames_follow()
                     return End(found.offset, message, found if follows else None)
                 if isinstance(found, NotYetWritten):
-                    if not (wait and reader.is_undecided and patience.lasts()):
+                    if not (reader.is_undecided and patience.lasts()):
                         break
                     time.sleep(_PAUSE)
                 elif isinstance(found, DispatchBatch):

@@ -10,7 +10,8 @@ startOffset          physical offset: messages that begin there or behind it
 endOffset            physical offset: messages that begin before it
 startTime            ms since the epoch: messages stored then or later
 endTime              ms since the epoch: messages stored before it
-timeSlack            how far the broker's clock may have gone back, for leaving segments out; default ``1h``
+timeSlack            how far the broker's clock may have gone back, as ``1h``: segments are left out by when their first
+                     messages were stored. A clock that stepped by more loses rows; default: none is left out by guess
 splitSize            log of one task, default: a segment, or less when that makes too few tasks; bytes, or ``64MiB``
 corrupt              ``fail`` (default) or ``skip``: unreadable bytes behind which the log goes on
 config               a configuration file of indexd (TOML)
@@ -20,7 +21,7 @@ onExpired            of a stream: ``fail`` (default) or ``skip``: segments that 
 ==================== ==============================================================================================
 
 Every key of indexd's configuration is one too: ``segmentSize`` (taken from the files where nobody gives it), ``data``
-(a data directory of indexd: its sparse indexes say where a time begins), ``brokerConf``, ...
+(a data directory of indexd: its sparse indexes say for sure where ``startTime`` begins), ``brokerConf``, ...
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ _OWN = {
 }  # fmt: skip
 _KEYS = {key.replace("_", ""): key for key in KEYS}
 _DEFAULT = "default"
-_SLACK = 3_600_000
+
+OPTIONS_HINT = f"there are {', '.join(_OWN.values())}, and every key of indexd's configuration"
+"""What to say where the command line would name its help."""
 
 Policy = Literal["fail", "skip"]
 
@@ -68,7 +71,8 @@ class SourceOptions:
     end_offset: int | None
     start_time: int | None
     end_time: int | None
-    time_slack: int
+    #: None: no segment is left out by the time of its first message.
+    time_slack: int | None
     split_size: int | None
     #: ``earliest``, ``latest`` or a physical offset.
     starting_offset: str | int
@@ -108,7 +112,7 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptio
         end_offset=value("endoffset", _whole),
         start_time=value("starttime", _integer),
         end_time=value("endtime", _integer),
-        time_slack=value("timeslack", parse_millis, _SLACK),
+        time_slack=value("timeslack", parse_millis),
         split_size=value("splitsize", _positive_size) or config.spark.split_size or None,
         starting_offset=value("startingoffset", _starting_offset, "earliest"),
         max_bytes_per_trigger=value("maxbytespertrigger", _positive_size),
@@ -150,9 +154,15 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
             own[name] = text
         elif name in _KEYS:
             keys[_KEYS[name]] = text
+        elif name == "paths":
+            # What Spark makes of load([a, b]).
+            raise UsageError(
+                f"one store is loaded at a time, not {text[:256]}",
+                "load each and union them; the directories of one store's log are the option commitLogPaths",
+            )
         else:
             near = difflib.get_close_matches(name[:64], [*_OWN, *_KEYS], n=1)
-            hint = f"did you mean {_OWN.get(near[0]) or _KEYS[near[0]]}?" if near else "see indexd.spark.source.options"
+            hint = f"did you mean {_OWN.get(near[0]) or _KEYS[near[0]]}?" if near else OPTIONS_HINT
             raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
     return own, keys
 

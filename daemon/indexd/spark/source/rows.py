@@ -56,7 +56,8 @@ class Keep:
 class RowReader:
     """Iterates over the rows of a split, as record batches of ``schema``. Raises what SplitReader does.
 
-    Behind the iteration ``next_offset`` and ``ends_log`` say where it ended, as SplitReader's do.
+    Behind the iteration ``next_offset`` and ``ends_log`` say where it ended, as SplitReader's do, and ``last_message``
+    the physical offset and the size of the last message that was read, kept or not; None if there was none.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RowReader:
         keep: Keep | None = None,
     ) -> None:
         self.schema = arrow_schema(columns)
+        self.last_message: tuple[int, int] | None = None
         self._columns = tuple(columns)
         self._keep = keep or Keep()
         self._reader = SplitReader(disk, _without_hashes(config), split)
@@ -92,6 +94,7 @@ class RowReader:
         for batch in self._reader:
             if isinstance(batch, Skipped) or not batch.rows:
                 continue
+            self.last_message = int(batch.columns.phy_offset[batch.rows - 1]), int(batch.columns.size[batch.rows - 1])
             rows = self._kept(batch)
             if rows is None or len(rows):
                 yield self._record_batch(batch, rows)

@@ -44,8 +44,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._log_end: LogEnd | None = None
         #: Where availableNow ends.
         self._until: int | None = None
-        #: The largest end that was reported, from which the next look begins.
-        self._reported = 0
+        #: The furthest that the log is known to reach, from which the next look for its end begins.
+        self._known_end: int | None = None
 
     @property
     def _end(self) -> LogEnd:
@@ -74,34 +74,22 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """The end of the next batch; ``start`` itself when there is nothing new."""
         with explained():
-            self._end.refresh()
-            self._check_same(start)
-            begin = self._not_expired(start["offset"])
-            end = self._until
-            if isinstance(limit, ReadMaxBytes):
-                end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
-            if end is not None and self._until is not None and begin >= self._until:
-                return start
-            found = self._end.from_here(begin, end)
-            if found.offset > begin:
-                return self._offset(found)
-            if found.corrupt is not None:
-                raise CorruptDataError(
-                    f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
-                    "give the option corrupt=skip to go on at the next frame that proves itself",
-                )
-            return start if begin == start["offset"] else {"offset": begin}
+            found = self._batch_end(start, limit)
+            self._known_end = max(self._known_end or 0, found["offset"])
+            return found
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
-        """Where the log ends by now: less the end of the last batch, it is how far the query lags behind, in bytes."""
+        """Where the log ends by now: less the end of the last batch, it is how far the query lags behind, in bytes.
+
+        Never before the end of a batch. None only where nothing could be read yet.
+        """
         try:
             self._end.refresh()
-            known = max(self._reported, self._first())
-            self._reported = self._end.from_here(known, wait=False).offset
+            known = max(self._known_end or 0, self._first())
+            self._known_end = max(known, self._end.from_here(known).offset)
         except (DiskError, CorruptDataError):
-            self._reported = 0  # the query itself will say what is wrong
-            return None
-        return {"offset": self._reported}
+            pass  # the query itself will say what is wrong
+        return None if self._known_end is None else {"offset": self._known_end}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """The query ends where the log ends now."""
@@ -124,6 +112,25 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Nothing is kept open."""
+
+    def _batch_end(self, start: Offset, limit: ReadLimit) -> Offset:
+        self._end.refresh()
+        self._check_same(start)
+        begin = self._not_expired(start["offset"])
+        end = self._until
+        if isinstance(limit, ReadMaxBytes):
+            end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
+        if end is not None and self._until is not None and begin >= self._until:
+            return start
+        found = self._end.from_here(begin, end)
+        if found.offset > begin:
+            return self._offset(found)
+        if found.corrupt is not None:
+            raise CorruptDataError(
+                f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
+                "give the option corrupt=skip to go on at the next frame that proves itself",
+            )
+        return start if begin == start["offset"] else {"offset": begin}
 
     def _first(self) -> int:
         return self._end.log.min_offset or 0

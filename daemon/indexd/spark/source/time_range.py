@@ -1,9 +1,12 @@
 """Which part of the log can hold messages of a time range; what is read is then looked at row by row all the same.
 
-The sparse indexes of a data directory say for sure before which offset every message is older. Where there are none,
-and for the end of the range, the first message of each segment must do: the log is taken to be in order of time but for
-the slack, by which the broker's clock may have gone back. A clock that was off by more inside a segment, and was right
-again at the next one's begin, is the one thing that leaves messages out.
+Nothing is left out by guess unless somebody asks for it. The sparse indexes of a data directory say for sure before
+which offset every message is older: each segment's has its largest time. The smallest is not known, so the end of a
+range leaves nothing out.
+
+With ``timeSlack`` the first message of each segment must do: the log is taken to be in order of time but for the
+slack, by which the broker's clock may have gone back. A clock that was off by more inside a segment, and was right
+again at the next one's begin, then leaves messages out.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ def time_range(disk: Disk, options: SourceOptions, log_end: LogEnd) -> tuple[int
     A message begins at each, or a segment. Raises what opening a data directory does where one is given.
     """
     start_time, end_time = options.start_time, options.end_time
+    slack = options.time_slack
     begin = end = None
-    exact = start_time is not None and options.has_data
-    if exact and start_time is not None:
+    if start_time is not None and options.has_data:
         begin = _by_sparse_indexes(disk, options, start_time)
-    if end_time is None and (exact or start_time is None):
+    if slack is None or (start_time is None and end_time is None):
         return begin, end
     log_end.refresh()
     bases, times = _first_messages(log_end)
-    if start_time is not None and not exact:
-        begin = segment_before(bases, times, start_time - options.time_slack)
+    if start_time is not None and begin is None:
+        begin = segment_before(bases, times, start_time - slack)
     if end_time is not None:
-        end = segment_behind(bases, times, end_time + options.time_slack)
+        end = segment_behind(bases, times, end_time + slack)
     return begin, end
 
 
