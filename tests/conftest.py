@@ -37,16 +37,6 @@ settings.register_profile("fast", parent=settings.get_profile("ci"), max_example
 settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Side by side run files, not tests: what a file sets up is set up once. All of tests/spark share one session."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group("spark" if folder == "spark" else str(item.path)))
-
-
 if not _JIT:
 
     @pytest.fixture(autouse=True)
