@@ -57,7 +57,7 @@ def test_most_of_it_is_read_ahead(tmp_path: Path, workers: int) -> None:
     reader = open_reader(tmp_path, segment_size=SEGMENT, read_size=READ, rows_max=ROWS, workers=workers)
     taken = []
     take = reader._ahead.take
-    reader._ahead.take = lambda *a: taken.append(take(*a)) or taken[-1]  # type: ignore[method-assign, func-returns-value]
+    reader._ahead.take = lambda *a, **k: taken.append(take(*a, **k)) or taken[-1]  # type: ignore[method-assign, func-returns-value]
     drain(reader)
     assert sum(batch is not None for batch in taken) > 20
     reader.close()
