@@ -51,6 +51,9 @@ QUICK = {
     "INDEXD_FLUSH_INTERVAL": "0.1",
     # Tests kill it again and again; what gives up then has tests of its own.
     "INDEXD_UNCLEAN_STARTS_MAX": "0",
+    # Many run at once, on machines whose disk may be as full as it likes.
+    "INDEXD_HTTP": "off",
+    "INDEXD_DISK_USED_MAX": "1",
 }
 WAIT_SECONDS = 60.0
 _PAUSE = 0.005

@@ -4,6 +4,7 @@
     facts        what broker.conf says about the broker itself
     units        sizes, durations, paths as people write them
     remote_path  a store behind a URI
+    serving      the keys of what stands around the index: HTTP, MQTT, limits
     spark        the keys of the pipeline on Spark, which nothing of the daemon looks at
     keys         the list of all keys, for flags and help
     sources      flags, environment, TOML file -> key, value, source
@@ -35,22 +36,28 @@ from .model import (
     StoreConfig,
     state_directory,
 )
+from .serving import OFF, HttpConfig, LimitsConfig, MqttConfig, NodeConfig, split_address
 from .spark import SparkConfig
 from .units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
 
 __all__ = [
     "DEFAULT_CONFIG_FILE",
     "KEYS",
+    "OFF",
     "SECTIONS",
     "BrokerFacts",
     "Config",
     "Entry",
     "Flavour",
     "FlushConfig",
+    "HttpConfig",
     "IndexConfig",
     "KeyInfo",
+    "LimitsConfig",
     "LogConfig",
     "Mode",
+    "MqttConfig",
+    "NodeConfig",
     "OnCorrupt",
     "OutputsConfig",
     "PropertiesError",
@@ -70,5 +77,6 @@ __all__ = [
     "parse_size",
     "refuse_double_index",
     "show_size",
+    "split_address",
     "state_directory",
 ]

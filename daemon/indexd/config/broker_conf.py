@@ -25,6 +25,8 @@ TEXT_KEYS = {
     "storePathCommitLog": "commit_log_paths",
     "readOnlyCommitLogStorePaths": "read_only_commit_log_paths",
     "messageDelayLevel": "message_delay_level",
+    "brokerClusterName": "cluster",
+    "brokerName": "node_id",
 }
 INT_KEYS = {
     "mappedFileSizeCommitLog": "segment_size",

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-SECTIONS = ("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log", "spark")
+SECTIONS = (
+    *("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log"),
+    *("node", "http", "mqtt", "limits", "spark"),
+)
 ENV_PREFIX = "INDEXD_"
 
 _DATA_DEFAULT = "$STATE_DIRECTORY, else $XDG_STATE_HOME/indexd, else ~/.local/state/indexd"

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ..errors import UsageError
 from .facts import BrokerFacts, ConflictError, Stage
 from .remote_path import OptionalPlace, Places
+from .serving import HttpConfig, LimitsConfig, MqttConfig, NodeConfig
 from .spark import SparkConfig
 from .units import (
     JAVA_INT_MAX,
@@ -279,6 +280,10 @@ class Config(Stage):
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     query: QueryConfig = Field(default_factory=QueryConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+    node: NodeConfig = Field(default_factory=NodeConfig)
+    http: HttpConfig = Field(default_factory=HttpConfig)
+    mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
     spark: SparkConfig = Field(default_factory=SparkConfig)
     broker: BrokerFacts = Field(default_factory=BrokerFacts)
     provenance: Mapping[str, str] = Field(

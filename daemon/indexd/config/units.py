@@ -40,6 +40,7 @@ _NOT_SIZE = "is not a size: write a whole number of bytes, or a number with KiB,
 _NOT_MILLIS = "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d"
 _NOT_SECONDS = "is not a duration: write a number of seconds, or a number with ms, s, m, h or d"
 _NOT_COUNT = "is not a whole number"
+_NOT_RATIO = "is not a ratio: write 0.7 or 70%"
 
 
 def parse_size(value: object) -> int:
@@ -82,6 +83,18 @@ def parse_count(value: object) -> int:
             raise ValueError(_NOT_COUNT)
         return top
     return _whole(value, _NOT_COUNT)
+
+
+def parse_ratio(value: object) -> float:
+    """A part of the whole from ``0.7``, ``"0.7"`` or ``"70%"``."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(_NOT_RATIO)
+    if isinstance(value, str):
+        top, bottom = _ratio(value.strip().removesuffix("%"), {}, 1, _NOT_RATIO)
+        return top / (bottom * 100) if value.strip().endswith("%") else top / bottom
+    if value != value or abs(value) > 2**31:
+        raise ValueError(_NOT_RATIO)
+    return float(value)
 
 
 def parse_flag(value: object) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reading import Skipped
@@ -27,6 +28,7 @@ from indexd.flush.building import Building
 from indexd.flush.flusher import Progress
 from indexd.recovery.open import Opened
 from indexd.recovery.settings import reader_options
+from indexd.serve.board import Board
 from indexd.service.log import Logger, configure_log
 from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
 from indexd.service.starts import Starts
@@ -53,8 +55,10 @@ class Daemon:
         log: Logger,
         watch: Watch,
         starts: Starts,
+        board: Board,
     ) -> None:
         self.config = config
+        self._board = board
         self._reload_config = reload_config
         self._disk = disk
         self._files = files
@@ -91,6 +95,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+        self._board.running(self.state)
         self._log.info("running", phy_offset=self.outputs.phy_offset, drain_interval=self.config.queue.drain_interval)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -141,13 +146,12 @@ class Daemon:
                 await pause(self._stop, seconds)
                 seconds = min(2 * seconds, self.config.reader.retry_max_seconds)
         self._on_problem("build", None)
+        if items:
+            self._board.drain_seconds.observe(time.monotonic() - started)
         rolls, self._rolls = self.outputs.index.counters.rolls - self._rolls, self.outputs.index.counters.rolls
         if rolls:
             self._log.info("rolled", files=rolls, phy_offset=self.outputs.phy_offset)
             self._flush_due.set()
-        if items:
-            took = round(time.monotonic() - started, 4)
-            self._log.debug("drained", phy_offset=self.outputs.phy_offset, seconds=took)
 
     def _build_now(self, items: list[Item]) -> None:
         # In the build thread.
@@ -191,10 +195,13 @@ class Daemon:
             self._log.warning("restored", names=restored)
             self._must_flush = self._must_flush or bool({"frontier", "checkpoint"} & set(restored))
 
+    def state(self) -> dict[str, Any]:
+        """Where it stands right now; from any thread."""
+        return state_row(self.reader, self.building, self.queue, self.reput, self.problems)
+
     def _write_state(self) -> None:
-        row = state_row(self.reader, self.building, self.queue, self.reput, self.problems)
         try:
-            write_state(self._disk, self._files, row)
+            write_state(self._disk, self._files, self._board.row())
             self._state_failed = False
         except DiskError as error:
             # Queries then go by the frontier; say so once, not at every drain.
@@ -231,7 +238,9 @@ class Daemon:
             return
         self._on_problem("flush", None)
         self._flush_pause = _RETRY_SECONDS_MIN
-        self._log.debug("flushed", phy_offset=progress.phy_offset, seconds=round(self.flusher.counters.last_seconds, 4))
+        seconds = self.flusher.counters.last_seconds
+        self._board.flush_seconds.observe(seconds)
+        self._board.events.tell("flushed", {"phy_offset": progress.phy_offset, "seconds": round(seconds, 4)})
 
     # Signals and events.
 
@@ -250,7 +259,7 @@ class Daemon:
         merged = merge_reloadable(self.config, fresh)
         self.config = merged
         self._apply_config()
-        self._log = configure_log(merged.log)
+        self._log = configure_log(merged.log, self._board.events.tap)
         self._log.info("reloaded", changed=sorted(changed & RELOADABLE), needs_restart=sorted(changed - RELOADABLE))
 
     def _apply_config(self) -> None:

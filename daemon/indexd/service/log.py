@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ import structlog
 from indexd.config import LogConfig
 
 Logger = Any
+Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
 
 
 def _is_terminal() -> bool:
@@ -36,8 +38,8 @@ class _LineLogger:
     log = debug = info = warning = warn = error = critical = exception = msg
 
 
-def configure_log(config: LogConfig) -> Logger:
-    """Set up structlog for the process and return the logger."""
+def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
+    """Set up structlog for the process and return the logger; ``tap`` sees every line that is logged."""
     console = config.log_format == "console" or (config.log_format == "auto" and _is_terminal())
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=_is_terminal())
@@ -49,6 +51,7 @@ def configure_log(config: LogConfig) -> Logger:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not console),
             structlog.processors.format_exc_info,
+            *([] if tap is None else [tap]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.log_level.upper())),

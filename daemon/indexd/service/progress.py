@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from indexd.errors import DiskError
+from indexd.serve.board import Board
 from indexd.service.log import Logger
 from indexd.service.state import write_state
 from indexd.storage.disk import Disk
@@ -25,10 +26,16 @@ class RecoveryProgress:
     """Callable as ``progress(step, done, total)``; a context manager that takes the bar away at the end."""
 
     def __init__(
-        self, log: Logger, disk: Disk, files: DataFiles, check_stop: Callable[[], None] = lambda: None
+        self,
+        log: Logger,
+        disk: Disk,
+        files: DataFiles,
+        check_stop: Callable[[], None] = lambda: None,
+        board: Board | None = None,
     ) -> None:
         self._log = log
         self._check_stop = check_stop
+        self._board = board
         self._disk, self._files = disk, files
         self._exported = time.monotonic()
         self._bar: tqdm[Any] | None = None
@@ -37,6 +44,8 @@ class RecoveryProgress:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         self._check_stop()
+        if self._board is not None:
+            self._board.recovering(step, done, total)
         if sys.stderr is not None and sys.stderr.isatty():
             if self._bar is None or step != self._step:
                 self._close()
@@ -49,6 +58,8 @@ class RecoveryProgress:
         if time.monotonic() - self._exported >= _EXPORT_EVERY_SECONDS:
             self._exported = time.monotonic()
             row = {"pid": os.getpid(), "recovering": {"step": step, "done": done, "total": total}}
+            if self._board is not None:
+                row = self._board.row()
             with suppress(DiskError):  # progress is a courtesy; the recovery itself meets and reports a failing disk
                 write_state(self._disk, self._files, row)
 

@@ -20,6 +20,8 @@ from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, Uns
 from indexd.flush.abort import remove_abort, write_abort
 from indexd.recovery.open import Opened, open_data
 from indexd.recovery.settings import check_store, load_kernels
+from indexd.serve.board import Board
+from indexd.serve.server import ServeThread
 from indexd.service.daemon import Daemon
 from indexd.service.log import Logger, configure_log
 from indexd.service.progress import RecoveryProgress
@@ -40,7 +42,8 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
 
     When the log was rewritten, or somebody touched our files, it recovers as after a crash and goes on.
     """
-    log = configure_log(config.log)
+    board = Board(config)
+    log = configure_log(config.log, board.events.tap)
     disk = Disk()
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
         raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -51,8 +54,10 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     lock.acquire()
     starts = Starts(disk, files.starts, config.recovery)
     try:
-        while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts)) is not None:
-            log.error("disturbed", problem=str(disturbed))
+        with ServeThread(config, board, log):
+            while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts, board)) is not None:
+                board.leaving("opening")
+                log.error("disturbed", problem=str(disturbed))
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
         starts.forget()
@@ -95,6 +100,7 @@ def _run_once(
     log: Logger,
     lock: DirectoryLock,
     starts: Starts,
+    board: Board,
 ) -> DisturbedError | None:
     # None after a stop, or what makes another opening necessary.
     wish = _StopWish()
@@ -102,9 +108,9 @@ def _run_once(
     try:
         if not lock.is_held():
             lock.renew()
-        opened = _open_patiently(config, disk, files, log, starts, wish)
+        opened = _open_patiently(config, disk, files, log, starts, wish, board)
         watch = Watch(disk, files, lock, opened.flusher.frontier)
-        daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts)
+        daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts, board)
         _run_on_loop(daemon)
     except* OSError as group:
         raise DiskError("run beside", files.data, first_error(group)) from group  # descriptors for the event loop
@@ -142,7 +148,7 @@ def _take_back(starts: Starts, error: IndexdError) -> None:
 
 
 def _open_patiently(
-    config: Config, disk: Disk, files: DataFiles, log: Logger, starts: Starts, wish: _StopWish
+    config: Config, disk: Disk, files: DataFiles, log: Logger, starts: Starts, wish: _StopWish, board: Board
 ) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
     seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
@@ -151,7 +157,7 @@ def _open_patiently(
             if not is_counted:
                 starts.begin()
                 is_counted = True
-            opened = open_for_run(config, disk, files, log, check_stop=wish.check)
+            opened = open_for_run(config, disk, files, log, check_stop=wish.check, board=board)
         except DiskError as error:
             if not error.is_full:
                 raise
@@ -184,6 +190,7 @@ def open_for_run(
     *,
     forced: bool = False,
     check_stop: Callable[[], None] = lambda: None,
+    board: Board | None = None,
 ) -> Opened:
     """Open the data directory with the abort flag up, and log what was found and done.
 
@@ -206,7 +213,7 @@ def open_for_run(
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
     try:
-        with RecoveryProgress(log, disk, files, check_stop) as progress:
+        with RecoveryProgress(log, disk, files, check_stop, board) as progress:
             opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
     except (UnsafeStoreError, UsageError):
         if not unclean:  # and nothing was changed

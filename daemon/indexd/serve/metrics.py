@@ -1,0 +1,1 @@
+"""Metrics: one collector for Prometheus, which reads the board's figures when it is asked."""

@@ -1,0 +1,117 @@
+"""ServeThread: the event loop of everything that is shown and answered, beside the one that indexes.
+
+It is up before recovery begins and until the last flush is done. Whatever goes wrong in an outlet is logged and the
+outlet starts again, later each time; indexing never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from indexd.config import OFF, Config, split_address
+from indexd.errors import UsageError
+from indexd.serve.board import Board
+from indexd.serve.http.server import serve_http
+from indexd.serve.mqtt import publish
+
+Logger = Any
+Outlet = Callable[[asyncio.Event], Awaitable[None]]
+
+_RESTART_SECONDS = (1.0, 60.0)
+# A run this long makes the next restart a quick one again.
+_STEADY_SECONDS = 60.0
+# What is under way at a stop may take so long.
+_LEAVE_SECONDS = 5.0
+_BACKLOG = 128
+
+
+class ServeThread:
+    """A context manager around the daemon's whole life; UsageError when the address cannot be listened on."""
+
+    def __init__(self, config: Config, board: Board, log: Logger) -> None:
+        self._board, self._log = board, log
+        self._socket = None if config.http.http == OFF else listen(config.http.http)
+        self._outlets: dict[str, Outlet] = {}
+        if self._socket is not None:
+            host, port = self._socket.getsockname()[:2]
+            board.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            listening = self._socket
+            self._outlets["http"] = lambda stop: serve_http(config, board, log, listening, stop)
+        if config.mqtt.mqtt_host is not None:
+            self._outlets["mqtt"] = lambda stop: publish(config, board, log, stop)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
+
+    def __enter__(self) -> ServeThread:
+        if self._outlets:
+            self._thread.start()
+            self._ready.wait()
+            if self._board.http is not None:
+                self._log.info("listening", http=self._board.http)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None and self._stop is not None:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(2 * _LEAVE_SECONDS)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        tasks = [asyncio.create_task(self._keep(name, outlet, self._stop)) for name, outlet in self._outlets.items()]
+        self._ready.set()
+        await self._stop.wait()
+        _, late = await asyncio.wait(tasks, timeout=_LEAVE_SECONDS)
+        for task in late:
+            task.cancel()
+
+    async def _keep(self, name: str, outlet: Outlet, stop: asyncio.Event) -> None:
+        seconds = _RESTART_SECONDS[0]
+        while not stop.is_set():
+            started = time.monotonic()
+            try:
+                await outlet(stop)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without this outlet
+                self._log.error("outlet_failed", outlet=name, problem=repr(error), retry_seconds=seconds)
+            if time.monotonic() - started > _STEADY_SECONDS:
+                seconds = _RESTART_SECONDS[0]
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), seconds)
+            seconds = min(2 * seconds, _RESTART_SECONDS[1])
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket; UsageError says why there is none."""
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(
+            f"cannot listen on {address}: {reason}", f"give another --http HOST:PORT, or --http {OFF}"
+        ) from error
+    return listening
