@@ -28,10 +28,10 @@ from indexd.storage.disk import Disk
 from support.rocketmq_jvm import arguments, figures_of, run
 
 NAME = "spark"
-#: Of the messages of the other parts: some 4 GB of log where those have 3,000,000 messages.
-_SHARE = 4
+#: Of the messages of the other parts: more than 4 GB of log where those have 3,000,000 messages.
+_SHARE = 5
 MASTERS = ("local[1]", "local[2]")
-_TURNS = 2
+_TURNS = 3
 RATIO_TARGET = 0.6
 _TARGET = f"on local[2] at least {RATIO_TARGET} of the messages/s of one process"
 _TASKS = 200
