@@ -17,7 +17,7 @@ from support.small_log import messages
 
 DAMAGED_SEGMENT_SIZE = 64 << 10
 #: What becomes of segments 2, 4 and 6 of ``damaged_log``.
-DAMAGES = [("random",), ("missing",), ("zeros",), ("random", "missing", "zeros")]
+DAMAGES = [("random",), ("missing",), ("zeros",), ("two zeros",), ("random", "missing", "zeros")]
 _COUNT = 1600
 
 
@@ -28,6 +28,9 @@ def damaged_log(store: Path, damages: tuple[str, ...]) -> int:
             writer.append(spec)
     for number, damage in enumerate(damages, 1):
         path = store / "commitlog" / f"{2 * number * DAMAGED_SEGMENT_SIZE:020d}"
+        if damage == "two zeros":
+            following = store / "commitlog" / f"{(2 * number + 1) * DAMAGED_SEGMENT_SIZE:020d}"
+            following.write_bytes(bytes(following.stat().st_size))
         if damage == "missing":
             path.unlink()
         else:

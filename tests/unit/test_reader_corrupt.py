@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
+from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.reading import READ_SIZE, SEGMENT_SIZE, Drained, drain, open_reader, patch, segment
 from support.strategies import Sample
 from support.twins import encode
@@ -267,3 +268,9 @@ def test_a_missing_segment_in_the_middle(tmp_path: Path) -> None:
     filled(tmp_path / "again", 600)
     (tmp_path / "again" / f"{SEGMENT_SIZE:020d}").rename(tmp_path / f"{SEGMENT_SIZE:020d}")
     assert drain(reader).offsets == [offset for offset in offsets if offset >= SEGMENT_SIZE]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_reader_goes_on_behind_whole_segments_that_are_unreadable(tmp_path: Path, damage: tuple[str, ...]) -> None:
+    end = damaged_log(tmp_path, damage)
+    assert end - rows_of_whole_log(tmp_path)[-1] < 1000

@@ -70,19 +70,24 @@ class SegmentCursor:
         return True
 
     def next_is_in_use(self) -> bool:
-        """Whether a later segment holds anything: then the open one is closed for good."""
+        """Whether a later segment holds anything: then the open one is closed for good.
+
+        A broker prepares one or two segments ahead, and a damaged disk may have blanked several: all are looked at.
+        """
         assert self.segment is not None
         later = self.log.after(self.segment.end)
-        if later is None:
-            return False
-        try:
-            with self._disk.open_read(later.path) as file:
-                return any(file.pread(BLANK_SIZE, 0))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            self.refresh()
-            return False
+        while later is not None:
+            try:
+                with self._disk.open_read(later.path) as file:
+                    if any(file.pread(BLANK_SIZE, 0)):
+                        return True
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                self.refresh()
+                return False
+            later = self.log.after(later.end)
+        return False
 
     def fill(self, offset: int, size: int) -> int:
         """Fill the buffer from ``offset`` on with at most ``size`` bytes of the open segment; how many there are."""
