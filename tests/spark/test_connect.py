@@ -1,4 +1,4 @@
-"""A real Spark Connect server: the same tasks, errors, progress and Ctrl-C, without a JVM in the client."""
+"""A real Spark Connect server: tasks, data source, errors, progress and Ctrl-C, without a JVM in the client."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from pathlib import Path
 
 import psutil
 
+from support.small_log import write_log
 from support.spark_cluster import ConnectServer, output_of, start_python
+from support.spark_session import check_source
 
 SCRIPT = """
 import json, os, signal, sys, threading, time
 from functools import partial
 from pathlib import Path
 from support import spark_work
-from support.spark_session import session_of
+from support.spark_session import read_source, session_of
 from indexd.errors import CorruptDataError, SparkError
 
-folder = Path(sys.argv[1])
-with session_of(sys.argv[2:]) as spark:
+folder, store = map(Path, sys.argv[1:3])
+with session_of(sys.argv[3:]) as spark:
     from indexd.spark.session import slots
     from indexd.spark.tasks import is_local, run_tasks
 
@@ -29,6 +31,7 @@ with session_of(sys.argv[2:]) as spark:
             run_tasks(spark, work, range(3))
         except (CorruptDataError, SparkError) as error:
             seen["errors"].append([type(error).__name__, str(error), error.hint])
+    seen["source"] = read_source(spark, store, 20000)
     told = []
     work = partial(spark_work.wait, seconds=0.4)
     run_tasks(spark, work, range(8), sizes=[10] * 8, progress=lambda done, size: told.append(done))
@@ -48,7 +51,11 @@ print(json.dumps(seen))
 
 
 def test_tasks_through_connect(connect_server: ConnectServer, tmp_path: Path) -> None:
-    seen = json.loads(output_of(start_python(SCRIPT, tmp_path, *connect_server.flags)))
+    marks, store = tmp_path / "marks", tmp_path / "store"
+    marks.mkdir()
+    write_log(store, 500)
+    seen = json.loads(output_of(start_python(SCRIPT, marks, store, *connect_server.flags)))
+    check_source(seen["source"], store)
     assert (seen["slots"], seen["local"], seen["java"]) == (2, False, False)
     assert seen["squares"] == [0, 1, 4, 9, 16]
     corrupt, internal = seen["errors"]

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from support.small_log import write_log
 from support.spark_cluster import Standalone, output_of, start_python, wait_for
+from support.spark_session import check_source
 
 SCRIPT = """
 import json, sys
 from functools import partial
 from pathlib import Path
 from support import spark_work
-from support.spark_session import session_of
+from support.spark_session import read_source, session_of
 from indexd.errors import DiskError
 
-folder = Path(sys.argv[1])
-with session_of(sys.argv[2:]) as spark:
+folder, store = map(Path, sys.argv[1:3])
+with session_of(sys.argv[3:]) as spark:
     from indexd.spark.session import slots
     from indexd.spark.tasks import is_local, run_tasks
 
     seen = {"slots": slots(spark), "local": is_local(spark)}
     rows = run_tasks(spark, partial(spark_work.where_later, seconds=0.5), range(4))
     seen["parents"] = sorted({row["parent"] for row in rows})
+    seen["source"] = read_source(spark, store, 20000)
     try:
         run_tasks(spark, spark_work.raise_ours, range(5))
     except DiskError as error:
@@ -37,11 +40,14 @@ print(json.dumps(seen))
 
 
 def test_a_job_ends_right_though_its_workers_are_killed(standalone: Standalone, tmp_path: Path) -> None:
-    process = start_python(SCRIPT, tmp_path, *standalone.flags)
+    marks, store = tmp_path / "marks", tmp_path / "store"
+    marks.mkdir()
+    write_log(store, 500)
+    process = start_python(SCRIPT, marks, store, *standalone.flags)
     try:
-        wait_for("the job", lambda: len(list(tmp_path.iterdir())) >= 3 or process.poll() is not None)
+        wait_for("the job", lambda: len(list(marks.iterdir())) >= 3 or process.poll() is not None)
         standalone.kill_executor(standalone.workers[0])
-        wait_for("more of it", lambda: len(list(tmp_path.iterdir())) >= 6 or process.poll() is not None)
+        wait_for("more of it", lambda: len(list(marks.iterdir())) >= 6 or process.poll() is not None)
         standalone.kill_worker(standalone.workers[1])
         seen = json.loads(output_of(process))
     finally:
@@ -49,11 +55,12 @@ def test_a_job_ends_right_though_its_workers_are_killed(standalone: Standalone, 
         if len(standalone.workers) < 2:
             standalone.add_worker()
     assert seen["results"] == list(range(16))
-    begun = sorted(int(path.name.split("-")[0]) for path in tmp_path.iterdir())
+    begun = sorted(int(path.name.split("-")[0]) for path in marks.iterdir())
     assert sorted(set(begun)) == list(range(16))
     assert len(begun) > 16, "nothing was lost: the workers were killed too late"
     assert seen["told"][-1] == 160
     assert seen["told"] == sorted(seen["told"])
+    check_source(seen["source"], store)
     assert (seen["slots"], seen["local"]) == (2, False)
     assert len(seen["parents"]) == 2, "both workers had a task"
     # Which host lacks the path, and what to do.
