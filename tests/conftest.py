@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,19 @@ settings.register_profile(
 )
 settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=50)
 settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
+
+
+@pytest.fixture
+def disk_path(tmp_path: Path) -> Iterator[Path]:
+    """As ``tmp_path``, on a disk: what lies in a tmpfs can never leave the page cache."""
+    words = ["stat", "--file-system", "--format=%T", str(tmp_path)]
+    if subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() not in ("tmpfs", "ramfs"):
+        yield tmp_path
+        return
+    build = _SOURCES.parent.parent / "build"
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build, prefix="tests-") as name:
+        yield Path(name)
 
 
 if not _JIT:

@@ -8,11 +8,14 @@
 ``bytes_kernel``   loads, hashes, numbers; ``crc``  the checksum
 ``dispatch``    DispatchBatch (arrays) and DispatchRequest (the view of one row)
 ``segments``    which segment files there are, over several directories
+``log_end``     how far a log goes, without reading it: for figures
 ``ahead``       large stretches at a time, for catching up
 ``batcher``     bytes at hand -> one DispatchBatch
 ``cursor``      the open segment and the buffer that is filled from it
 ``reader``      position -> next batch or why not: end, not yet written, corrupt
 ``reading``     what a reader is told, counts and returns
+``gaps``        where no segment is: expired, missing, not there yet
+``log_limit``   how far the broker vouches for its log
 ``settle``      the end of the log, where the writer is
 ``split_points``   where inside a segment reading can begin
 ``salvage``     behind damage: the next frame that proves itself

@@ -14,16 +14,29 @@ from indexd.commitlog.format import BLANK_SIZE
 from indexd.commitlog.segments import Segment, SegmentList, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.page_cache import ReadPages
 
 
 class SegmentCursor:
-    """One open segment and a buffer that is filled from it again and again. Raises DiskError, UnsafeStoreError."""
+    """One open segment and a buffer that is filled from it again and again. Raises DiskError, UnsafeStoreError.
 
-    def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, read_size: int) -> None:
+    ``drop_behind`` as in ReaderOptions.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directories: tuple[Path, ...],
+        segment_size: int,
+        read_size: int,
+        drop_behind: int | None = None,
+    ) -> None:
         self._disk = disk
         self._directories = directories
         self._segment_size = segment_size
+        self._drop_behind = drop_behind
         self._file: DiskFile | None = None
+        self._pages: ReadPages | None = None
         self.log = SegmentList((), ())
         self.segment: Segment | None = None
         self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
@@ -103,8 +116,28 @@ class SegmentCursor:
         assert self._file is not None
         return self._file.pread_into(target.data, offset - self.segment.base)
 
+    def has_bytes(self, offset: int) -> bool:
+        """Whether anything but zeros stands at ``offset`` in the open segment."""
+        return bool(self.buffer[: self.fill(offset, BLANK_SIZE)].any())
+
+    def spare_pages(self) -> None:
+        """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""
+        assert self.segment is not None
+        assert self._file is not None
+        if self._is_far(self.segment):
+            self._pages = ReadPages(self._file, self.segment.size)
+
+    def _is_far(self, segment: Segment) -> bool:
+        return self._drop_behind is not None and segment.end + self._drop_behind <= self.log.segments[-1].end
+
+    def give_back(self, until: int) -> int:
+        """Everything of the open segment before ``until`` was read; the bytes of page cache given back now."""
+        if self._pages is None or self.segment is None:
+            return 0
+        return self._pages.give_back(until - self.segment.base, is_last=until >= self.segment.end)
+
     def close(self) -> None:
         """Close the open segment."""
         if self._file is not None:
             self._file.close()
-        self._file = self.segment = None
+        self._file = self._pages = self.segment = None

@@ -20,13 +20,15 @@ from indexd.commitlog.batcher import Batcher, Stretch
 from indexd.commitlog.cursor import SegmentCursor
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, HEAD_SIZE, Corrupt, NotYetWritten, Outcome, Reason
+from indexd.commitlog.gaps import meet_gap
 from indexd.commitlog.heads_kernel import last_head
 from indexd.commitlog.kernel import Rules
+from indexd.commitlog.log_limit import LogLimit, allows, limit_at
 from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.salvage import next_proven
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.settle import Settling, has_nul
-from indexd.errors import DisturbedError, UnsafeStoreError
+from indexd.errors import UnsafeStoreError
 from indexd.storage.disk import Disk
 
 _U64 = np.uint64
@@ -51,7 +53,8 @@ class LogReader:
         position: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cursor = SegmentCursor(disk, directories, options.segment_size, options.read_size)
+        sizes = options.segment_size, options.read_size, options.drop_behind
+        self._cursor = SegmentCursor(disk, directories, *sizes)
         self._checked_rules = rules._replace(check_crc=True)
         self._fast_rules = rules._replace(check_crc=False)
         self._options = options
@@ -59,6 +62,8 @@ class LogReader:
         self.position = position
         self.counters = ReaderCounters()
         self.refresh_due = 0.0
+        #: How far the broker vouches for its log.
+        self.log_limit: LogLimit | None = None
         #: Segments that end at or below this are CRC-checked too, as RocketMQ's own recovery does it.
         self.check_until = 0
         self._is_closed = False
@@ -88,7 +93,8 @@ class LogReader:
         """The next stretch of the log. A DispatchBatch moves ``position`` behind it; so does Skipped."""
         if self._clock() >= self.refresh_due:
             self.refresh()
-        if not self._cursor.holds(self.position):
+        is_entered = not self._cursor.holds(self.position)
+        if is_entered:
             self._ahead.stop()
             if not self._cursor.open(self.position):
                 return self._no_segment()
@@ -98,7 +104,12 @@ class LogReader:
             self.counters.segments_opened += 1
         if not self._is_closed:
             self._is_closed = self._cursor.next_is_in_use()
-        return self._read_closed() if self._is_closed else self._read_tail()
+            if is_entered and self._is_closed:
+                self._cursor.spare_pages()
+        limit = limit_at(self.log_limit, self._cursor, self.position)
+        if limit is None or limit >= self._segment.end:
+            return self._read_closed() if self._is_closed else self._read_tail(limit)
+        return self._read_tail(limit) if self.position < limit else NotYetWritten(self.position)
 
     def set_options(self, options: ReaderOptions) -> None:
         """Read on with other options; the segment size must stay."""
@@ -134,22 +145,8 @@ class LogReader:
         return segment
 
     def _no_segment(self) -> NotYetWritten | Corrupt | Skipped:
-        first = self.log.min_offset
-        if first is None:
-            return NotYetWritten(self.position)
-        if self.position < first:
-            self.counters.expired_bytes += first - self.position
-            return self._skip_to(first, "the log begins behind it: its segments have expired", is_expired=True)
-        later = self.log.after(self.position)
-        if later is None:
-            if self.position > self.log.segments[-1].end:
-                end = self.log.segments[-1].end
-                raise DisturbedError(f"the log was cut: it ends at {end}, before {self.position}, which was read")
-            return NotYetWritten(self.position)
-        if not self._options.skip_corrupt:
-            return self._corrupt(f"the segments between here and {later.path} are missing", None)
-        self.counters.corrupt_bytes += later.base - self.position
-        return self._skip_to(later.base, "segments are missing")
+        found = meet_gap(self.log, self.position, skip_corrupt=self._options.skip_corrupt)
+        return self._skip_to(found) if isinstance(found, Skipped) else found
 
     # Reading.
 
@@ -163,7 +160,8 @@ class LogReader:
     def _next_proven(self) -> int | None:
         not_before = _NEVER if self._is_closed else self.newest_timestamp
         window = self._options.read_size
-        return next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
+        found = next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
+        return found if found is None or allows(self.log_limit, found) else None
 
     def _take(self, batch: DispatchBatch) -> DispatchBatch:
         self.counters.messages += batch.rows
@@ -174,6 +172,7 @@ class LogReader:
         if 2 * size >= self._tail_size < self._options.read_size:
             self._tail_size *= 4
         self.position = batch.end_offset
+        self.counters.dropped_bytes += self._cursor.give_back(self.position)
         return batch
 
     def _read_closed(self) -> Poll:
@@ -200,7 +199,9 @@ class LogReader:
                 reason = Reason.CUT_OFF if total or limit < BLANK_SIZE else Reason.ZEROS_BEFORE_END
             return self._meet_corrupt(reason)
 
-    def _read_tail(self) -> Poll:
+    def _read_tail(self, vouched: int | None = None) -> Poll:
+        if vouched is not None:
+            self._complete_until = min(vouched, self._segment.end)
         rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
             batch = self._ahead.take(self.position, rules) if self._is_streaming else None
@@ -222,6 +223,8 @@ class LogReader:
             return self._take(batch)
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, HEAD_SIZE))
+        if outcome is Outcome.END_OF_FILE:  # no head follows it, but the broker has named a later offset
+            return self._end_of_segment()
         # What was seen is gone: the log was cut back. Look again.
         self._complete_until = 0
         return NotYetWritten(self.position)
@@ -248,6 +251,7 @@ class LogReader:
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
+        self.counters.dropped_bytes += self._cursor.give_back(self.position)
         self._settling.clear()
         self.close()
         return self.poll()
@@ -286,15 +290,11 @@ class LogReader:
                 target = self._segment.end
             if target is not None:
                 self.counters.corrupt_found += 1
-                self.counters.corrupt_bytes += target - self.position
-                return self._skip_to(target, reason.text)
-        return self._corrupt(reason.text, path)
+                return self._skip_to(Skipped(self.position, target, reason.text))
+        return Corrupt(self.position, reason.text, path)
 
-    def _corrupt(self, reason: str, path: Path | None) -> Corrupt:
-        return Corrupt(self.position, reason, path)
-
-    def _skip_to(self, target: int, reason: str, *, is_expired: bool = False) -> Skipped:
-        skipped = Skipped(self.position, target, reason, is_expired)
-        self.position = target
+    def _skip_to(self, skipped: Skipped) -> Skipped:
+        self.counters.pass_over(skipped)
+        self.position = skipped.end
         self._settling.clear()
         return skipped

@@ -32,6 +32,8 @@ class ReaderOptions:
     #: Threads that read and decode ahead while catching up: for a rebuild, which has the machine to itself.
     workers: int = 0
     list_interval: float = 10.0
+    #: Of segments that end so much before the log's last one, the page cache that reading takes is given back.
+    drop_behind: int | None = None
 
 
 @dataclass(slots=True)
@@ -46,3 +48,12 @@ class ReaderCounters:
     corrupt_bytes: int = 0
     corrupt_found: int = 0
     settled: int = 0
+    #: Page cache given back.
+    dropped_bytes: int = 0
+
+    def pass_over(self, skipped: Skipped) -> None:
+        """Count the bytes of it, as expired or as corrupt."""
+        if skipped.is_expired:
+            self.expired_bytes += skipped.end - skipped.begin
+        else:
+            self.corrupt_bytes += skipped.end - skipped.begin

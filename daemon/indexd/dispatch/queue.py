@@ -5,11 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.reading import Skipped
 
 Item = DispatchBatch | Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits at one moment; whole, so that any thread may look at any time.
+
+    ``since`` is when the oldest item was put (monotonic, seconds), ``store_timestamp`` that of the oldest message (ms);
+    None when there is none.
+    """
+
+    items: int = 0
+    rows: int = 0
+    bytes: int = 0
+    since: float | None = None
+    store_timestamp: int | None = None
+
+
+_NOTHING = Waiting()
 
 
 class DispatchQueue:
@@ -21,8 +41,10 @@ class DispatchQueue:
     def __init__(self, rows_max: int, bytes_max: int) -> None:
         self.rows_max = rows_max
         self.bytes_max = bytes_max
-        self.rows = 0
-        self.bytes = 0
+        #: What waits now: another object after each change.
+        self.waiting = _NOTHING
+        #: A ``put`` waits for room.
+        self.is_blocked = False
         self._items: deque[tuple[float, Item]] = deque()
         self._changed = asyncio.Condition()
         self._full = asyncio.Event()
@@ -35,20 +57,37 @@ class DispatchQueue:
         return len(self._items)
 
     @property
+    def rows(self) -> int:
+        """Messages that wait."""
+        return self.waiting.rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their arrays."""
+        return self.waiting.bytes
+
+    @property
     def oldest_seconds(self) -> float:
         """How long the oldest item has been waiting."""
-        return time.monotonic() - self._items[0][0] if self._items else 0.0
+        since = self.waiting.since
+        return 0.0 if since is None else time.monotonic() - since
 
     async def put(self, item: Item) -> None:
         """Append, once there is room."""
         rows, size = _weight(item)
         async with self._changed:
-            while self._items and (self.rows + rows > self.rows_max or self.bytes + size > self.bytes_max):
-                self._full.set()
-                await self._changed.wait()
+            try:
+                while self._items and (self.rows + rows > self.rows_max or self.bytes + size > self.bytes_max):
+                    self.is_blocked = True
+                    self._full.set()
+                    await self._changed.wait()
+            finally:
+                self.is_blocked = False
             self._items.append((time.monotonic(), item))
-            self.rows += rows
-            self.bytes += size
+            before = self.waiting
+            first = self._items[0][0] if before.since is None else before.since
+            oldest = oldest_timestamp([item]) if before.store_timestamp is None else before.store_timestamp
+            self.waiting = Waiting(before.items + 1, before.rows + rows, before.bytes + size, first, oldest)
 
     async def wait_until_due(self, seconds: float) -> None:
         """Return after ``seconds``, or at once when the queue is full or closed."""
@@ -65,7 +104,7 @@ class DispatchQueue:
         async with self._changed:
             items = [item for _, item in self._items]
             self._items.clear()
-            self.rows = self.bytes = 0
+            self.waiting = _NOTHING
             if not self.closed:
                 self._full.clear()
             self._changed.notify_all()
@@ -79,6 +118,13 @@ class DispatchQueue:
         """Nothing more will be put: the consumer drains at once and ends."""
         self.closed = True
         self._full.set()
+
+
+def oldest_timestamp(items: Iterable[Item]) -> int | None:
+    """The store timestamp of the first message, ms; None if there is none."""
+    return next(
+        (int(item.columns.store_timestamp[0]) for item in items if isinstance(item, DispatchBatch) and item.rows), None
+    )
 
 
 def _weight(item: Item) -> tuple[int, int]:

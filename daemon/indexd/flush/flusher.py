@@ -101,7 +101,7 @@ class Flusher:
     def persist(self, progress: Progress) -> None:
         """Sync the files of ``progress``, then replace the checkpoint, then the frontier."""
         started = time.monotonic()
-        synced = self._sync(progress)
+        self._sync(progress)
         self.written = {}
         full = [mark for mark in progress.index.files if mark.full]
         has_queues = progress.queues is not None and progress.filled_offset == progress.phy_offset
@@ -131,25 +131,29 @@ class Flusher:
         names = (self._files.checkpoint.name, self._files.frontier.name)
         self.written = {name: stamps[name] for name in names if name in stamps}
         self.counters.flushes += 1
-        self.counters.files_synced += synced
         self.counters.last_seconds = time.monotonic() - started
         self.counters.seconds += self.counters.last_seconds
 
-    def _sync(self, progress: Progress) -> int:
+    def _sync(self, progress: Progress) -> None:
         for file in progress.index.unsynced:
             file.file.fsync()
-        count = len(progress.index.unsynced)
+            self._count()
         for output in progress.beside:
-            sync_files(self._disk, output.unsynced_files)
+            sync_files(self._disk, output.unsynced_files, self._count)
             # The names after what they name: a file that is found is whole.
             sync_dirs(self._disk, output.unsynced_directories)
-            count += len(output.unsynced_files)
-        return count
+
+    def _count(self) -> None:
+        # One by one: whoever watches sees that a long flush goes on.
+        self.counters.files_synced += 1
 
 
-def sync_files(disk: Disk, paths: Sequence[Path]) -> None:
-    """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together."""
-    _each(lambda path: _sync_file(disk, path), paths)
+def sync_files(disk: Disk, paths: Sequence[Path], count: Callable[[], object] = lambda: None) -> None:
+    """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together.
+
+    ``count`` is called for each, in this thread.
+    """
+    _each(lambda path: _sync_file(disk, path), paths, count)
 
 
 def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
@@ -157,14 +161,16 @@ def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
     _each(disk.sync_dir, paths)
 
 
-def _each(sync: Callable[[Path], None], paths: Sequence[Path]) -> None:
+def _each(sync: Callable[[Path], None], paths: Sequence[Path], count: Callable[[], object] = lambda: None) -> None:
     if len(paths) < _MANY:
         for path in paths:
             sync(path)
+            count()
         return
     with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
         for done in [pool.submit(sync, path) for path in paths]:
             done.result()
+            count()
 
 
 def _sync_file(disk: Disk, path: Path) -> None:

@@ -23,18 +23,28 @@ from indexd.sparse import kernel as sparse_kernel
 _BODY_SIZE_BELIEVED = 64 << 20
 # Topic, properties and fixed fields: what the broker allows above maxMessageSize (spec rocketmq-store 2.6).
 _FRAME_OVERHEAD = 64 << 10
+_READ_SIZE_MIN = 64 << 10
+# So many of the newest segments are the consumers': their page cache is never given back.
+_HOT_SEGMENTS = 2
 
 
 def reader_options(config: Config) -> ReaderOptions:
     """The reader's share of the configuration."""
     return ReaderOptions(
         segment_size=config.store.segment_size,
-        read_size=config.reader.read_bytes,
+        read_size=_read_size(config),
         settle=config.reader.settle_ms / 1000,
         corrupt_after=config.reader.corrupt_after_ms / 1000,
         skip_corrupt=config.reader.on_corrupt == "skip",
         verify_crc=config.reader.verify_crc,
+        drop_behind=_HOT_SEGMENTS * config.store.segment_size if config.limits.drop_cache else None,
     )
+
+
+def _read_size(config: Config) -> int:
+    # Half a second's worth at a bounded rate, so that a wait for it is short.
+    rate = config.limits.read_rate_max
+    return config.reader.read_bytes if not rate else min(config.reader.read_bytes, max(rate // 2, _READ_SIZE_MIN))
 
 
 def decode_rules(config: Config) -> Rules:

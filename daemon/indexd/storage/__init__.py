@@ -4,4 +4,6 @@
 ``remote`` the same calls for a store behind a URI, which is only read.
 ``names``  which file names mean what.
 ``lock``   one instance per data directory.
+``broker_lock``  whether a broker has a store open.
+``page_cache``   reading much without taking memory from others.
 """

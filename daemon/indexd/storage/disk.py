@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 from indexd.errors import DiskError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
     class Buffer(Protocol):
@@ -31,12 +29,19 @@ if TYPE_CHECKING:
 _CALL_SIZE_MAX = 0x7FFFF000
 
 
-@contextmanager
-def _named(operation: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(operation, path, error) from error
+class _Named:
+    # A class, not a generator: a query makes dozens of calls, and each of them passes through here.
+    __slots__ = ("_operation", "_path")
+
+    def __init__(self, operation: str, path: Path) -> None:
+        self._operation, self._path = operation, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            raise DiskError(self._operation, self._path, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +67,22 @@ class DiskFile:
 
     def size(self) -> int:
         """Bytes, as ``fstat`` says now."""
-        with _named("stat", self.path):
+        with _Named("stat", self.path):
             return os.fstat(self._fd).st_size
 
     def stamp(self) -> Stamp:
         """Size, time of the last write and inode, as they are now."""
-        with _named("stat", self.path):
+        with _Named("stat", self.path):
             return Stamp.of(os.fstat(self._fd))
 
     def pread(self, size: int, position: int) -> bytes:
         """Up to ``size`` bytes; fewer only at the end of the file."""
-        with _named("read", self.path):
+        with _Named("read", self.path):
             return os.pread(self._fd, size, position)
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill ``buffer``; the number of bytes read, fewer than asked only at the end of the file."""
-        with memoryview(buffer) as view, _named("read", self.path):
+        with memoryview(buffer) as view, _Named("read", self.path):
             done = 0
             while done < len(view):
                 count = os.preadv(self._fd, [view[done : done + _CALL_SIZE_MAX]], position + done)
@@ -88,7 +93,7 @@ class DiskFile:
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of ``data``; raises DiskError if the device takes less."""
-        with memoryview(data) as raw, raw.cast("B") as view, _named("write", self.path):
+        with memoryview(data) as raw, raw.cast("B") as view, _Named("write", self.path):
             done = 0
             while done < len(view):
                 count = os.pwrite(self._fd, view[done : done + _CALL_SIZE_MAX], position + done)
@@ -98,22 +103,22 @@ class DiskFile:
 
     def allocate(self, size: int) -> None:
         """Give the file ``size`` bytes of real space; what was not there reads as zeros (posix_fallocate)."""
-        with _named("allocate space for", self.path):
+        with _Named("allocate space for", self.path):
             os.posix_fallocate(self._fd, 0, size)
 
     def truncate(self, size: int) -> None:
         """Cut or extend to ``size`` bytes; an extension reads as zeros."""
-        with _named("truncate", self.path):
+        with _Named("truncate", self.path):
             os.ftruncate(self._fd, size)
 
     def fsync(self) -> None:
         """Make content and size durable. After a failure nothing is known: the process must end and recover."""
-        with _named("fsync", self.path):
+        with _Named("fsync", self.path):
             os.fsync(self._fd)
 
     def next_data(self, position: int) -> int:
         """The first byte from ``position`` on that may not be zero; the file's size if all were never written."""
-        with _named("read", self.path):
+        with _Named("read", self.path):
             try:
                 return os.lseek(self._fd, position, os.SEEK_DATA)
             except OSError as error:
@@ -148,7 +153,7 @@ class Disk:
 
     def open_read(self, path: Path) -> DiskFile:
         """Open for reading only: the sole way a broker's files are ever opened."""
-        with _named("open", path):
+        with _Named("open", path):
             # Not blocking: a pipe of that name would wait for a writer for ever.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -159,12 +164,12 @@ class Disk:
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing; ``create`` makes it, and fails if it is already there."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        with _named("create" if create else "open", path):
+        with _Named("create" if create else "open", path):
             return DiskFile(path, os.open(path, flags, 0o644))
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
-        with _named("stat", path):
+        with _Named("stat", path):
             try:
                 path.stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -182,7 +187,7 @@ class Disk:
         Without ``durable`` both fsyncs are left out: readers still never see half a file.
         """
         temporary = path.with_name(path.name + ".tmp")
-        with _named("create", temporary):
+        with _Named("create", temporary):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             file = DiskFile(temporary, os.open(temporary, flags, 0o644))
         with file:
@@ -195,17 +200,17 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, replacing a file that is there."""
-        with _named(f"rename {source} to", target):
+        with _Named(f"rename {source} to", target):
             source.replace(target)
 
     def unlink(self, path: Path) -> None:
         """Remove; a file that is already gone is no error."""
-        with _named("remove", path):
+        with _Named("remove", path):
             path.unlink(missing_ok=True)
 
     def remove_dir(self, path: Path) -> None:
         """Remove an empty directory."""
-        with _named("remove", path):
+        with _Named("remove", path):
             path.rmdir()
 
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
@@ -214,13 +219,13 @@ class Disk:
 
     def stamp(self, path: Path) -> Stamp:
         """The stamp of what has that name."""
-        with _named("stat", path):
+        with _Named("stat", path):
             return Stamp.of(path.stat())
 
     def stamps(self, path: Path) -> dict[str, Stamp]:
         """The stamp of each plain file in ``path``, by name; files that vanish meanwhile are left out."""
         rows = {}
-        with _named("list", path), os.scandir(path) as entries:
+        with _Named("list", path), os.scandir(path) as entries:
             for entry in entries:
                 try:
                     if entry.is_file():
@@ -231,7 +236,7 @@ class Disk:
 
     def list_dirs(self, path: Path) -> list[str]:
         """The names of the directories in ``path``, in order."""
-        with _named("list", path), os.scandir(path) as entries:
+        with _Named("list", path), os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
     def make_dir(self, path: Path, *, durable: bool = True) -> None:
@@ -251,7 +256,7 @@ class Disk:
             if not error.is_forbidden:  # a parent that may not be read is another's, and older than this
                 raise
         for step in reversed(missing):
-            with _named("make directory", step):
+            with _Named("make directory", step):
                 step.mkdir(exist_ok=True)
             if durable:
                 self.sync_dir(step.parent)
@@ -260,10 +265,10 @@ class Disk:
 
     def sync_dir(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        with _named("open", path):
+        with _Named("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with _named("fsync directory", path):
+            with _Named("fsync directory", path):
                 os.fsync(fd)
         finally:
             os.close(fd)

@@ -1,0 +1,153 @@
+"""Whether a broker has this store open: the lock on the first byte of STORE/lock, and who has that file open.
+
+A broker opens the file when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
+rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. Nothing is locked
+here: ``F_GETLK`` asks. A process loses its own locks on a file with the first descriptor of it that it closes, so
+nobody who holds a lock on STORE/lock may look with this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+How = Literal["lock", "proc", "none", "unknown"]
+
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid, padding.
+_FLOCK = struct.Struct("@hhqqi0q")
+_BROKER = re.compile(rb"org\.apache\.rocketmq\.(?:broker|container|proxy)\.")
+# statfs f_type of file systems whose locks need not reach us, or need not be the other host's: man 2 statfs.
+_SHARED = {
+    0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x00C36400: "Ceph", 0x01021997: "9P",
+    0x65735546: "FUSE", 0x47504653: "GPFS", 0x0BD00BD0: "Lustre", 0x01161970: "GFS2", 0x7461636F: "OCFS2",
+}  # fmt: skip
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLock:
+    """What the lock says. ``alive`` is None when it cannot be told; ``why`` says so, or what else is to be known.
+
+    ``how`` is ``lock`` for a broker that runs, ``proc`` for one that loads its store (or just ends), ``none`` when
+    neither was seen, ``unknown`` when the look itself was not possible. ``pid`` is None for one of another pid
+    namespace or host.
+    """
+
+    alive: bool | None
+    pid: int | None
+    how: How
+    why: str | None = None
+
+
+def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
+    """Look at STORE/lock; never raises, never locks, never writes. ``proc`` is where the processes are."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError:
+        # Whoever had it open when it was removed has it still.
+        pid = _opener(proc, path, None)[0]
+        if pid is not None:
+            return BrokerLock(True, pid, "proc", f"{path} was removed while a broker has it open")
+        return BrokerLock(False, None, "none", f"there is no {path}: no broker since 4.2 has opened this store")
+    except OSError as error:
+        return BrokerLock(None, None, "unknown", f"cannot open {path}: {error.strerror}")
+    try:
+        return _look(fd, path, proc)
+    except OSError as error:
+        return BrokerLock(None, None, "unknown", f"cannot ask for the lock of {path}: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _look(fd: int, path: Path, proc: Path) -> BrokerLock:
+    holder = lock_holder(fd)
+    if holder is not None:
+        why = None if holder else "its process cannot be seen from here: another pid namespace, or another host"
+        return BrokerLock(True, holder or None, "lock", why)
+    pid, hidden = _opener(proc, path, os.fstat(fd))
+    if pid is not None:
+        return BrokerLock(True, pid, "proc", "it has the lock file open and does not hold the lock: it is loading")
+    if hidden is not None:
+        why = f"the lock is free, and process {hidden}, a broker by its command line, may not be looked into"
+        return BrokerLock(None, None, "unknown", f"{why}: it may be loading this store; run as its user")
+    shared = _SHARED.get(_file_system(fd))
+    if shared is not None:
+        return BrokerLock(None, None, "unknown", f"the lock is free here, but {path} is on {shared}: ask its host")
+    return BrokerLock(False, None, "none")
+
+
+def lock_holder(fd: int) -> int | None:
+    """The pid that holds a lock on byte 0 of an open file, 0 when it cannot be named, None when nobody does."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
+
+
+def _opener(proc: Path, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:
+    # A process that has the file open for writing, and else one that is a broker and may not be looked into.
+    hidden = None
+    try:
+        numbers = [int(process.name) for process in proc.iterdir() if process.name.isdecimal()]
+    except OSError:
+        return None, None
+    for pid in sorted(numbers):
+        if pid == os.getpid():
+            continue
+        try:
+            if _has_open(proc / str(pid), path, status):
+                return pid, None
+        except PermissionError:
+            if hidden is None and _is_broker(proc / str(pid)):
+                hidden = pid
+        except OSError:
+            continue  # it has ended
+    return None, hidden
+
+
+def _has_open(process: Path, path: Path, status: os.stat_result | None) -> bool:
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            target = str(link.readlink())
+            # Its name first: a look at each open file may wait for a server that is gone.
+            if not target.removesuffix(_DELETED).endswith("/" + path.name):
+                continue
+            if status is None:
+                is_it = target == str(path) + _DELETED
+            else:
+                found = link.stat()
+                is_it = (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+            if is_it and _is_writable(process / "fdinfo" / link.name):
+                return True
+    return False
+
+
+def _is_writable(info: Path) -> bool:
+    # Whoever looks as we do has it open for reading only.
+    flags = re.search(r"^flags:\s*([0-7]+)$", info.read_text("ascii"), re.MULTILINE)
+    return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _is_broker(process: Path) -> bool:
+    # Everybody may read a command line.
+    try:
+        return _BROKER.search((process / "cmdline").read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def _file_system(fd: int) -> int:
+    # f_type is the first field of struct statfs, which os.statvfs leaves out.
+    answer = (ctypes.c_long * 64)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fstatfs(fd, ctypes.byref(answer)) != 0:
+        code = ctypes.get_errno() or errno.EIO
+        raise OSError(code, os.strerror(code))
+    return int(answer[0]) & 0xFFFFFFFF

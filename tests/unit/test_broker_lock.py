@@ -1,0 +1,133 @@
+"""The lock of a broker's store as it is seen from beside it, and who has it open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from indexd.storage import broker_lock
+from indexd.storage.broker_lock import look_at_lock
+from support.broker_stand_in import stand_in
+from support.own_mounts import need
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "lock").write_text("lock")
+    return tmp_path / "store"
+
+
+def test_a_broker_from_its_loading_to_its_end(store: Path) -> None:
+    path = store / "lock"
+    assert look_at_lock(path).alive is False
+    with stand_in(path) as broker:
+        loading = look_at_lock(path)
+        assert (loading.alive, loading.pid, loading.how) == (True, broker.pid, "proc")
+        assert "loading" in str(loading.why)
+        broker.start()
+        running = look_at_lock(path)
+        assert (running.alive, running.pid, running.how, running.why) == (True, broker.pid, "lock", None)
+        broker.kill()
+        ended = look_at_lock(path)
+        assert (ended.alive, ended.pid, ended.how) == (False, None, "none")
+
+
+def test_a_look_takes_no_lock_and_leaves_those_of_others(store: Path) -> None:
+    path = store / "lock"
+    with stand_in(path) as first:
+        first.start()
+        for _ in range(3):
+            assert look_at_lock(path).pid == first.pid
+    before = path.stat()
+    assert look_at_lock(path).alive is False
+    with stand_in(path) as second:  # nothing of a look is in its way
+        second.start()
+        assert look_at_lock(path).pid == second.pid
+    after = path.stat()
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+def test_who_only_reads_the_lock_file_is_no_broker(store: Path) -> None:
+    with stand_in(store / "lock", "r"):
+        assert look_at_lock(store / "lock").alive is False
+
+
+def test_a_lock_file_of_the_same_name_elsewhere_is_another(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "lock"
+    other.write_text("lock")
+    with stand_in(other):
+        assert look_at_lock(store / "lock").alive is False
+
+
+def test_a_lock_file_that_is_removed_while_a_broker_has_it(store: Path) -> None:
+    path = store / "lock"
+    with stand_in(path) as broker:
+        broker.start()
+        path.unlink()
+        found = look_at_lock(path)
+        assert (found.alive, found.pid, found.how) == (True, broker.pid, "proc")
+        assert "removed" in str(found.why)
+
+
+def test_without_a_lock_file_no_broker_has_been_here(store: Path) -> None:
+    (store / "lock").unlink()
+    found = look_at_lock(store / "lock")
+    assert (found.alive, found.how) == (False, "none")
+    assert "no broker since 4.2" in str(found.why)
+
+
+def test_a_lock_that_cannot_be_opened_says_nothing(store: Path) -> None:
+    # A name through a plain file: what even root may not open.
+    found = look_at_lock(store / "lock" / "lock")
+    assert (found.alive, found.pid, found.how) == (None, None, "unknown")
+    assert "Not a directory" in str(found.why)
+
+
+def test_a_broker_of_another_pid_namespace_is_alive_and_has_no_pid(store: Path) -> None:
+    rights = [] if os.geteuid() == 0 else ["-Ur"]
+    code = (
+        "import sys, pathlib; from indexd.storage.broker_lock import look_at_lock;"
+        "found = look_at_lock(pathlib.Path(sys.argv[1])); print(found.alive, found.pid, found.how, found.why)"
+    )
+    with stand_in(store / "lock") as broker:
+        broker.start()
+        command = [need("unshare", "util-linux"), *rights, "-pf", sys.executable, "-c", code, str(store / "lock")]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith("True None lock its process cannot be seen from here")
+
+
+def test_a_broker_that_may_not_be_looked_into_is_not_called_dead(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As under another user: its files are hidden, its command line is not.
+    for pid, line in ((7, b"java\0org.apache.rocketmq.broker.BrokerStartup\0"), (8, b"/bin/sh\0")):
+        (tmp_path / "proc" / str(pid)).mkdir(parents=True)
+        (tmp_path / "proc" / str(pid) / "cmdline").write_bytes(line)
+
+    def hidden(*_: object) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(broker_lock, "_has_open", hidden)
+    found = look_at_lock(store / "lock", proc=tmp_path / "proc")
+    assert (found.alive, found.pid, found.how) == (None, None, "unknown")
+    assert "process 7" in str(found.why)
+    (tmp_path / "proc" / "7" / "cmdline").write_bytes(b"org.apache.rocketmq.namesrv.NamesrvStartup\0")
+    assert look_at_lock(store / "lock", proc=tmp_path / "proc").alive is False
+
+
+@pytest.mark.parametrize(("kind", "name"), [(0x6969, "NFS"), (0x65735546, "FUSE"), (0xFF534D42, "CIFS")])
+def test_a_free_lock_on_a_shared_file_system_says_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch, kind: int, name: str
+) -> None:
+    monkeypatch.setattr(broker_lock, "_file_system", lambda _: kind)
+    found = look_at_lock(store / "lock")
+    assert (found.alive, found.how) == (None, "unknown")
+    assert name in str(found.why)
+    with stand_in(store / "lock") as broker:  # one that is held says all
+        broker.start()
+        assert look_at_lock(store / "lock").alive is True

@@ -1,0 +1,147 @@
+"""Reading without taking memory from others: what only we brought into the page cache goes, everything else stays."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.storage.disk import Disk
+from indexd.storage.names import segment_name
+from indexd.storage.page_cache import ReadPages, resident_pages
+from support.reading import drain, open_reader
+from support.small_log import messages
+
+SIZE = 48 << 20
+PAGE = mmap.PAGESIZE
+READ_SIZE = 4 << 20
+SEGMENT_SIZE = 1 << 20
+#: What somebody else has read before, in bytes.
+WARM = (20 << 20, 22 << 20)
+
+
+def cool(path: Path) -> None:
+    """Take a file out of the page cache, whole."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if 1 in resident(path):
+        pytest.fail(f"nothing can be taken out of the page cache of {path}: put TMPDIR on a disk", pytrace=False)
+
+
+def resident(path: Path) -> bytes:
+    """A byte for each page, 1 where it is in the page cache."""
+    with path.open("rb") as file:
+        return resident_pages(file.fileno(), path.stat().st_size)
+
+
+def touch(path: Path, begin: int, end: int) -> None:
+    """Bring a stretch into the page cache and nothing around it."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), end - begin, begin)
+
+
+@pytest.fixture
+def cold(disk_path: Path) -> Path:
+    """A file of 48 MiB of which nothing is in the page cache."""
+    path = disk_path / "file"
+    path.write_bytes(os.urandom(1 << 20) * (SIZE >> 20))
+    cool(path)
+    return path
+
+
+def read_through(path: Path) -> Iterator[tuple[int, ReadPages]]:
+    """Read a file to its end; each position behind what was read, before anything is given back there."""
+    with Disk().open_read(path) as file:
+        pages = ReadPages(file, SIZE)
+        for begin in range(0, SIZE, READ_SIZE):
+            file.pread(READ_SIZE, begin)
+            yield begin + READ_SIZE, pages
+
+
+def test_what_was_read_is_given_back_and_what_was_there_stays(cold: Path) -> None:
+    touch(cold, *WARM)
+    before = resident(cold)
+    assert 0 < sum(before) < (6 << 20) // PAGE
+    most = dropped = 0
+    for until, pages in read_through(cold):
+        most = max(most, sum(resident(cold)))
+        dropped += pages.give_back(until, is_last=until == SIZE)
+    after = resident(cold)
+    assert all(now >= then for now, then in zip(after, before, strict=True))
+    assert sum(after) == sum(before)
+    assert dropped == SIZE - sum(before) * PAGE
+    assert most * PAGE <= 40 << 20  # in steps, and the kernel reads ahead: never the whole file at once
+
+
+def test_what_a_broker_reads_meanwhile_stays(cold: Path) -> None:
+    # Brokers read through mappings, and the kernel keeps what is mapped.
+    with cold.open("rb") as file, mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as mapping:
+        for until, pages in read_through(cold):
+            if until == WARM[0] + READ_SIZE:
+                assert sum(mapping[at] for at in range(*WARM, PAGE)) > 0
+            pages.give_back(until, is_last=until == SIZE)
+        after = resident(cold)
+        assert sum(after[WARM[0] // PAGE : WARM[1] // PAGE]) == (WARM[1] - WARM[0]) // PAGE
+        assert sum(after) * PAGE < 6 << 20
+
+
+def test_a_file_that_is_all_there_is_left_alone(cold: Path) -> None:
+    touch(cold, 0, SIZE)
+    assert sum(pages.give_back(until, is_last=until == SIZE) for until, pages in read_through(cold)) == 0
+    assert 0 not in resident(cold)
+
+
+def write(store: Path) -> list[Path]:
+    with CommitLogWriter(store, SEGMENT_SIZE) as writer:
+        for spec in islice(messages(5), 2500):
+            writer.append(replace(spec, body=spec.body * 40))
+    paths = sorted(store.iterdir())
+    assert len(paths) > 6
+    for path in paths:
+        cool(path)
+    return paths
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_reader_leaves_only_the_newest_segments_in_the_cache(disk_path: Path, workers: int) -> None:
+    paths = write(disk_path)
+    touch(paths[1], 0, SEGMENT_SIZE)
+    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=2 * SEGMENT_SIZE, workers=workers)
+    drain(reader)
+    reader.close()
+    kept = [sum(resident(path)) for path in paths]
+    assert kept[1] == SEGMENT_SIZE // PAGE
+    del kept[1]
+    # A segment's first page is looked at to see whether the one before it is closed.
+    assert max(kept[:-2]) <= 16
+    assert kept[-2] == SEGMENT_SIZE // PAGE
+    assert reader.counters.dropped_bytes == sum(SEGMENT_SIZE - pages * PAGE for pages in kept[:-2])
+
+
+def test_a_reader_that_is_not_told_to_drops_nothing(disk_path: Path) -> None:
+    paths = write(disk_path)
+    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE)
+    drain(reader)
+    reader.close()
+    assert all(any(resident(path)) for path in paths[:-1])
+    assert reader.counters.dropped_bytes == 0
+
+
+def test_a_segment_that_expires_under_the_reader_is_no_error(disk_path: Path) -> None:
+    paths = write(disk_path)
+    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=0, list_interval=60.0)
+    reader.poll()
+    assert reader.log.at(0) is not None
+    (disk_path / segment_name(0)).unlink()
+    rows = len(drain(reader).requests)
+    assert rows > 0
+    assert not paths[0].exists()
+    reader.close()
