@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG_FILE = Path("/etc/indexd/indexd.toml")
 DEFAULT = "default"
+# The first release that can stop the files and keep the rest.
+_SPLIT_FLAVOUR = "5.4"
 
 
 def load(flags: Mapping[str, str | list[str] | None], config_file: Path | None, environ: Mapping[str, str]) -> Config:
@@ -57,14 +59,23 @@ def refuse_double_index(config: Config) -> None:
             "mode offload needs the broker's own configuration, to see that its indexing is off",
             "give it with --broker-conf",
         )
-    newest = config.index.flavour == "5.4"  # the first release that can stop the files and keep the rest
-    if not config.broker.message_index_enable or (newest and not config.broker.index_file_write_enable):
+    if not writes_index(config.broker, config.index.flavour):
         return
-    key = "indexFileWriteEnable" if newest else "messageIndexEnable"
+    key = index_key(config.index.flavour)
     raise UnsafeStoreError(
         f"mode offload, but the broker still writes its index: {key} is true in {printable(str(path))}",
         f"set {key}=false there and restart the broker, or use mode shadow",
     )
+
+
+def writes_index(broker: BrokerFacts, flavour: str) -> bool:
+    """Whether a broker of this flavour, so configured, writes index files."""
+    return broker.message_index_enable and (flavour != _SPLIT_FLAVOUR or broker.index_file_write_enable)
+
+
+def index_key(flavour: str) -> str:
+    """The key of broker.conf that turns its index files off and leaves the rest."""
+    return "indexFileWriteEnable" if flavour == _SPLIT_FLAVOUR else "messageIndexEnable"
 
 
 def _toml(config_file: Path | None, environ: Mapping[str, str]) -> dict[str, Given]:

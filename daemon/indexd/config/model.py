@@ -40,7 +40,7 @@ Mode = Literal["shadow", "offload"]
 OnCorrupt = Literal["stop", "skip"]
 Flavour = Literal["3.x", "4.0", "4.7", "5.4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "console", "json"]
+LogFormat = Literal["auto", "console", "json", "journal"]
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
@@ -249,7 +249,8 @@ class LogConfig(Stage):
         default="info", description="The least severe event that is logged; a word"
     )
     log_format: Annotated[LogFormat, BeforeValidator(parse_choice)] = Field(
-        default="auto", description="Lines for people or for machines; auto: console on a terminal, else json; a word"
+        default="auto",
+        description="Lines for people or for machines; auto: console, journal or json, by where they go; a word",
     )
 
 

@@ -4,8 +4,8 @@ Annotations here are read when the module runs, to build the validators: no post
 """
 
 import re
+import socket
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,28 +14,45 @@ from .units import Count, Flag, Kind, OptionalPath, Seconds, Size, parse_ratio
 
 OFF = "off"
 HTTP_DEFAULT = "127.0.0.1:9577"
+_PORT_MAX = 65_535
 _NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:9577, [::1]:9577, or port 0 for any"
-_PREFIX = re.compile(r"[^+#\x00/]+(/[^+#\x00/]+)*")
+_NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
+_NOT_HOST = "is no host: write a name or an address, without a port"
+_ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(0|[1-9][0-9]{0,4})", re.ASCII)
+# What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
+_NAME = re.compile(r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?", re.ASCII)
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
+_ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", re.ASCII)
+_PREFIX = re.compile(r"[^$+#/][^+#/]*(/[^+#/]+)*")
+_PREFIX_BYTES_MAX = 1024
+_NAME_MAX = 253
 
 
 def parse_address(value: object) -> str:
     """``HOST:PORT`` as it is written, an IPv6 host in brackets; port 0 is any free one."""
-    if not isinstance(value, str) or not value.isprintable() or "/" in value or "@" in value:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[3]) > _PORT_MAX or not (_is_ipv6(match[1]) if match[1] else _is_name(match[2])):
         raise ValueError(_NOT_ADDRESS)
-    try:
-        parts = urlsplit(f"//{value}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise ValueError(_NOT_ADDRESS) from None
-    if not host or port is None or value.rpartition(":")[2] != str(port):
-        raise ValueError(_NOT_ADDRESS)
-    return value
+    return match[0]
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Host, without brackets, and port of a checked address."""
-    parts = urlsplit(f"//{address}")
-    return parts.hostname or "", parts.port or 0
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_ipv6(text: str) -> bool:
+    address, percent, zone = text.partition("%")
+    try:
+        socket.inet_pton(socket.AF_INET6, address)
+    except (OSError, ValueError):
+        return False
+    return not percent or _ZONE.fullmatch(zone) is not None
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and len(text) <= _NAME_MAX
 
 
 def _parse_listen(value: object) -> str:
@@ -47,8 +64,24 @@ def _parse_listen(value: object) -> str:
         raise ValueError(f"{error}; or {OFF}") from None
 
 
-def _parse_optional_address(value: object) -> str | None:
-    return None if value is None else parse_address(value)
+def _parse_peer(value: object) -> str | None:
+    if value is None:
+        return None
+    try:
+        address = parse_address(value)
+    except ValueError:
+        raise ValueError(_NOT_PEER) from None
+    if split_address(address)[1] == 0:
+        raise ValueError(_NOT_PEER)
+    return address
+
+
+def _parse_host(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not (_is_name(value) or _is_ipv6(value)):
+        raise ValueError(_NOT_HOST)
+    return value
 
 
 def _parse_text(value: object) -> str | None:
@@ -59,26 +92,35 @@ def _parse_text(value: object) -> str | None:
     return value
 
 
-def _parse_texts(value: object) -> tuple[str, ...]:
+def _parse_origins(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part.isprintable() for part in value):
-        raise ValueError("is not a list of texts: write a list, or one text with , between them")
+    # What a browser sends, letter by letter: another spelling would never meet it.
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(part, str) and _ORIGIN.fullmatch(part) for part in value
+    ):
+        raise ValueError("is not a list of origins: write https://host or http://host:port, several with , between")
     return tuple(value)
 
 
 def _parse_prefix(value: object) -> str:
-    if not isinstance(value, str) or not _PREFIX.fullmatch(value) or len(value.encode()) > 1024:
-        raise ValueError("is no beginning of an MQTT topic: write words with / between them, without + and #")
+    if (
+        not isinstance(value, str)
+        or not value.isprintable()
+        or not _PREFIX.fullmatch(value)
+        or len(value.encode()) > _PREFIX_BYTES_MAX
+    ):
+        raise ValueError(
+            "is no beginning of an MQTT topic: write words with / between them, without +, # and a first $"
+        )
     return value
 
 
-Listen = Annotated[str, BeforeValidator(_parse_listen), Kind("host:port|off", str)]
-OptionalAddress = Annotated[
-    str | None, BeforeValidator(_parse_optional_address), Kind("host:port", lambda _: "not set")
-]
+Listen = Annotated[str, BeforeValidator(_parse_listen), Kind("HOST:PORT|off", str)]
+OptionalAddress = Annotated[str | None, BeforeValidator(_parse_peer), Kind("host:port", lambda _: "not set")]
+OptionalHost = Annotated[str | None, BeforeValidator(_parse_host), Kind("host", lambda _: "not set")]
 OptionalText = Annotated[str | None, BeforeValidator(_parse_text), Kind("text", lambda _: "not set")]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_parse_texts), Kind("texts", lambda _: "none")]
+Origins = Annotated[tuple[str, ...], BeforeValidator(_parse_origins), Kind("origins", lambda _: "none")]
 TopicPrefix = Annotated[str, BeforeValidator(_parse_prefix), Kind("text", str)]
 Ratio = Annotated[float, BeforeValidator(parse_ratio), Kind("ratio", lambda value: f"{value:g}")]
 
@@ -111,7 +153,7 @@ class HttpConfig(Stage):
     )
     http_tls_cert: OptionalPath = Field(default=None, description="The certificate chain for TLS, PEM; a path")
     http_tls_key: OptionalPath = Field(default=None, description="Its private key, PEM; a path")
-    http_cors_origins: Texts = Field(
+    http_cors_origins: Origins = Field(
         default=(), description="Origins whose pages may read the answers, such as https://ops.example; texts"
     )
     http_connections_max: Count = Field(
@@ -134,7 +176,7 @@ class HttpConfig(Stage):
 class MqttConfig(Stage):
     """What is published, and where."""
 
-    mqtt_host: OptionalText = Field(default=None, description="The MQTT broker; nothing is published without; a host")
+    mqtt_host: OptionalHost = Field(default=None, description="The MQTT broker; nothing is published without; a host")
     mqtt_port: Count = Field(default=1883, ge=1, le=65_535, description="Its port, 8883 is usual with TLS; a number")
     mqtt_tls: Flag = Field(default=False, description="Speak TLS with it; true or false")
     mqtt_ca_file: OptionalPath = Field(
@@ -151,6 +193,15 @@ class MqttConfig(Stage):
     mqtt_queue_max: Count = Field(
         default=1000, ge=1, le=1_000_000, description="Most events that wait; the oldest are dropped; events"
     )
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        # Without these a password would go out in the clear, or not at all, and nobody would be told.
+        if self.mqtt_ca_file is not None and not self.mqtt_tls:
+            raise ConflictError(("mqtt_ca_file", "mqtt_tls"), "authorities vouch with TLS only: set mqtt_tls")
+        if self.mqtt_password_file is not None and self.mqtt_username is None:
+            raise ConflictError(("mqtt_password_file", "mqtt_username"), "a password needs a name to log in with")
+        return self
 
 
 class LimitsConfig(Stage):
