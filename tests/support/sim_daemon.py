@@ -24,7 +24,7 @@ from indexd.recovery.open import Opened
 from indexd.service.daemon import can_wait, has_work
 from indexd.service.start import open_for_run
 from indexd.service.starts import Starts
-from indexd.service.state import state_row, write_state
+from indexd.service.state import DaemonState, write_state
 from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -80,7 +80,7 @@ class SimDaemon:
         #: A drain waits to be tried again: the files may hold more than the progress says.
         self.is_waiting = False
         self.must_flush = False
-        self._state = (DispatchQueue(1, 1), ReputState())
+        self._state = DaemonState(self.reader, self.building, DispatchQueue(1, 1), ReputState())
 
     def __repr__(self) -> str:
         return f"SimDaemon({self.outputs}, queue={len(self.queue)}, sent={self.sent is not None})"
@@ -186,7 +186,7 @@ class SimDaemon:
 
     def _write_state(self) -> None:
         try:
-            write_state(self.disk, self.files, state_row(self.reader, self.building, *self._state, {}))
+            write_state(self.disk, self.files, self._state.row())
         except DiskError:
             return  # queries then go by the frontier
 

@@ -7,20 +7,56 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from indexd import __version__
 from indexd.config import Config
+from indexd.index.format import IndexLayout
 from indexd.serve.events import Events
 from indexd.serve.histogram import Histogram
 
 Row = dict[str, Any]
 #: How a query ended, the label ``result`` of its metric.
 RESULTS = ("found", "empty_covered", "empty_uncovered", "error")
+# Steps of a recovery that count index files; the others count bytes of log.
+_FILE_STEPS = frozenset({"replay"})
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    # A step of a recovery, and when it began (monotonic, seconds).
+    name: str
+    done: int
+    total: int
+    began: float
+
+    @property
+    def unit(self) -> str:
+        return "files" if self.name in _FILE_STEPS else "bytes"
+
+    def row(self, until: float) -> Row:
+        seconds = round(until - self.began, 3)
+        return {"step": self.name, "unit": self.unit, "done": self.done, "total": self.total, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    # Where the process is; replaced whole, so that a reader never sees a phase with another one's figures.
+    phase: str
+    began: float
+    steps: tuple[_Step, ...] = ()
+    source: Callable[[], Row] | None = None
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 class Board:
-    """One for a process, made before recovery begins; ``row()`` may be called from any thread at any time."""
+    """One for a process, made before recovery begins; ``row()`` may be called from any thread at any time.
+
+    Mappings that are handed to it are replaced by their writers, never changed.
+    """
 
     def __init__(self, config: Config) -> None:
         self.boot_id = str(uuid.uuid4())
@@ -36,50 +72,135 @@ class Board:
         self.broker: Mapping[str, Any] = {}
         #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}.
         self.outlets: dict[str, Mapping[str, Any]] = {}
-        self._identity = {
-            "version": __version__,
-            "pid": os.getpid(),
-            "bootId": self.boot_id,
-            "startedAt": int(self.started * 1000),
-            "cluster": config.node.cluster or "DefaultCluster",
-            "nodeId": config.node.node_id or socket.gethostname(),
-            "mode": config.store.run_mode,
-            "flavour": config.index.flavour,
-            "store": str(config.store.store or config.store.commit_log_directories[0].parent),
-            "data": str(config.store.data),
-            "hashSlotNum": config.index.hash_slot_num,
-            "indexNum": config.index.index_num,
-        }
-        self._phase = "opening"
-        self._progress: Row | None = None
-        self._source: Callable[[], Row] | None = None
+        #: How the run before this one ended; None until it is known.
+        self.last_shutdown_clean: bool | None = None
+        #: How full the file system of DATA is, and how full it may get.
+        self.disk_used_ratio: float | None = None
+        self.disk_used_max = config.limits.disk_used_max
+        #: Stages that do not move, and for how many seconds.
+        self.stalled: Mapping[str, float] = {}
+        self._index_file_size = IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size
+        self._identity = _identity(config) | {"bootId": self.boot_id, "startedAt": int(self.started * 1000)}
+        self._standing = _Standing("opening", time.monotonic())
+        self._recoveries = 0
+        self._last_recovery: Row | None = None
 
     def __repr__(self) -> str:
-        return f"Board({self._phase}, {self.events})"
+        return f"Board({self._standing.phase}, {self.events})"
+
+    @property
+    def phase(self) -> str:
+        """opening, recovering, running or stopping."""
+        return self._standing.phase
 
     def recovering(self, step: str, done: int, total: int) -> None:
-        """How far the recovery is; ``done`` and ``total`` are in the step's own unit."""
-        self._phase, self._source = "recovering", None
-        self._progress = {"step": step, "done": done, "total": total}
+        """How far the recovery is; ``done`` and ``total`` are files of ``replay``, else bytes of the log."""
+        now, before = time.monotonic(), self._standing
+        steps, began = (before.steps, before.began) if before.phase == "recovering" else ((), now)
+        if steps and steps[-1].name == step:
+            steps = (*steps[:-1], _Step(step, done, total, steps[-1].began))
+        else:
+            steps = (*steps, _Step(step, done, total, now))
+        self._standing = _Standing("recovering", began, steps)
+
+    def waiting(self, stage: str, problem: str) -> None:
+        """The opening has to wait, and will begin anew."""
+        self._standing = _Standing("opening", time.monotonic(), problems={stage: problem})
+
+    def recovered(self, event: str, facts: Row) -> None:
+        """An opening is over and came to ``facts``; ``event``: created, opened or recovered."""
+        steps = _step_rows(self._standing.steps, time.monotonic())
+        self._last_recovery = {"event": event, "endedAt": int(time.time() * 1000), **facts, "steps": steps}
+        self._recoveries += 1
 
     def running(self, source: Callable[[], Row]) -> None:
-        """The daemon tails; ``source`` makes its row whenever one is asked for."""
-        self._progress, self._source, self._phase = None, source, "running"
+        """The daemon tails; ``source`` makes its row whenever one is asked for, in any thread."""
+        self._standing = _Standing("running", time.monotonic(), source=source)
+
+    def stopping(self) -> None:
+        """A signal said stop; what is shown goes on to be true until the end."""
+        self._standing = _Standing("stopping", time.monotonic(), source=self._standing.source)
 
     def leaving(self, phase: str = "stopping") -> None:
-        """It stops, or (``opening``) is opened again: no row of its own from now on."""
-        self._source, self._phase = None, phase
+        """It has stopped, or (``opening``) is opened again: no row of its own from now on."""
+        self._standing = _Standing(phase, time.monotonic())
 
     def row(self) -> Row:
         """Everything, as one flat object with camelCase keys; ARCHITECTURE.md lists them. Offsets are ints."""
-        source = self._source
+        standing, broker, stalled = self._standing, self.broker, self.stalled
         return {
             **self._identity,
-            "phase": self._phase,
+            "phase": standing.phase,
             "http": self.http,
-            "broker": dict(self.broker),
-            **({} if self._progress is None else {"recovering": self._progress}),
+            "broker": dict(broker),
             "lastEvent": self.events.last,
-            **{name: dict(outlet) for name, outlet in self.outlets.items()},
-            **(source() if source is not None else {}),
+            "queries": dict(self.queries),
+            "memoryBytes": resident_bytes(),
+            "diskUsedRatio": self.disk_used_ratio,
+            "diskUsedMax": self.disk_used_max,
+            "lastShutdownClean": self.last_shutdown_clean,
+            "recoveries": self._recoveries,
+            "lastRecovery": self._last_recovery,
+            "stalled": dict(stalled),
+            "problems": dict(standing.problems),
+            **self._recovery_row(standing),
+            **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},
+            **_source_row(standing.source),
         }
+
+    def _recovery_row(self, standing: _Standing) -> Row:
+        if standing.phase != "recovering":
+            # Before the first step nobody knows what there is to do.
+            left = None if standing.phase == "opening" else 0
+            return {"recoveryRemainingBytes": left, "recoveryRemainingFiles": left}
+        now = time.monotonic()
+        step = standing.steps[-1]
+        left = max(step.total - step.done, 0)
+        is_files = step.unit == "files"
+        return {
+            "recoveryRemainingBytes": left * self._index_file_size if is_files else left,
+            "recoveryRemainingFiles": left if is_files else 0,
+            "recovering": {
+                **step.row(now),
+                "seconds": round(now - standing.began, 3),
+                "steps": _step_rows(standing.steps, now),
+            },
+        }
+
+
+def _step_rows(steps: tuple[_Step, ...], now: float) -> list[Row]:
+    # Each step ends where the next one begins.
+    ends = [*(step.began for step in steps), now][1:]
+    return [step.row(end) for step, end in zip(steps, ends, strict=True)]
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds; 0 where the kernel does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _source_row(source: Callable[[], Row] | None) -> Row:
+    if source is None:
+        return {}
+    try:
+        return source()
+    except Exception as error:  # noqa: BLE001 - a figure that cannot be made ends neither the index nor the page
+        return {"rowProblem": repr(error)}
+
+
+def _identity(config: Config) -> Row:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "cluster": config.node.cluster or "DefaultCluster",
+        "nodeId": config.node.node_id or socket.gethostname(),
+        "mode": config.store.run_mode,
+        "flavour": config.index.flavour,
+        "store": str(config.store.store or next((path.parent for path in config.store.commit_log_directories), "")),
+        "data": str(config.store.data),
+        "hashSlotNum": config.index.hash_slot_num,
+        "indexNum": config.index.index_num,
+    }

@@ -1,4 +1,7 @@
-"""Events: what happened lately, numbered, for whoever shows or publishes it. Bounded; the oldest go."""
+"""Events: what happened lately, numbered, for whoever shows or publishes it. Bounded; the oldest go.
+
+With a Board's boot id the number says which event it is, across restarts: numbers begin anew with each process.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 _KEPT_MAX = 1000
+# What happens every few seconds must not push out what happens once a night.
+_FREQUENT = frozenset({"flush"})
+_FREQUENT_MAX = 100
 #: An event of the log -> the kind under which it is published (spec/users-and-peers.md section 4).
 KINDS = {
     "rolled": "roll",
@@ -18,13 +25,22 @@ KINDS = {
     "recovered": "recover",
     "opened": "recover",
     "disturbed": "recover",
+    "frontier_unreadable": "recover",
+    "restored": "recover",
+    "expired_files": "expire",
     "skipped": "hole",
+    "left_out": "hole",
     "corrupt": "corrupt",
     "corrupt_left": "corrupt",
     "degraded": "disk",
     "healed": "disk",
+    "state_not_written": "disk",
     "broker": "broker",
+    "broker_unsafe": "broker",
+    "stalled": "stall",
+    "moves_again": "stall",
     "reloaded": "reload",
+    "reload_refused": "reload",
     "stopping": "stop",
 }
 
@@ -41,15 +57,20 @@ class Event:
 
 
 class Events:
-    """The last thousand. Any thread may add; readers ask for what came after the number they have seen."""
+    """The last thousand, of frequent kinds the last hundred. Any thread may add.
+
+    Readers ask for what came after the number they have seen.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=_KEPT_MAX)
+        self._frequent: deque[Event] = deque(maxlen=_FREQUENT_MAX)
         self._lock = threading.Lock()
+        #: The number of the newest; 0 without any.
         self.last = 0
 
     def __repr__(self) -> str:
-        return f"Events({self.last}, {len(self._kept)} kept)"
+        return f"Events({self.last}, {len(self._kept) + len(self._frequent)} kept)"
 
     def tell(self, name: str, fields: Mapping[str, Any]) -> None:
         """Add one, if its name has a kind."""
@@ -57,16 +78,20 @@ class Events:
         if kind is None:
             return
         with self._lock:
-            self.last += 1
-            self._kept.append(Event(self.last, int(time.time() * 1000), kind, name, dict(fields)))
+            event = Event(self.last + 1, int(time.time() * 1000), kind, name, dict(fields))
+            (self._frequent if kind in _FREQUENT else self._kept).append(event)
+            self.last = event.number
 
     def since(self, number: int) -> list[Event]:
-        """Those behind ``number`` that are still kept; a gap in the numbers is what was lost."""
+        """Those behind ``number`` that are still kept, in order; a gap in the numbers is what is not kept any more."""
+        if number >= self.last:
+            return []
         with self._lock:
-            return [event for event in self._kept if event.number > number]
+            found = [event for kept in (self._frequent, self._kept) for event in kept if event.number > number]
+        return sorted(found, key=attrgetter("number"))
 
     def tap(self, _: object, __: str, row: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """A processor of structlog that copies what passes."""
+        """A processor of structlog that copies what passes, before lines are left out by their level."""
         fields = {key: value for key, value in row.items() if key not in ("event", "timestamp", "level")}
         self.tell(str(row.get("event")), fields)
         return row

@@ -1,7 +1,8 @@
-"""Histogram: how long things took, as Prometheus counts it. Written by one thread, read by any."""
+"""Histogram: how long things took, as Prometheus counts it. Any thread may write, any may read."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 
 # Seconds. Drains take milliseconds, a flush on a busy disk seconds.
@@ -15,14 +16,21 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Histogram({sum(self.counts)}, {self.total:.3f} s)"
+        return f"Histogram({self.count}, {self.total:.3f} s)"
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(list(self.counts))
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+        """Count one; what is exactly a bound belongs to it."""
+        with self._lock:
+            self.counts[bisect_left(self.bounds, seconds)] += 1
+            self.total += seconds
 
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound as Prometheus writes it, how many took no longer); the last is ``+Inf``."""

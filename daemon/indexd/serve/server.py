@@ -19,8 +19,7 @@ import uvloop
 from indexd.config import OFF, Config, split_address
 from indexd.errors import UsageError
 from indexd.serve.board import Board
-from indexd.serve.http.server import serve_http
-from indexd.serve.mqtt import publish
+from indexd.serve.http.access import read_access
 
 Logger = Any
 Outlet = Callable[[asyncio.Event], Awaitable[None]]
@@ -28,16 +27,37 @@ Outlet = Callable[[asyncio.Event], Awaitable[None]]
 _RESTART_SECONDS = (1.0, 60.0)
 # A run this long makes the next restart a quick one again.
 _STEADY_SECONDS = 60.0
+# So long recovery waits for the thread to be there, which it is at once.
+_START_SECONDS = 5.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
 _BACKLOG = 128
 
 
+async def serve_http(config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event) -> None:
+    """HTTP until ``stop``. What it is made of is a third of a start's time and memory: loaded in its own thread."""
+    from indexd.serve.http import server  # noqa: PLC0415 - loads FastAPI and uvicorn
+
+    await server.serve_http(config, board, log, listening, stop)
+
+
+async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
+    """MQTT until ``stop``."""
+    from indexd.serve import mqtt  # noqa: PLC0415 - loads aiomqtt and paho
+
+    await mqtt.publish(config, board, log, stop)
+
+
 class ServeThread:
-    """A context manager around the daemon's whole life; UsageError when the address cannot be listened on."""
+    """A context manager around the daemon's whole life.
+
+    UsageError when the address cannot be listened on, or when token or certificate cannot be used.
+    """
 
     def __init__(self, config: Config, board: Board, log: Logger) -> None:
         self._board, self._log = board, log
+        if config.http.http != OFF:
+            read_access(config)  # what cannot be used is said at the start, not at each try
         self._socket = None if config.http.http == OFF else listen(config.http.http)
         self._outlets: dict[str, Outlet] = {}
         if self._socket is not None:
@@ -50,47 +70,81 @@ class ServeThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
+        self._leave = threading.Event()
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
         if self._outlets:
             self._thread.start()
-            self._ready.wait()
+            self._ready.wait(_START_SECONDS)
             if self._board.http is not None:
                 self._log.info("listening", http=self._board.http)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._loop is not None and self._stop is not None:
-            with suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
+        self._leave.set()
+        if self._thread.is_alive():
+            if self._loop is not None and self._stop is not None:
+                with suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2 * _LEAVE_SECONDS)
+            if self._thread.is_alive():
+                self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
         if self._socket is not None:
             self._socket.close()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
+        # A loop that cannot be made, for want of descriptors, or that ends is made again, later each time.
+        seconds = _RESTART_SECONDS[0]
+        while not self._leave.is_set():
+            try:
+                self._run_loop()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
+                self._log.error("outlet_failed", outlet="all", problem=repr(error), retry_seconds=seconds)
+            self._ready.set()
+            self._leave.wait(seconds)
+            seconds = min(2 * seconds, _RESTART_SECONDS[1])
+
+    def _run_loop(self) -> None:
+        # Not by asyncio.run, which waits for every query that still runs in a thread.
+        loop = uvloop.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tasks = [asyncio.create_task(self._keep(name, outlet, self._stop)) for name, outlet in self._outlets.items()]
+        stop = self._stop
+        if self._leave.is_set():
+            return
+        tasks = [asyncio.create_task(self._keep(name, outlet, stop)) for name, outlet in self._outlets.items()]
         self._ready.set()
-        await self._stop.wait()
+        await stop.wait()
         _, late = await asyncio.wait(tasks, timeout=_LEAVE_SECONDS)
-        for task in late:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
             task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=_LEAVE_SECONDS / 2)
+        if late:
+            self._log.warning("outlets_cut_off", outlets=len(late))
 
     async def _keep(self, name: str, outlet: Outlet, stop: asyncio.Event) -> None:
         seconds = _RESTART_SECONDS[0]
         while not stop.is_set():
             started = time.monotonic()
+            problem = "it ended"
             try:
                 await outlet(stop)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without this outlet
-                self._log.error("outlet_failed", outlet=name, problem=repr(error), retry_seconds=seconds)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the same; uvicorn ends by sys.exit
+                problem = repr(error)
+            if stop.is_set():
+                return
             if time.monotonic() - started > _STEADY_SECONDS:
                 seconds = _RESTART_SECONDS[0]
+            self._log.error("outlet_failed", outlet=name, problem=problem, retry_seconds=seconds)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), seconds)
             seconds = min(2 * seconds, _RESTART_SECONDS[1])

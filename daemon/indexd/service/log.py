@@ -1,11 +1,13 @@
-"""Log lines by structlog on standard error: readable on a terminal, JSON otherwise; never one per message.
+"""Log lines by structlog: words on a terminal, entries in the journal, else JSON; never one a message.
 
 Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -14,6 +16,7 @@ from typing import Any
 import structlog
 
 from indexd.config import LogConfig
+from indexd.service.journal import Journal, is_journal_stream, render_journal
 
 Logger = Any
 Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
@@ -39,23 +42,49 @@ class _LineLogger:
 
 
 def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
-    """Set up structlog for the process and return the logger; ``tap`` sees every line that is logged."""
-    console = config.log_format == "console" or (config.log_format == "auto" and _is_terminal())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=_is_terminal())
-        if console
-        else structlog.processors.JSONRenderer(ensure_ascii=False)
-    )
+    """Set up structlog for the process and return the logger; ``tap`` sees every line, also those below the level."""
+    kind = _log_format(config)
+    renderers: dict[str, Any] = {
+        "console": structlog.dev.ConsoleRenderer(colors=_is_terminal()),
+        "json": structlog.processors.JSONRenderer(ensure_ascii=False),
+        "journal": render_journal,
+    }
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=not console),
+            structlog.processors.TimeStamper(fmt="iso", utc=kind != "console"),
             structlog.processors.format_exc_info,
             *([] if tap is None else [tap]),
-            renderer,
+            functools.partial(_leave_out, _level(config)),
+            renderers[kind],
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.log_level.upper())),
-        logger_factory=_LineLogger,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if tap else _level(config)),
+        logger_factory=_journal if kind == "journal" else _LineLogger,
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger("indexd")
+
+
+def _level(config: LogConfig) -> int:
+    return logging.getLevelNamesMapping()[config.log_level.upper()]
+
+
+def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    # Behind the tap: what is an event does not depend on how much is logged.
+    if logging.getLevelNamesMapping()[row["level"].upper()] < level:
+        raise structlog.DropEvent
+    return row
+
+
+def _log_format(config: LogConfig) -> str:
+    if config.log_format != "auto":
+        return config.log_format
+    if _is_terminal():
+        return "console"
+    return "journal" if is_journal_stream(os.environ) else "json"
+
+
+@functools.cache
+def _journal(*_: object) -> Journal:
+    # One for the process: structlog asks for a logger at every line.
+    return Journal()

@@ -1,4 +1,4 @@
-"""How far a recovery is: a bar on a terminal, else a log line every few seconds; and in DATA/state for programs."""
+"""How far a recovery is: a bar on a terminal or a log line every few seconds; for systemd; in DATA/state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from tqdm import tqdm
 from indexd.errors import DiskError
 from indexd.serve.board import Board
 from indexd.service.log import Logger
+from indexd.service.notify import Notifier
 from indexd.service.state import write_state
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
 _LOG_EVERY_SECONDS = 5.0
 _EXPORT_EVERY_SECONDS = 1.0
+#: So long nothing may be heard of a recovery until its next step: a file of the largest size on a slow disk.
+STEP_SECONDS = 300.0
 
 
 class RecoveryProgress:
@@ -32,8 +35,10 @@ class RecoveryProgress:
         files: DataFiles,
         check_stop: Callable[[], None] = lambda: None,
         board: Board | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self._log = log
+        self._notifier = notifier
         self._check_stop = check_stop
         self._board = board
         self._disk, self._files = disk, files
@@ -46,6 +51,8 @@ class RecoveryProgress:
         self._check_stop()
         if self._board is not None:
             self._board.recovering(step, done, total)
+        if self._notifier is not None:
+            self._notifier.extend(STEP_SECONDS)
         if sys.stderr is not None and sys.stderr.isatty():
             if self._bar is None or step != self._step:
                 self._close()
@@ -57,7 +64,9 @@ class RecoveryProgress:
         self._step = step
         if time.monotonic() - self._exported >= _EXPORT_EVERY_SECONDS:
             self._exported = time.monotonic()
-            row = {"pid": os.getpid(), "recovering": {"step": step, "done": done, "total": total}}
+            if self._notifier is not None:
+                self._notifier.status(f"recovering: {step} {done} of {total} ({done / max(total, 1):.0%})")
+            row: dict[str, Any] = {"pid": os.getpid(), "recovering": {"step": step, "done": done, "total": total}}
             if self._board is not None:
                 row = self._board.row()
             with suppress(DiskError):  # progress is a courtesy; the recovery itself meets and reports a failing disk

@@ -22,11 +22,13 @@ from indexd.recovery.open import Opened, open_data
 from indexd.recovery.settings import check_store, load_kernels
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread
+from indexd.service.around import Around
 from indexd.service.daemon import Daemon
+from indexd.service.instance import Instance
 from indexd.service.log import Logger, configure_log
-from indexd.service.progress import RecoveryProgress
+from indexd.service.notify import Notifier
+from indexd.service.progress import STEP_SECONDS, RecoveryProgress
 from indexd.service.starts import Starts
-from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -42,6 +44,7 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
 
     When the log was rewritten, or somebody touched our files, it recovers as after a crash and goes on.
     """
+    notifier = Notifier.from_environment(os.environ)
     board = Board(config)
     log = configure_log(config.log, board.events.tap)
     disk = Disk()
@@ -53,15 +56,18 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     lock = DirectoryLock(files.lock)
     lock.acquire()
     starts = Starts(disk, files.starts, config.recovery)
+    instance = Instance(config, reload_config, disk, files, lock, starts, board, notifier, log)
     try:
-        with ServeThread(config, board, log):
-            while (disturbed := _run_once(config, reload_config, disk, files, log, lock, starts, board)) is not None:
+        wish = _StopWish(instance)
+        with ServeThread(config, board, log), Around(instance) as around:
+            while (disturbed := _run_once(instance, around, wish)) is not None:
                 board.leaving("opening")
-                log.error("disturbed", problem=str(disturbed))
+                instance.log.error("disturbed", problem=str(disturbed))
+            board.leaving()
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
         starts.forget()
-        log.info("stopped", phy_offset=None, messages=None)
+        instance.log.info("stopped", phy_offset=None, messages=None)
     finally:
         lock.release()
 
@@ -71,12 +77,18 @@ class _StoppedError(Exception):
 
 
 class _StopWish:
-    """Remembers a signal until the opening comes to a point where it can be broken off."""
+    """Remembers a signal until the opening comes to a point where it can be broken off, and a HUP until it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
         self.number = 0
+        self.listen()
+
+    def listen(self) -> None:
+        """From now on, and again after an event loop has taken the signals and left them."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_reload)
 
     def check(self) -> None:
         if self.number:
@@ -86,38 +98,35 @@ class _StopWish:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.check()
+            self._instance.notifier.extend(STEP_SECONDS)
             time.sleep(0.1)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.number = number
+        self._instance.board.leaving()
+        self._instance.notifier.stopping()
+
+    def _on_reload(self, _: int, __: FrameType | None) -> None:
+        self._instance.is_reload_due = True
 
 
-def _run_once(
-    config: Config,
-    reload_config: Callable[[], Config],
-    disk: Disk,
-    files: DataFiles,
-    log: Logger,
-    lock: DirectoryLock,
-    starts: Starts,
-    board: Board,
-) -> DisturbedError | None:
+def _run_once(instance: Instance, around: Around, wish: _StopWish) -> DisturbedError | None:
     # None after a stop, or what makes another opening necessary.
-    wish = _StopWish()
     daemon = None
     try:
-        if not lock.is_held():
-            lock.renew()
-        opened = _open_patiently(config, disk, files, log, starts, wish, board)
-        watch = Watch(disk, files, lock, opened.flusher.frontier)
-        daemon = Daemon(config, reload_config, disk, files, opened, log, watch, starts, board)
-        _run_on_loop(daemon)
+        if not instance.lock.is_held():
+            instance.lock.renew()
+        opened = _open_patiently(instance, wish)
+        daemon = Daemon(instance, opened)
+        around.follow(opened.reader, daemon.state.meter)
+        _run_on_loop(daemon, wish)
     except* OSError as group:
-        raise DiskError("run beside", files.data, first_error(group)) from group  # descriptors for the event loop
+        data = instance.files.data
+        raise DiskError("run beside", data, first_error(group)) from group  # descriptors for the event loop
     except* IndexdError as group:
         error = first_error(group)
         if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
-            _take_back(starts, error)
+            _take_back(instance.starts, error)
             raise error from None
         if daemon is not None:
             daemon.outputs.close()
@@ -125,10 +134,12 @@ def _run_once(
         disturbed = error
     else:
         return None
+    finally:
+        around.unfollow()
     return disturbed
 
 
-def _run_on_loop(daemon: Daemon) -> None:
+def _run_on_loop(daemon: Daemon, wish: _StopWish) -> None:
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(daemon.run())
@@ -136,6 +147,7 @@ def _run_on_loop(daemon: Daemon) -> None:
         # Without a free descriptor uvloop cannot be closed; the process ends soon, or the next loop is another.
         with suppress(RuntimeError):
             loop.close()
+        wish.listen()
 
 
 def _take_back(starts: Starts, error: IndexdError) -> None:
@@ -147,33 +159,33 @@ def _take_back(starts: Starts, error: IndexdError) -> None:
             starts.take_back()
 
 
-def _open_patiently(
-    config: Config, disk: Disk, files: DataFiles, log: Logger, starts: Starts, wish: _StopWish, board: Board
-) -> Opened:
+def _open_patiently(instance: Instance, wish: _StopWish) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
+    say = instance.log.error
     seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
     while True:
         try:
             if not is_counted:
-                starts.begin()
+                instance.starts.begin()
                 is_counted = True
-            opened = open_for_run(config, disk, files, log, check_stop=wish.check, board=board)
+            opened = open_for_run(
+                instance.config, instance.disk, instance.files, instance.log,
+                check_stop=wish.check, board=instance.board, notifier=instance.notifier,
+            )  # fmt: skip
         except DiskError as error:
             if not error.is_full:
                 raise
-            _wait(log, wish, error, seconds)
+            say("degraded", stage="open", problem=error.line(), retry_seconds=seconds)
+            instance.notifier.status(f"waiting (open): {error.line()}")
+            instance.board.waiting("open", error.line())
+            wish.pause(seconds)
             has_waited = True
-            seconds = min(2 * seconds, config.reader.retry_max_seconds)
+            seconds = min(2 * seconds, instance.config.reader.retry_max_seconds)
         else:
             if has_waited:
-                log.info("healed", stage="open")
+                instance.log.info("healed", stage="open")
             wish.check()
             return opened
-
-
-def _wait(log: Logger, wish: _StopWish, error: DiskError, seconds: float) -> None:
-    log.error("degraded", stage="open", problem=error.line(), retry_seconds=seconds)
-    wish.pause(seconds)
 
 
 def first_error(group: BaseExceptionGroup[E]) -> E:
@@ -191,6 +203,7 @@ def open_for_run(
     forced: bool = False,
     check_stop: Callable[[], None] = lambda: None,
     board: Board | None = None,
+    notifier: Notifier | None = None,
 ) -> Opened:
     """Open the data directory with the abort flag up, and log what was found and done.
 
@@ -208,12 +221,17 @@ def open_for_run(
     )
     # One that a dead process left: in a container this one may well have the same pid.
     disk.unlink(files.state)
+    if board is not None:
+        board.last_shutdown_clean = not unclean
+    if notifier is not None:
+        notifier.extend(STEP_SECONDS)  # kernels may have to be compiled
+        notifier.status("opening")
     load_kernels(config)
     check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
     try:
-        with RecoveryProgress(log, disk, files, check_stop, board) as progress:
+        with RecoveryProgress(log, disk, files, check_stop, board, notifier) as progress:
             opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
     except (UnsafeStoreError, UsageError):
         if not unclean:  # and nothing was changed
@@ -225,20 +243,30 @@ def open_for_run(
         except DiskError:
             opened.outputs.close()
             raise
-    event = "created" if created else "recovered" if unclean else "opened"
+    _say_opened("created" if created else "recovered" if unclean else "opened", opened, log, board)
+    return opened
+
+
+def _say_opened(event: str, opened: Opened, log: Logger, board: Board | None) -> None:
     if opened.damage is not None:
         log.error("frontier_unreadable", problem=opened.damage)
     recovered = opened.recovered
-    log.info(
-        event,
-        phy_offset=opened.outputs.phy_offset,
-        index_files=len(recovered.files),
-        kept_entries=recovered.kept_entries,
-        dropped_entries=recovered.dropped_entries,
-        deleted_files=len(recovered.deleted_files),
-        rewritten_files=len(recovered.rewritten_files),
-        refilled_bytes=opened.refilled_bytes,
-        reasons=recovered.reasons,
-        seconds=round(opened.seconds, 3),
-    )
-    return opened
+    facts = {
+        "phy_offset": opened.outputs.phy_offset,
+        "index_files": len(recovered.files),
+        "kept_entries": recovered.kept_entries,
+        "dropped_entries": recovered.dropped_entries,
+        "deleted_files": len(recovered.deleted_files),
+        "rewritten_files": len(recovered.rewritten_files),
+        "refilled_bytes": opened.refilled_bytes,
+        "reasons": recovered.reasons,
+        "seconds": round(opened.seconds, 3),
+    }
+    log.info(event, **facts)
+    if board is not None:
+        board.recovered(event, {_camel(key): value for key, value in facts.items()})
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,116 @@
+"""Around: what stands around the index is looked at in a thread of its own: the broker, the disk, the log's end.
+
+A look may hang, on a file system over a network as on a broker that does not answer; then only these figures are old.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from indexd.commitlog.log_end import log_end
+from indexd.commitlog.reader import LogReader
+from indexd.errors import IndexdError
+from indexd.service.broker_watch import BrokerWatch
+from indexd.service.instance import Instance
+from indexd.service.lag import LagMeter
+from indexd.service.limits import used_ratio
+
+_EVERY_SECONDS = 1.0
+# So long a start waits for the first look.
+_FIRST_SECONDS = 3.0
+# Of a look at the broker, what is worth an event when it changes.
+_TOLD = ("alive", "indexing", "answers")
+
+
+class Around:
+    """A context manager around the process's whole life; what it finds is on the board."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._node = instance.config.node
+        self._watch = BrokerWatch(instance.config, instance.disk)
+        # Who reads the log now.
+        self._followed: tuple[LogReader, LagMeter] | None = None
+        self._broker_due = 0.0
+        self._told: tuple[object, ...] | None = None
+        self._unsafe: list[str] = []
+        self._failure = ""
+        self._leave = threading.Event()
+        self._has_looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="around", daemon=True)
+
+    def __enter__(self) -> Around:
+        self._thread.start()
+        self._has_looked.wait(_FIRST_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        self._thread.join(_FIRST_SECONDS)
+
+    def follow(self, reader: LogReader, meter: LagMeter) -> None:
+        """Before its first poll: ``reader`` believes no more than the broker vouches for, if one is asked.
+
+        From now on ``meter`` is told how far the log goes while the reader is behind.
+        """
+        self._followed = (reader, meter)
+        reader.log_limit = self._watch.log_limit
+
+    def unfollow(self) -> None:
+        """The reader is closed, or will be."""
+        self._followed = None
+
+    def look(self) -> None:
+        """Once, at what is due."""
+        with suppress(IndexdError):  # whoever writes there meets and reports it
+            self._instance.board.disk_used_ratio = round(used_ratio(self._instance.config.store.data), 4)
+        if time.monotonic() >= self._broker_due:
+            self._look_at_broker()
+            self._broker_due = time.monotonic() + self._instance.config.node.broker_check_interval
+        if self._followed is not None:
+            self._look_at_log(*self._followed)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+                self._failure = ""
+            except Exception as error:  # noqa: BLE001 - the index goes on, whatever cannot be looked at
+                if repr(error) != self._failure:
+                    self._failure = repr(error)
+                    self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
+            self._has_looked.set()
+            if self._leave.wait(_EVERY_SECONDS):
+                self._watch.close()
+                return
+
+    def _look_at_broker(self) -> None:
+        if self._instance.config.node is not self._node:  # a HUP
+            self._watch.close()
+            self._node = self._instance.config.node
+            self._watch = BrokerWatch(self._instance.config, self._instance.disk)
+            if self._followed is not None:
+                self._followed[0].log_limit = self._watch.log_limit
+        found: Mapping[str, Any] = self._watch.look()
+        self._instance.board.broker = found
+        told = tuple(found.get(key) for key in _TOLD)
+        if told != self._told:
+            self._told = told
+            said = ("alive", "pid", "how", "why", "indexing", "indexingWhy", "answers")
+            self._instance.log.info("broker", **{key: found.get(key) for key in said})
+        unsafe = list(found.get("unsafe", ()))
+        if unsafe and unsafe != self._unsafe:
+            self._instance.log.warning("broker_unsafe", texts=unsafe)
+        self._unsafe = unsafe
+
+    def _look_at_log(self, reader: LogReader, meter: LagMeter) -> None:
+        if meter.is_at_end:
+            return
+        with suppress(IndexdError):  # the reader meets it as well, and says so
+            seen = log_end(self._instance.disk, reader.log, reader.position)
+            if not meter.is_at_end:
+                meter.seen_end = seen

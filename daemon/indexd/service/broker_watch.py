@@ -1,0 +1,64 @@
+"""BrokerWatch: is the broker alive, does it index itself, how far does its log go, and what would be unsafe.
+
+It only says so. What is unsafe keeps the next start from going on (exit 3), never a running daemon: our files are our
+own, so a broker that indexes as well does double work and no harm, while a stop would leave the hole that mode offload
+is there to avoid.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from indexd.config import Config
+from indexd.service.broker_indexing import IndexingWatch
+from indexd.service.broker_limit import BrokerLimit
+from indexd.storage.broker_lock import BrokerLock, look_at_lock
+from indexd.storage.disk import Disk
+
+
+class BrokerWatch:
+    """Looks when it is told to, from one thread."""
+
+    def __init__(self, config: Config, disk: Disk) -> None:
+        self._store = config.store.store
+        self._indexing = IndexingWatch(config, disk)
+        address, interval = config.node.broker_address, config.node.broker_check_interval
+        #: For the reader; None when no ``broker_address`` is set: the bytes of the log alone decide then.
+        self.log_limit = None if address is None else BrokerLimit(address, retry_max=interval)
+
+    def look(self) -> dict[str, Any]:
+        """What ``board.broker`` holds; never raises, takes some two seconds at most.
+
+        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing`` and ``indexingWhy`` as Indexing
+        has them; ``answers`` and ``maxOffset``: None without an address; ``unsafe``: texts, each naming the remedy.
+        """
+        lock = self._look_at_lock()
+        indexing = self._indexing.look(lock)
+        limit, unsafe = self.log_limit, list(indexing.unsafe)
+        if limit is not None:
+            limit.refresh()
+            # A broker that is down or loads its store is expected to be silent.
+            unsafe += limit.unsafe(is_expected=lock.how == "lock")
+        return {
+            "alive": lock.alive,
+            "pid": lock.pid,
+            "how": lock.how,
+            "why": lock.why,
+            "indexing": indexing.on,
+            "indexingWhy": indexing.why,
+            "answers": None if limit is None else limit.silence is None,
+            "maxOffset": None if limit is None else limit.offset,
+            "checkedAt": int(time.time() * 1000),
+            "unsafe": unsafe,
+        }
+
+    def close(self) -> None:
+        """Close the connection to the broker."""
+        if self.log_limit is not None:
+            self.log_limit.close()
+
+    def _look_at_lock(self) -> BrokerLock:
+        if self._store is None:
+            return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
+        return look_at_lock(self._store / "lock")

@@ -1,0 +1,67 @@
+"""Pulse: whether the stages move. The watchdog is fed by what they did, never because time has passed.
+
+A stage gives a sign after a step that really was one: a look at the log, a drain that was built or that the disk
+refused, a flush. Then its next sign is due within a limit, and within the wait that it says it will make. A stage that
+is overdue is stalled, and while one is, nobody is told that all is well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: The limit when no service manager watches.
+LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    # ``due``: when the next one has to come; None while nothing is asked of the stage.
+    at: float
+    due: float | None
+    progress: int | None = None
+
+
+class Pulse:
+    """Signs of the stages ``read``, ``build`` and ``flush``. One thread writes a stage's, any may look.
+
+    ``watchdog``: seconds after which a service manager ends a process that is not heard of. A drain and a flush may
+    take so long without any progress; a look at the log, of which there are many a second, half of it.
+    """
+
+    def __init__(self, watchdog: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        limit = watchdog or LIMIT_SECONDS
+        self.limits = {"read": limit / 2, "build": limit, "flush": limit}
+        self._clock = clock
+        now = clock()
+        self._signs = {"read": _Sign(now, now + limit), "build": _Sign(now, now + limit), "flush": _Sign(now, None)}
+
+    def __repr__(self) -> str:
+        return f"Pulse(stalled={self.stalled()})"
+
+    def sign(self, stage: str, wait: float = 0.0) -> None:
+        """A step is done, or refused; the next one begins after ``wait`` seconds at the latest."""
+        now = self._clock()
+        self._signs[stage] = _Sign(now, now + wait + self.limits[stage])
+
+    def begin(self, stage: str, progress: int) -> None:
+        """A step begins that may take long: it is alive as long as ``watch`` finds it further on."""
+        now = self._clock()
+        self._signs[stage] = _Sign(now, now + self.limits[stage], progress)
+
+    def watch(self, stage: str, progress: int) -> None:
+        """How far the step is that has begun. Of the thread that writes the stage's signs."""
+        sign = self._signs[stage]
+        if sign.progress is not None and sign.progress != progress:
+            self.begin(stage, progress)
+
+    def rest(self, stage: str) -> None:
+        """Nothing is asked of the stage until its next sign."""
+        self._signs[stage] = _Sign(self._clock(), None)
+
+    def stalled(self) -> dict[str, float]:
+        """Each stage that is overdue, with the seconds since its last sign."""
+        now = self._clock()
+        signs = tuple(self._signs.items())
+        return {stage: round(now - sign.at, 1) for stage, sign in signs if sign.due is not None and now > sign.due}

@@ -1,0 +1,147 @@
+"""What a real daemon shows over HTTP from before its recovery to its last flush, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from support.daemon import Daemon, index_files, indexd
+from support.small_log import SIZES, Growing, write_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANY_PORT = {"INDEXD_HTTP": "127.0.0.1:0"}
+BUSY_PORT = 2
+
+
+def address_of(daemon: Daemon) -> str:
+    """Where it listens: it says so before it opens anything."""
+    found: str = daemon.wait_event("listening")["http"]
+    return found
+
+
+def ask(address: str, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def status(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = ask(address, "/api/v1/status")
+    return found
+
+
+def test_it_is_seen_from_before_the_recovery_to_the_stop(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 20_000)
+    with Daemon(store, data, *SIZES, env=ANY_PORT) as first:
+        first.wait_durable(end)
+        assert status(address_of(first))["lastShutdownClean"] is True
+        first.kill()
+    with Daemon(store, data, *SIZES, env=ANY_PORT) as daemon:
+        address, phases = address_of(daemon), []
+
+        def look() -> dict[str, Any] | None:
+            row = status(address)
+            if row["phase"] not in phases:
+                phases.append(row["phase"])
+            return row if row["phase"] == "running" else None
+
+        row = daemon.wait_for(look, "running")
+        assert phases[0] == "opening"
+        assert phases[-1] == "running"
+        assert row["lastShutdownClean"] is False
+        assert row["lastRecovery"]["event"] == "recovered"
+        assert {step["step"] for step in row["lastRecovery"]["steps"]} >= {"replay", "compare"}
+        assert int(row["recoveryRemainingBytes"]) == 0
+        daemon.wait_durable(end)
+        state = daemon.state()
+        assert state["http"] == address
+        assert state["outputs"][0]["entries"] > 0
+        kinds = {event["kind"] for event in ask(address, "/api/v1/events")["events"]}
+        assert "recover" in kinds
+        assert daemon.terminate() == 0
+
+
+def test_a_disturbed_daemon_opens_again_under_the_same_address(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write_log(store, 5000)
+    with Daemon(store, data, *SIZES, env=ANY_PORT) as daemon:
+        address = address_of(daemon)
+        daemon.wait_durable(end)
+        before = status(address)
+        index_files(data)[0].unlink()
+        daemon.wait_event("disturbed")
+
+        def look() -> dict[str, Any] | None:
+            row = status(address)
+            assert row["phase"] in ("running", "opening", "recovering")
+            return row if row["recoveries"] == 2 and row["phase"] == "running" else None
+
+        row = daemon.wait_for(look, "the second opening")
+        assert row["bootId"] == before["bootId"]
+        assert int(row["lastEvent"]) > int(before["lastEvent"])
+        daemon.wait_caught_up(end)
+        names = [event["name"] for event in ask(address, "/api/v1/events")["events"]]
+        assert names.index("disturbed") < len(names) - 1
+        assert daemon.terminate() == 0
+
+
+def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    write_log(store, 100)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = indexd("--store", store, "--data", data, *SIZES, "--http", address)
+    assert ended.returncode == BUSY_PORT
+    assert f"cannot listen on {address}: Address already in use" in ended.stderr
+    assert [path.name for path in data.iterdir()] == ["lock"]
+
+
+def test_clients_that_hang_keep_neither_the_index_nor_the_stop_waiting(tmp_path: Path) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    with Growing(store, 3) as growing, Daemon(store, data, *SIZES, env=ANY_PORT) as daemon:
+        host, port = address_of(daemon).rsplit(":", 1)
+        daemon.wait_event("running")
+        clients = [socket.create_connection((host, int(port))) for _ in range(20)]
+        try:
+            for number, client in enumerate(clients):
+                path = "/api/v1/live" if number % 2 else "/metrics"
+                text = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n"
+                client.sendall(text.encode()[: None if number % 3 else 20])
+            end = growing.stop()
+            daemon.wait_caught_up(end)
+            began = time.monotonic()
+            assert daemon.terminate() == 0
+            assert time.monotonic() - began < 20
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_a_hup_changes_limits_and_says_what_needs_a_restart(tmp_path: Path) -> None:
+    """Also one that comes while it is opened: it is followed as soon as it runs."""
+    store, data, config = tmp_path / "store", tmp_path / "data", tmp_path / "indexd.toml"
+    end = write_log(store, 5000)
+    config.write_text("[limits]\nread_rate_max = 1000\n")
+    with Daemon(store, data, "-c", config, *SIZES, env=ANY_PORT) as daemon:
+        address_of(daemon)
+        assert not daemon.events("running")
+        config.write_text("[limits]\nread_rate_max = 1000\n[node]\nbroker_check_interval = 1\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        event = daemon.wait_event("reloaded")
+        assert event["changed"] == ["broker_check_interval"]
+        daemon.wait_event("running")
+        config.write_text("[http]\nhttp_queries_max = 3\n[mqtt]\nmqtt_interval = 3\n[node]\ncluster = 'c'\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        event = daemon.wait_for(lambda: next(iter(daemon.events("reloaded")[1:]), None), "the second")
+        assert event["changed"] == ["broker_check_interval", "read_rate_max"]
+        assert event["needs_restart"] == ["cluster", "http_queries_max", "mqtt_interval"]
+        # 1000 bytes a second would take more than ten minutes: what it waited for under the old bound is over.
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0

@@ -1,0 +1,140 @@
+"""A real broker as it is seen from beside it: loading, alive, indexing, how far its log goes, killed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexd.config.load import load
+from indexd.service.broker_admin import BrokerAdmin
+from indexd.service.broker_watch import BrokerWatch
+from indexd.storage.broker_lock import BrokerLock, look_at_lock
+from indexd.storage.disk import Disk
+from support.daemon import Daemon, compile_kernels
+from support.naive import naive_frames
+from support.rocketmq import REAL, Broker, arguments, run
+
+pytestmark = REAL
+
+SEGMENT_SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tests go on from each other's end, as they stand in the file: a broker takes its time to start and to stop."""
+    return tmp_path_factory.mktemp("alive")
+
+
+def send(broker: Broker, home: Path, seed: int, count: int = 100) -> None:
+    words = arguments(namesrv=broker.namesrv, count=count, seed=seed, out=home / f"sent-{seed}.jsonl")
+    run("Client", "send", *words, home=home / "client")
+
+
+def watch_of(store: Path, broker: Broker, **flags: str) -> BrokerWatch:
+    given: dict[str, Any] = {
+        "data": str(store.parent / "data"),
+        "broker_conf": str(broker.home / "broker.conf"),
+        "broker_address": broker.address,
+        **flags,
+    }
+    return BrokerWatch(load(given, None, {}), Disk())
+
+
+def end_of_log(store: Path) -> int:
+    return max(frame.phy_offset + frame.size for frame in naive_frames(store / "commitlog", SEGMENT_SIZE))
+
+
+def looks_while_it_boots(broker: Broker) -> list[BrokerLock]:
+    """What the lock says from before the start until it is up; one of each, in order."""
+    looks: list[BrokerLock] = []
+    is_up = threading.Event()
+
+    def look() -> None:
+        while not is_up.wait(0.002):
+            looks.append(look_at_lock(broker.store / "lock"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        broker.__enter__()
+    finally:
+        is_up.set()
+        looking.join()
+    return [next(same) for _, same in itertools.groupby(looks, key=lambda look: (look.how, look.pid))]
+
+
+def test_a_broker_is_seen_loading_running_and_stopped(home: Path) -> None:
+    broker = Broker(home / "first")
+    watch = None
+    try:
+        looks = looks_while_it_boots(broker)
+        assert [(look.alive, look.how) for look in looks] == [(False, "none"), (True, "proc"), (True, "lock")]
+        assert {look.pid for look in looks[1:]} == {broker.pid}
+        watch = watch_of(broker.store, broker)
+        row = watch.look()
+        assert {key: row[key] for key in ("alive", "pid", "how", "why", "indexing", "answers", "unsafe")} == {
+            "alive": True, "pid": broker.pid, "how": "lock", "why": None, "indexing": True, "answers": True,
+            "unsafe": [],
+        }  # fmt: skip
+        send(broker, home, 1)
+        check_that_it_says_where_its_log_ends(broker)
+        row = watch.look()
+        assert row["maxOffset"] > 0
+        assert row["indexingWhy"] == "its newest index file grows"
+        broker.stop()
+        row = watch.look()
+        assert (row["alive"], row["how"], row["answers"], row["unsafe"]) == (False, "none", False, [])
+    finally:
+        if watch is not None:
+            watch.close()
+        broker.stop()
+
+
+def check_that_it_says_where_its_log_ends(broker: Broker) -> None:
+    """The same as the log itself, once nobody writes: a broker's own messages come now and then."""
+    admin = BrokerAdmin(broker.address)
+    deadline = time.monotonic() + 30
+    while (said := admin.max_offset()) != (seen := end_of_log(broker.store)):
+        assert isinstance(said, int), said
+        assert time.monotonic() < deadline, (said, seen)
+    assert "commitLogMaxOffset" in broker.mqadmin("brokerStatus", "-b", broker.address)
+    admin.close()
+
+
+def test_a_broker_that_is_killed_is_dead_at_once(home: Path) -> None:
+    store = home / "first" / "store"
+    with Broker(home / "second", store=store, indexFileWriteEnable=False) as broker:
+        watch = watch_of(store, broker, run_mode="offload")
+        row = watch.look()
+        assert (row["alive"], row["indexing"], row["unsafe"]) == (True, False, [])
+        send(broker, home, 2)
+        row = watch.look()
+        assert (row["indexing"], row["unsafe"]) == (False, [])  # it writes none, as it says
+        broker.kill()
+        row = watch.look()
+        assert (row["alive"], row["pid"], row["how"]) == (False, None, "none")
+        assert row["maxOffset"] > 0  # its last word
+        watch.close()
+
+
+def test_a_daemon_goes_as_far_as_the_broker_says(home: Path) -> None:
+    compile_kernels()
+    store = home / "first" / "store"
+    with Broker(home / "third", store=store) as broker:
+        flags = ("--broker-conf", broker.home / "broker.conf", "--broker-address", broker.address)
+        with Daemon(store, home / "data", *flags, "--broker-check-interval", "0.5") as daemon:
+            daemon.wait_caught_up()
+            send(broker, home, 3)
+            daemon.wait_caught_up(end_of_log(store))
+            row = daemon.wait_state(lambda row: bool(row["broker"]["answers"]))
+            assert row["broker"]["alive"]
+            assert row["phyOffset"] >= row["broker"]["maxOffset"] > 0
+            broker.kill()
+            daemon.wait_state(lambda row: row["broker"]["alive"] is False)
+            assert daemon.terminate() == 0
+        assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]

@@ -1,0 +1,82 @@
+"""A listener on loopback that answers remoting requests as a test tells it: well, badly, slowly, or not at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+#: What is done with a request: the connection, and the request's header.
+Answer = Callable[[socket.socket, dict[str, Any]], None]
+
+
+def frame(header: object, body: bytes = b"", kind: int = 0) -> bytes:
+    """A frame with a JSON header; bytes are taken as they are."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack(">II", 4 + len(text) + len(body), kind << 24 | len(text)) + text + body
+
+
+def well(offset: object, **changed: object) -> Answer:
+    """The answer of a broker whose log ends at ``offset``; ``changed`` are other members of its header."""
+
+    def answer(connection: socket.socket, request: dict[str, Any]) -> None:
+        header = {"code": 0, "flag": 1, "language": "JAVA", "opaque": request["opaque"], "version": 477, **changed}
+        table = {"brokerVersionDesc": "V5_4_0", "commitLogMinOffset": "0", "commitLogMaxOffset": offset}
+        connection.sendall(frame(header, json.dumps({"table": table}).encode()))
+
+    return answer
+
+
+def raw(data: bytes) -> Answer:
+    """Bytes, whatever was asked."""
+    return lambda connection, _: connection.sendall(data)
+
+
+class FakeBroker:
+    """For use in a ``with`` block; ``answer`` may be replaced at any time, ``requests`` are the headers that came."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[dict[str, Any]] = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close every connection, as a broker does with those that are quiet."""
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                self._open.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection, connection.makefile("rb") as stream:
+            while len(start := stream.read(8)) == 8:
+                size, word = struct.unpack(">II", start)
+                header = json.loads(stream.read(word & 0xFFFFFF))
+                stream.read(size - 4 - (word & 0xFFFFFF))
+                self.requests.append(header)
+                self.answer(connection, header)

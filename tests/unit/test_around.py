@@ -1,0 +1,140 @@
+"""What stands around the index is looked at in a thread of its own; whatever happens there, nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from indexd.service import around as module
+from indexd.service.around import Around
+from indexd.service.reload import merge_reloadable
+from support.inside import config_of, make_instance, opened_inside
+from support.sim_daemon import SilentLog
+from support.small_log import write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from indexd.service.instance import Instance
+
+
+class FakeWatch:
+    """A broker that is what the test says; ``made`` are all that were made."""
+
+    made: list[FakeWatch] = []  # noqa: RUF012 - emptied by the fixture
+    found: dict[str, Any] = {"alive": True, "indexing": False, "unsafe": []}  # noqa: RUF012 - replaced by tests
+    hangs: threading.Event | None = None
+
+    def __init__(self, config: Any, _: object) -> None:
+        self.address = config.node.broker_address
+        self.log_limit: Any = object()
+        self.is_closed = False
+        FakeWatch.made.append(self)
+
+    def look(self) -> dict[str, Any]:
+        if FakeWatch.hangs is not None:
+            FakeWatch.hangs.wait(60)
+        return dict(FakeWatch.found)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    monkeypatch.setattr(module, "BrokerWatch", FakeWatch)
+    monkeypatch.setattr(module, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(FakeWatch, "made", [])
+    monkeypatch.setattr(FakeWatch, "found", {"alive": True, "indexing": False, "unsafe": []})
+    monkeypatch.setattr(FakeWatch, "hangs", None)
+    config = config_of(tmp_path / "store", tmp_path / "data", broker_check_interval="0.1")
+    found = make_instance(config)
+    found.log = SilentLog()
+    yield found
+    found.lock.release()
+
+
+def wait_for(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_first_look_is_over_before_anything_is_opened(instance: Instance) -> None:
+    with Around(instance):
+        assert instance.board.broker["alive"] is True
+        ratio = instance.board.disk_used_ratio
+        assert ratio is not None
+        assert 0 < ratio <= 1
+    assert FakeWatch.made[0].is_closed
+
+
+def test_a_change_is_told_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: Any = instance.log
+    with Around(instance):
+        time.sleep(0.4)
+        assert log.events == ["broker"]
+        monkeypatch.setattr(FakeWatch, "found", {"alive": False, "indexing": None, "unsafe": ["something"]})
+        wait_for(lambda: instance.board.broker["alive"] is False)
+        time.sleep(0.4)
+        assert log.events == ["broker", "broker", "broker_unsafe"]
+
+
+def test_a_look_that_hangs_holds_nobody_up(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(FakeWatch, "hangs", release)
+    began = time.monotonic()
+    with Around(instance):
+        pass
+    assert time.monotonic() - began < 5
+    assert instance.board.broker == {}
+    release.set()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "around"])
+
+
+def test_a_look_that_fails_is_said_once_and_goes_on(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    log: Any = instance.log
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeWatch, "look", fail)
+        with Around(instance):
+            time.sleep(0.3)
+            assert log.events == ["look_failed"]
+            patch.undo()
+            monkeypatch.setattr(module, "BrokerWatch", FakeWatch)
+            wait_for(lambda: instance.board.broker)
+
+
+def test_the_broker_of_a_hup_is_asked_from_then_on(tmp_path: Path, instance: Instance) -> None:
+    write_log(tmp_path / "other", 100)
+    with opened_inside(tmp_path / "other", tmp_path / "built") as daemon, Around(instance) as around:
+        around.follow(daemon.reader, daemon.state.meter)
+        assert daemon.reader.log_limit is FakeWatch.made[0].log_limit
+        new = config_of(tmp_path / "store", tmp_path / "data", broker_address="127.0.0.1:10911")
+        instance.config = merge_reloadable(instance.config, new)
+        wait_for(lambda: len(FakeWatch.made) == 2)
+        wait_for(lambda: daemon.reader.log_limit is FakeWatch.made[1].log_limit)
+        assert FakeWatch.made[0].is_closed
+        assert FakeWatch.made[1].address == "127.0.0.1:10911"
+
+
+def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instance: Instance) -> None:
+    end = write_log(tmp_path / "other", 3000)
+    with opened_inside(tmp_path / "other", tmp_path / "built") as daemon, Around(instance) as around:
+        around.follow(daemon.reader, daemon.state.meter)
+        daemon.reader.log_limit = None
+        wait_for(lambda: daemon.state.lag().bytes == end)
+        while not daemon.state.meter.is_at_end:
+            found = daemon._poll()
+            assert found is not None
+        assert daemon.state.row()["commitLogMaxOffset"] == daemon.reader.position
+        daemon.outputs.close()
+        daemon.reader.close()

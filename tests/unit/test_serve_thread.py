@@ -1,0 +1,232 @@
+"""The serving thread: it fails, hangs and starts again without the daemon ever waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from indexd.errors import UsageError
+from indexd.serve import server
+from indexd.serve.board import Board
+from indexd.serve.server import ServeThread, listen
+from support.inside import config_of
+from support.sim_daemon import SilentLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from indexd.config import Config
+
+_WAIT_SECONDS = 30.0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of seconds become short."""
+    monkeypatch.setattr(server, "_RESTART_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(server, "_LEAVE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return config_of(tmp_path / "store", tmp_path / "data", http="127.0.0.1:0")
+
+
+def wait_for(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def serve_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "serve"]
+
+
+def test_off_is_no_thread_and_no_port(tmp_path: Path) -> None:
+    board = Board(config_of(tmp_path, tmp_path / "data"))
+    with ServeThread(config_of(tmp_path, tmp_path / "data"), board, SilentLog()):
+        assert serve_threads() == []
+        assert board.http is None
+
+
+def test_off_with_mqtt_is_a_thread_without_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    published = threading.Event()
+
+    async def publish(config: object, board: object, log: object, stop: asyncio.Event) -> None:
+        published.set()
+        await stop.wait()
+
+    monkeypatch.setattr(server, "publish", publish)
+    board = Board(config_of(tmp_path, tmp_path / "data"))
+    with ServeThread(config_of(tmp_path, tmp_path / "data", mqtt_host="localhost"), board, SilentLog()):
+        assert published.wait(_WAIT_SECONDS)
+        assert board.http is None
+    assert serve_threads() == []
+
+
+def test_a_port_that_is_taken_is_a_wrong_option(tmp_path: Path) -> None:
+    with listen("127.0.0.1:0") as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = config_of(tmp_path, tmp_path / "data", http=address)
+        with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
+            ServeThread(config, Board(config), SilentLog())
+    assert caught.value.exit_code == 2
+    assert "--http off" in caught.value.line()
+
+
+def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:
+    config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", http_token_file=str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="http_token_file"):
+        ServeThread(config, Board(config), SilentLog())
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("a defect"), SystemExit(3), OSError(24, "too many files")])
+def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, problem: BaseException
+) -> None:
+    starts: list[float] = []
+    ticks = 0
+
+    async def serve_http(*rest: Any) -> None:
+        starts.append(time.monotonic())
+        if len(starts) < 6:
+            raise problem
+        await rest[-1].wait()
+
+    async def publish(config: object, board: object, log: object, stop: asyncio.Event) -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(server, "serve_http", serve_http)
+    monkeypatch.setattr(server, "publish", publish)
+    config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", mqtt_host="localhost")
+    log = SilentLog()
+    with ServeThread(config, Board(config), log):
+        wait_for(lambda: len(starts) == 6)
+        before = ticks
+        wait_for(lambda: ticks > before)
+    assert log.events.count("outlet_failed") == 5
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert gaps[0] >= 0.01, "not at once"
+    assert gaps[-1] >= 0.05, "later each time"
+
+
+def test_an_outlet_that_just_ends_is_started_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    starts = 0
+
+    async def serve_http(*_: object) -> None:
+        nonlocal starts
+        starts += 1
+
+    monkeypatch.setattr(server, "serve_http", serve_http)
+    with ServeThread(config, Board(config), SilentLog()):
+        wait_for(lambda: starts >= 3)
+
+
+@pytest.mark.parametrize("ignores", ["stop", "cancel"])
+def test_a_stop_does_not_wait_for_an_outlet_that_does_not_end(
+    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None, ignores: str
+) -> None:
+    async def serve_http(*_: object) -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if ignores == "stop":
+                    raise
+
+    monkeypatch.setattr(server, "serve_http", serve_http)
+    with ServeThread(config, Board(config), SilentLog()):
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+
+
+def test_a_stop_does_not_wait_for_a_loop_that_hangs(
+    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    release, hangs = threading.Event(), threading.Event()
+
+    async def serve_http(*_: object) -> None:
+        hangs.set()
+        release.wait(_WAIT_SECONDS)
+
+    monkeypatch.setattr(server, "serve_http", serve_http)
+    log = SilentLog()
+    with ServeThread(config, Board(config), log):
+        assert hangs.wait(_WAIT_SECONDS)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert "outlets_left_behind" in log.events
+    release.set()
+    wait_for(lambda: not serve_threads())
+
+
+def test_without_descriptors_for_a_loop_the_daemon_starts_all_the_same(
+    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    tries = 0
+    served = threading.Event()
+    make = uvloop.new_event_loop
+
+    def new_event_loop() -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(24, "Too many open files")
+        return make()
+
+    async def serve_http(*rest: Any) -> None:
+        served.set()
+        await rest[-1].wait()
+
+    monkeypatch.setattr(uvloop, "new_event_loop", new_event_loop)
+    monkeypatch.setattr(server, "serve_http", serve_http)
+    began = time.monotonic()
+    with ServeThread(config, Board(config), SilentLog()):
+        assert time.monotonic() - began < 5
+        assert served.wait(_WAIT_SECONDS)
+    assert serve_threads() == []
+
+
+def test_it_answers_before_anything_is_opened_and_the_port_is_free_afterwards(config: Config) -> None:
+    board = Board(config)
+    with ServeThread(config, board, SilentLog()):
+        assert board.http is not None
+        with urllib.request.urlopen(f"http://{board.http}/livez", timeout=_WAIT_SECONDS) as answer:
+            assert answer.status == 200
+        address = board.http
+    assert serve_threads() == []
+    listen(address).close()
+
+
+@pytest.mark.parametrize("sent", ["", "GET /livez HTTP/1.1\r\nHost:", "live"], ids=["nothing", "half", "a stream"])
+def test_clients_that_hang_do_not_keep_it_from_leaving(config: Config, sent: str) -> None:
+    board = Board(config)
+    with ExitStack() as clients:
+        with ServeThread(config, board, SilentLog()):
+            assert board.http is not None
+            host, port = board.http.rsplit(":", 1)
+            client = clients.enter_context(socket.create_connection((host, int(port)), timeout=_WAIT_SECONDS))
+            text = f"GET /api/v1/live HTTP/1.1\r\nHost: {board.http}\r\n\r\n" if sent == "live" else sent
+            client.sendall(text.encode())
+            if sent == "live":
+                assert client.recv(12) == b"HTTP/1.1 200"
+            time.sleep(0.1)
+            began = time.monotonic()
+        assert time.monotonic() - began < 15
+        assert serve_threads() == []
