@@ -1,0 +1,205 @@
+"""scripts/install into a staged system and out again, and what systemd-analyze says of the units that it leaves."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from indexd import __version__
+from support.installed import INSTALL
+from support.own_mounts import need
+
+UNITS = ("indexd.service", "indexd@.service")
+# systemd-analyze's own scale: 0 is safe, 10 is not; a service without any hardening has 9.6.
+EXPOSURE_MAX = 1.6
+ETC = Path("etc/systemd/system")
+SYSTEMD = INSTALL.parents[1] / "systemd"
+
+
+def install(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [INSTALL, *map(str, words)],
+        capture_output=True,
+        encoding="utf-8",
+        env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), **env},
+        timeout=600,
+        check=False,
+    )
+
+
+def staged(root: Path, *words: object) -> str:
+    """Install without a program, as a package does that brings its own."""
+    root.mkdir(exist_ok=True)
+    done = install("--root", root, "--no-program", *words)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_units_are_sound(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    staged(root, "--store", "/data/rocketmq/store")
+    staged(root, "--store", "/data/other store", "--instance", "a")
+    for program in ("opt/indexd/bin/indexd", "bin/kill"):
+        path = root / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    # What every system has and these units stand on.
+    system = Path("/usr/lib/systemd/system")
+    (root / "usr/lib/systemd/system").mkdir(parents=True)
+    for path in (*system.glob("*.target"), *system.glob("*.slice")):
+        shutil.copy(path, root / path.relative_to("/"))
+    for unit in ("indexd.service", "indexd@a.service"):
+        done = subprocess.run(
+            [need("systemd-analyze", "systemd"), "verify", "--man=no", f"--root={root}", unit],
+            capture_output=True, encoding="utf-8", timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_sandbox_is_tight(unit: str) -> None:
+    words = ["security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX * 10:.0f}", str(SYSTEMD / unit)]
+    done = subprocess.run(
+        [need("systemd-analyze", "systemd"), *words], capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
+    level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert level, done.stderr
+    assert float(level[1]) <= EXPOSURE_MAX
+    assert done.returncode == 0, done.stdout
+
+
+def test_both_units_say_the_same_but_for_the_instance() -> None:
+    one, many = ((SYSTEMD / unit).read_text("utf-8").splitlines() for unit in UNITS)
+    own = {line for line in many if line not in one and not line.startswith("#")}
+    assert {line.partition("=")[0] for line in own} == {"Description", "EnvironmentFile", "ExecStart", "StateDirectory"}
+    assert all("%i" in line for line in own)
+    assert len(one) == len(many)
+
+
+def test_in_again_and_out(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    said = staged(root, "--store", "/data/rocketmq/store")
+    assert "systemctl enable --now indexd" in said
+    first = files(root)
+    config = root / "etc/indexd/indexd.toml"
+    lines = config.read_text("utf-8").splitlines()
+    assert 'store = "/data/rocketmq/store"' in lines
+    assert 'data = "/var/lib/indexd"' in lines
+    drop_in = (root / ETC / "indexd.service.d/local.conf").read_text("utf-8")
+    assert 'RequiresMountsFor="/data/rocketmq/store"' in drop_in
+    assert 'ReadOnlyPaths="-/data/rocketmq/store"' in drop_in
+    assert "wrote" not in staged(root), "the second time there is nothing to write"
+    assert "wrote" not in staged(root, "--store", "/data/rocketmq/store")
+    assert files(root) == first
+    done = install("--root", root, "--uninstall")
+    assert done.returncode == 0
+    assert not files(root)
+    assert install("--root", root, "--uninstall").stdout == ""
+
+
+def test_what_was_edited_stays(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    staged(root, "--store", "/data/rocketmq/store")
+    config, drop_in = root / "etc/indexd/indexd.toml", root / ETC / "indexd.service.d/local.conf"
+    config.write_text('[store]\nstore = "/mine"\n')
+    drop_in.write_text("[Service]\nNice=1\n")
+    unit = root / ETC / "indexd.service"
+    unit.write_text("[Service]\nExecStart=/of/an/older/version\n")
+    data = root / "var/lib/indexd"
+    data.mkdir(parents=True)
+    (data / "frontier").write_bytes(b"durable")
+    said = staged(root, "--store", "/data/another")
+    assert said.count("which was edited") == 2
+    assert unit.read_bytes() == (SYSTEMD / "indexd.service").read_bytes()
+    assert install("--root", root, "--uninstall").stdout.count("--purge takes") == 3
+    kept = set(files(root))
+    assert kept >= {str(path.relative_to(root)) for path in (config, drop_in, data / "frontier")}
+    assert not any("/systemd/system/indexd" in path for path in kept if path.endswith("service"))
+    assert config.read_text() == '[store]\nstore = "/mine"\n'
+    assert install("--root", root, "--uninstall", "--purge").returncode == 0
+    assert not files(root)
+
+
+def test_another_store_and_another_user(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    staged(root, "--store", "/data/one")
+    staged(root, "--store", "/data/a & b|c", "--user", "rocketmq")
+    assert 'store = "/data/a & b|c"' in (root / "etc/indexd/indexd.toml").read_text("utf-8").splitlines()
+    assert "User=rocketmq\nGroup=\n" in (root / ETC / "indexd.service.d/local.conf").read_text("utf-8")
+    staged(root, "--prefix", "/usr/lib/indexd")
+    assert "ExecStart=/usr/lib/indexd/bin/indexd run" in (root / ETC / "indexd.service").read_text("utf-8")
+
+
+def test_the_whole_program(tmp_path: Path) -> None:
+    """With pip, as an operator does it: what is staged runs, and names no path of the staging."""
+    root = tmp_path / "root"
+    root.mkdir()
+    done = install("--root", root)
+    assert done.returncode == 0, done.stderr
+    program = root / "opt/indexd"
+    command = program / "bin/indexd"
+    assert command.resolve().read_text("utf-8").startswith("#!/opt/indexd/venv/bin/python")
+    version = subprocess.run(
+        [program / "venv/bin/python", command, "--version"], capture_output=True, encoding="utf-8", check=True
+    )
+    assert version.stdout == f"indexd {__version__}\n"
+    assert not [path for path in (program / "venv/bin").iterdir() if str(root).encode() in path.read_bytes()]
+    assert not (root / "opt/indexd.new").exists()
+    assert "is up to date" in install("--root", root).stdout
+    (program / ".indexd").write_text("an older one\n")
+    # An update that fails leaves the program that is there, and nothing half-made.
+    failed = install("--root", root, PIP_INDEX_URL="http://127.0.0.1:9/", PIP_NO_CACHE_DIR="1", PIP_RETRIES="0")
+    assert (failed.returncode, "pip failed" in failed.stderr) == (2, True), failed.stderr
+    assert command.resolve().exists()
+    assert [path.name for path in (root / "opt").iterdir()] == ["indexd"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--stor", "/x"], "unknown option --stor"),
+        (["--store"], "--store needs a value"),
+        (["--store", "--user"], "--store needs a value"),
+        (["--store", "relative"], "relative is no absolute path"),
+        (["--store", '/a"b'], "is no absolute path without"),
+        (["--store", "/a\nb"], "is no absolute path without"),
+        (["--store", "/a/../b"], "is no absolute path without"),
+        (["--prefix", "/a b"], "--prefix /a b is no place for a program"),
+        (["--purge"], "--purge goes with --uninstall"),
+        (["--uninstall", "--store", "/x"], "--uninstall takes all of it away"),
+        (["--store", "/x", "--instance", "../x"], "--instance ../x is no name"),
+        (["--user", "broker"], "--user goes with --store"),
+        (["--store", "/x", "--user", "a b"], "--user a b is no user's name"),
+        (["--package", "/no/such.whl"], "--package /no/such.whl does not exist"),
+        (["--root", "/no/such/place"], "--root /no/such/place is no directory"),
+        (["--prefix", "/usr"], "exists and is not from here"),
+        (["--prefix", "/usr", "--uninstall"], "exists and is not from here"),
+    ],
+)
+def test_wrong_uses_are_one_line(tmp_path: Path, words: list[str], line: str) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    done = install("--root", tmp_path, *words)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.startswith("scripts/install: ")
+    assert done.stderr.count("\n") == 1 + line.count("\n") or "\n" in "".join(words)
+    assert not files(tmp_path)
+
+
+def test_a_python_that_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = install("--root", tmp_path, PYTHON=str(old))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Python 3.11 or newer is needed" in done.stderr

@@ -1,0 +1,204 @@
+"""The installed units under a real systemd: started, watched, sandboxed, restarted or left alone, and taken away."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.installed import INSTALL, STORE, install, write
+from support.own_systemd import OwnSystemd
+from support.small_log import write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DATA = "/var/lib/indexd"
+# Holds the lock as a broker does, on byte 0 for the whole life of its process.
+_BROKER = (
+    "import fcntl, struct, sys, time; file = open(sys.argv[1], 'r+b'); "
+    "fcntl.fcntl(file, fcntl.F_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0)); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[OwnSystemd]:
+    """A machine with a store of 2000 messages and indexd installed beside it."""
+    with OwnSystemd(tmp_path) as started:
+        write_log(started.shared / "store", 2000)
+        install(started)
+        yield started
+
+
+def state(machine: OwnSystemd, data: str = DATA) -> dict[str, Any]:
+    """What DATA/state says."""
+    text = machine.wait_for(lambda: machine.run("cat", f"{data}/state", ok=False).stdout or None, f"{data}/state")
+    row: dict[str, Any] = json.loads(text)
+    return row
+
+
+def main_pid(machine: OwnSystemd) -> int:
+    return int(machine.show("indexd")["MainPID"])
+
+
+def test_it_starts_tells_reloads_and_stops(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "start", "indexd")
+    shown = machine.show("indexd")
+    assert (shown["ActiveState"], shown["SubState"], shown["User"]) == ("active", "running", "indexd")
+    assert "behind" in shown["StatusText"]
+    assert shown["WatchdogUSec"] == "2min"
+    assert shown["WatchdogTimestampMonotonic"] != "0"
+    machine.wait_for(lambda: state(machine).get("caughtUp") or None, "catching up")
+    machine.run("systemctl", "reload", "indexd")
+    machine.wait_for(lambda: machine.journal("EVENT=reloaded") or None, "the reload")
+    machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the end of the reload")
+    machine.run("systemctl", "stop", "indexd")
+    shown = machine.show("indexd")
+    assert (shown["ActiveState"], shown["Result"], shown["ExecMainStatus"]) == ("inactive", "success", "0")
+    names = machine.run("ls", DATA).stdout.split()
+    assert "abort" not in names
+    assert {"index", "frontier", "checkpoint"} <= set(names)
+
+
+def test_the_journal_has_priorities_and_fields(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "start", "indexd")
+    (running,) = machine.journal("_SYSTEMD_UNIT=indexd.service", "EVENT=running")
+    assert running["PRIORITY"] == "6"
+    assert running["SYSLOG_IDENTIFIER"] == "indexd"
+    assert running["_TRANSPORT"] == "journal"
+    assert running["PHY_OFFSET"].isdigit()
+    assert running["MESSAGE"].startswith("running phy_offset=")
+    assert not machine.journal("_SYSTEMD_UNIT=indexd.service", "PRIORITY=3"), machine.log()
+    (machine.shared / "store").rename(machine.shared / "away")
+    degraded = machine.wait_for(lambda: machine.journal("EVENT=degraded") or None, "degraded")
+    assert {row["PRIORITY"] for row in degraded} == {"3"}
+    assert degraded[0]["STAGE"] in ("read", "build")
+    assert "commitlog" in degraded[0]["PROBLEM"]
+    assert machine.run("journalctl", "--no-pager", "-u", "indexd", "-p", "err").stdout.count("degraded")
+
+
+def test_journald_may_go_and_come_back(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "start", "indexd")
+    machine.run("systemctl", "stop", "systemd-journald.socket", "systemd-journald-dev-log.socket", "systemd-journald")
+    for _ in range(50):
+        machine.run("systemctl", "reload", "indexd")
+    machine.run("systemctl", "start", "systemd-journald.socket", "systemd-journald")
+    machine.run("systemctl", "reload", "indexd")
+    machine.wait_for(lambda: machine.journal("EVENT=reloaded") or None, "entries again")
+    assert machine.show("indexd")["NRestarts"] == "0"
+
+
+def test_a_process_that_hangs_is_ended_and_started_again(machine: OwnSystemd) -> None:
+    write(machine, "/etc/systemd/system/indexd.service.d/watchdog.conf", "[Service]\nWatchdogSec=2\n")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "start", "indexd")
+    pid = main_pid(machine)
+    time.sleep(4)
+    assert main_pid(machine) == pid, "a healthy one was ended"
+    machine.signal(pid, signal.SIGSTOP)
+    machine.wait_for(lambda: machine.show("indexd")["NRestarts"] != "0" or None, "a restart")
+    machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the next process")
+    assert main_pid(machine) != pid
+    assert "Watchdog timeout" in machine.log()
+    machine.wait_for(lambda: machine.journal("EVENT=recovered") or None, "its recovery")
+
+
+def test_a_killed_one_is_started_again_and_loses_nothing(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "start", "indexd")
+    machine.signal(main_pid(machine), signal.SIGKILL)
+    machine.wait_for(lambda: machine.journal("EVENT=recovered") or None, "recovery")
+    machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the next process")
+    machine.wait_for(lambda: state(machine).get("messages") == 2000 or None, "all messages")
+
+
+@pytest.mark.parametrize(("status", "line"), [(2, "did you mean"), (3, "the store /srv/shared/store")])
+def test_what_another_start_would_not_mend_is_not_started_again(machine: OwnSystemd, status: int, line: str) -> None:
+    if status == 2:
+        write(machine, "/etc/indexd/indexd.toml", '[store]\nstor = "/srv"\n')
+    else:
+        (machine.shared / "store").rename(machine.shared / "away")
+    assert machine.run("systemctl", "start", "indexd", ok=False).returncode != 0
+    time.sleep(2.5)
+    shown = machine.show("indexd")
+    assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", str(status), "0")
+    # The reason is one line, and an error for the journal.
+    (said,) = machine.journal("_SYSTEMD_UNIT=indexd.service", "PRIORITY=3", "_TRANSPORT=stdout")
+    assert said["MESSAGE"].startswith("indexd: ")
+    assert line in said["MESSAGE"]
+
+
+def test_a_directory_that_somebody_holds_is_tried_again(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "start", "indexd")
+    machine.run("systemctl", "stop", "indexd")
+    machine.run("systemd-run", "--unit=holder", "flock", f"{DATA}/lock", "sleep", "600")
+    machine.wait_for(
+        lambda: machine.run("flock", "-n", f"{DATA}/lock", "true", ok=False).returncode or None, "the lock"
+    )
+    assert machine.run("systemctl", "start", "indexd", ok=False).returncode != 0
+    machine.run("systemctl", "stop", "holder")
+    machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "its turn")
+
+
+def test_it_can_write_nothing_but_its_data_and_sees_the_broker(machine: OwnSystemd) -> None:
+    (machine.shared / "store/lock").write_bytes(b"lock")
+    machine.run("systemd-run", "--unit=broker", "python3", "-c", _BROKER, STORE / "lock")
+    broker = int(machine.show("broker")["MainPID"])
+    machine.run("systemctl", "start", "indexd")
+    pid = main_pid(machine)
+    status = dict(line.split(":\t", 1) for line in machine.run("cat", f"/proc/{pid}/status").stdout.splitlines())
+    assert status["CapEff"] == status["CapBnd"] == "0" * 16
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert machine.run("cat", f"/proc/{pid}/oom_score_adj").stdout == "500\n"
+    assert machine.run("ps", "-o", "ni=,user=", "-p", pid).stdout.split() == ["5", "indexd"]
+    inside = ("nsenter", "-t", pid, "-m", "-r")
+    for path in (STORE / "abort", STORE / "commitlog/x", "/etc/x", "/opt/indexd/x", "/usr/x", "/root/x", "/home/x"):
+        refused = machine.run(*inside, "touch", path, ok=False)
+        assert "Read-only file system" in refused.stderr, (path, refused)
+    machine.run(*inside, "touch", f"{DATA}/x")
+    found = machine.wait_for(lambda: state(machine)["broker"] or None, "a look at the broker")
+    assert (found["alive"], found["pid"]) == (True, broker)
+
+
+def test_instances_have_their_own_data(machine: OwnSystemd) -> None:
+    install(machine, instance="a")
+    machine.run("systemctl", "start", "indexd", "indexd@a")
+    machine.wait_for(lambda: state(machine, f"{DATA}/a").get("caughtUp") or None, "the instance")
+    assert state(machine)["pid"] != state(machine, f"{DATA}/a")["pid"]
+
+
+def test_it_serves_from_its_sandbox(machine: OwnSystemd) -> None:
+    install(machine, env={"INDEXD_HTTP": "127.0.0.1:9577"})
+    machine.run("systemctl", "start", "indexd")
+    for path in ("livez", "readyz", "metrics", "api/v1/status"):
+        words = (
+            "python3",
+            "-c",
+            f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9577/{path}').status)",
+        )
+        done = machine.wait_for(lambda words=words: _ended(machine.run(*words, ok=False)), path)
+        assert done == "200\n"
+
+
+def test_all_of_it_goes_again_and_data_only_when_told(machine: OwnSystemd) -> None:
+    machine.run("systemctl", "enable", "--now", "indexd")
+    machine.run("sh", "-c", "echo '# mine' >> /etc/indexd/indexd.toml")
+    said = machine.run(INSTALL, "--uninstall").stdout
+    assert "kept     /etc/indexd/indexd.toml" in said
+    assert machine.run("systemctl", "is-active", "indexd", ok=False).stdout == "inactive\n"
+    assert machine.run("systemctl", "list-unit-files", "--no-legend", "indexd*", ok=False).stdout == ""
+    machine.run("test", "-f", f"{DATA}/frontier")
+    machine.run("id", "indexd")
+    machine.run(INSTALL, "--uninstall", "--purge")
+    found = machine.run("find", "/etc", "/opt", "/usr/local", "/var/lib", "-name", "indexd*").stdout
+    assert found == ""
+    assert machine.run("id", "indexd", ok=False).returncode != 0
+    assert machine.run(INSTALL, "--uninstall").returncode == 0
+
+
+def _ended(done: subprocess.CompletedProcess[str]) -> str | None:
+    return done.stdout if done.returncode == 0 else None

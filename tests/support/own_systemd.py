@@ -1,0 +1,201 @@
+"""A machine of its own: a real systemd as process 1 over this root file system, of which it changes nothing.
+
+::
+
+    with OwnSystemd(tmp_path) as machine:
+        machine.run("systemctl", "start", "indexd")
+        machine.shared                                   # /srv/shared in there
+
+Everything that is written there goes into memory and is gone with it. Needs root, as CI has; what a kernel refuses
+fails with the reason, and is never skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import pytest
+
+from support.own_mounts import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    T = TypeVar("T")
+
+WAIT_SECONDS = 60.0
+SHARED = Path("/srv/shared")
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_TARGET = "[Unit]\nDefaultDependencies=no\nWants=systemd-journald.service\n"
+# $1 the work directory, $2 what is shared; the rest are directories that have to be there as they are.
+_BOOT = f"""
+set -e
+work=$1 shared=$2 root=$1/root
+shift 2
+mount -t tmpfs tmpfs "$work"
+mkdir "$work/upper" "$work/work" "$root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$root"
+mount -t tmpfs -o mode=0755 tmpfs "$root/dev"
+for node in null zero full random urandom tty; do cp -a "/dev/$node" "$root/dev/$node"; done
+mkdir "$root/dev/pts" "$root/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+mknod -m 0666 "$root/dev/ptmx" c 5 2
+mount -t proc proc "$root/proc"
+# What belongs to the whole kernel is not for this systemd to change.
+mount --bind "$root/proc/sys" "$root/proc/sys"
+mount -o remount,bind,ro "$root/proc/sys"
+mount -t sysfs -o ro sysfs "$root/sys"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+# Nothing starts but what a test starts: no sysctl, no udev, no mounts of this machine's fstab.
+rm -rf "$root"/usr/lib/systemd/system/*.wants "$root"/etc/systemd/system/*.wants
+rm -rf "$root/usr/lib/systemd/system-generators"
+: > "$root/etc/fstab"
+mount -t tmpfs tmpfs "$root/run"
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+for place; do
+    if [ "$(stat -c %d "$place")" != "$(stat -c %d /)" ]; then
+        mkdir -p "$root$place"
+        mount --rbind "$place" "$root$place"
+    fi
+    # The service's user has to get there; only the copy in memory is changed.
+    while [ "$place" != / ]; do chmod o+rx "$root$place"; place=$(dirname "$place"); done
+done
+mkdir -p "$root{SHARED}" "$root/run/systemd/system"
+mount --bind "$shared" "$root{SHARED}"
+printf '{_TARGET!r}' > "$root/run/systemd/system/test.target"
+mkdir -p "$root/run/systemd/journald.conf.d"
+printf '[Journal]\\nReadKMsg=no\\nAudit=no\\nRateLimitIntervalSec=0\\n' > "$root/run/systemd/journald.conf.d/test.conf"
+ln -s /dev/null "$root/run/systemd/system/systemd-journald-audit.socket"
+rm -f "$root/etc/machine-id"
+printf '%032d\\n' 1 > "$root/etc/machine-id"
+exec chroot "$root" env -i container=indexd-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
+    /lib/systemd/systemd --system --unit=test.target --log-target=journal --show-status=no
+""".replace(repr(_TARGET), _TARGET.replace("\n", "\\n"))
+
+
+class OwnSystemd:
+    """For use in a ``with`` block; ``work`` is a directory for it alone."""
+
+    def __init__(self, work: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.fail("only root can start a systemd: run this test as root, as CI does", pytrace=False)
+        self._work, self.shared = work / "machine", work / "shared"
+        for path in (self._work, self.shared):
+            path.mkdir(parents=True)
+        self.shared.chmod(0o755)
+        self._errors = work / "machine.log"
+        self._cgroup = _cgroup_root() / f"indexd-test-{os.getpid()}"
+        self._cgroup.mkdir()
+        places = dict.fromkeys((_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)))
+        # Dies with this process, and everything in it then.
+        words = [need("setpriv", "util-linux"), "--pdeathsig", "KILL", need("unshare", "util-linux"), "--kill-child"]
+        words += ["--propagation", "private", "-m", "-p", "-f", "-C", "-u", "-i", "-n", "sh", "-c", _BOOT, "sh"]
+        enter = f'echo $$ > "{self._cgroup}/cgroup.procs" && exec "$@"'
+        with self._errors.open("wb") as errors:
+            self._holder = subprocess.Popen(
+                ["sh", "-c", enter, "sh", *words, str(self._work), str(self.shared), *map(str, places)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
+        self._inside: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        need("systemd-analyze", "systemd")
+        try:
+            pid = self.wait_for(self._first_process, "systemd to start")
+            self._inside = (need("nsenter", "util-linux"), "-t", pid, "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w")
+            self.wait_for(
+                lambda: self._ask("systemctl", "is-active", "test.target").returncode == 0 or None, "its target"
+            )
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.kill()
+        self._holder.wait(30)
+        folders = sorted((path for path in self._cgroup.rglob("*") if path.is_dir()), reverse=True)
+        deadline = time.monotonic() + 30
+        for folder in (*folders, self._cgroup):
+            while folder.exists():
+                try:
+                    folder.rmdir()
+                except OSError:  # the last of its processes is still going
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+
+    def run(self, *words: object, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command inside; unless ``ok`` is False, it must end well."""
+        done = self._ask(*words)
+        if ok and done.returncode:
+            pytest.fail(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}\n{self.log()}", pytrace=False)
+        return done
+
+    def show(self, unit: str) -> dict[str, str]:
+        """What systemd knows of a unit."""
+        lines = self.run("systemctl", "show", unit).stdout.splitlines()
+        return dict(line.partition("=")[::2] for line in lines)
+
+    def journal(self, *matches: str) -> list[dict[str, Any]]:
+        """The entries that match, such as ``EVENT=running``."""
+        lines = self.run("journalctl", "--no-pager", "-o", "json", *matches).stdout.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def log(self) -> str:
+        """The last lines of the journal, for people."""
+        return self._ask("journalctl", "--no-pager", "-n", "40").stdout
+
+    def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_SECONDS) -> T:
+        """What ``look`` returns, as soon as that is not None."""
+        deadline = time.monotonic() + timeout
+        while (found := look()) is None:
+            if self._holder.poll() is not None or time.monotonic() > deadline:
+                errors = self._errors.read_text("utf-8", "replace")
+                pytest.fail(f"waited for {what}: {errors}{self.log() if self._inside else ''}", pytrace=False)
+            time.sleep(0.05)
+        return found
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process by the number that it has inside."""
+        self.run("kill", f"-{number.name.removeprefix('SIG')}", pid)
+
+    def _ask(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._inside, *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+
+    def _first_process(self) -> str | None:
+        # The holder's one child, once it is systemd and not the shell any more.
+        holder = self._holder.pid
+        children = Path(f"/proc/{holder}/task/{holder}/children").read_text("ascii").split()
+        for pid in children:
+            try:
+                if Path(f"/proc/{pid}/exe").readlink().name == "systemd":
+                    return pid
+            except OSError:
+                continue
+        return None
+
+
+def _cgroup_root() -> Path:
+    for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
+        _, place, kind, *_ = line.split()
+        if kind == "cgroup2":
+            return Path(place)
+    pytest.fail("there is no cgroup2 here, which a systemd needs", pytrace=False)
