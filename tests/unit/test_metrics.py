@@ -1,0 +1,247 @@
+"""The collector for Prometheus: what a row becomes, that nothing is made up, and that the text is well formed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import prometheus_client
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from indexd.config import load
+from indexd.serve.board import RESULTS, Board
+from indexd.serve.histogram import Histogram
+from indexd.serve.metrics import FAMILIES, PREFIX, IndexerCollector, render
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}
+IDENTITY = {"cluster": "DefaultCluster", "nodeId": "broker-a", "version": "1.2.3", "mode": "offload", "flavour": "5.4"}
+KEY = {
+    "output": "key", "phyOffset": 900, "durableOffset": 800, "behindBytes": 100, "behindMilliseconds": 1500,
+    "behindMessages": 7, "files": 3, "entries": 41, "bytes": 1_260_000_120, "fillRatio": 0.25,
+}  # fmt: skip
+QUEUES = {**KEY, "output": "cq", "durableOffset": 700, "files": 12, "fillRatio": None}
+ROW: dict[str, Any] = {
+    **IDENTITY,
+    "phase": "running",
+    "broker": {
+        "alive": True, "pid": 7, "how": "lock", "indexing": False, "maxOffset": 2**40, "checkedAt": 1_700_000_000_500,
+        "unsafe": ["it writes an index too"],
+    },
+    "lastEvent": 17,
+    "mqtt": {"connected": False, "dropped": 4, "published": 9, "waiting": 0},
+    "beginOffset": 0, "phyOffset": 900, "durableOffset": 800, "readOffset": 950,
+    "commitLogMinOffset": 0, "commitLogMaxOffset": 2**53 - 1,
+    "caughtUp": False, "dispatchBehindBytes": 100, "dispatchBehindMilliseconds": 1500, "dispatchBehindMessages": 7,
+    "messages": 1000, "indexEntries": 41, "drains": 5, "flushes": 2, "rollOvers": 1, "readBytesTotal": 950,
+    "readMessages": 1000, "expiredFiles": 0, "stalled": {"read": 31.5}, "storeTimestamp": 1_700_000_000_250,
+    "queries": {**dict.fromkeys(RESULTS, 0), "found": 3}, "recoveries": 1, "recoveryRemainingFiles": 0,
+    "lastRecovery": {"event": "opened", "seconds": 1.25, "droppedEntries": 12},
+    "queueRows": 7, "queueBytes": 512, "queueOldestMilliseconds": 250,
+    "outputs": [KEY, QUEUES],
+    "consumeQueues": 8, "leftOutMessages": 0, "diskUsedRatio": 0.5, "diskUsedMax": 0.7,
+    "uncoveredBytes": 64, "skippedBytes": 64, "corruptRecords": 1, "corruptBytes": 64, "expiredBytes": 0,
+    "corrupt": {"offset": 950, "reason": "magic"}, "lastShutdownClean": True, "recoveryRemainingBytes": 0,
+    "problems": {"build": "no space"},
+}  # fmt: skip
+
+
+def board_of(row: dict[str, Any]) -> Any:
+    return SimpleNamespace(
+        row=lambda: row,
+        drain_seconds=Histogram(),
+        flush_seconds=Histogram(),
+        query_seconds=Histogram(),
+    )
+
+
+def values(row: dict[str, Any], accept: str = "") -> dict[tuple[str, ...], float]:
+    """(name without prefix, values of the labels that are not the node's) -> value, of a whole answer."""
+    body, _ = render(board_of(row), accept)
+    return dict(read(body.decode()))
+
+
+def read(text: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    for family in parse_text(text):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX):
+                assert sample.labels.items() >= NODE.items()
+                own = [value for name, value in sorted(sample.labels.items()) if name not in NODE]
+                yield (sample.name.removeprefix(PREFIX), *own), sample.value
+
+
+def test_the_figures_of_a_row() -> None:
+    found = values(ROW)
+    expected = {
+        ("dispatch_behind_bytes",): 100,
+        ("dispatch_behind_seconds",): 1.5,
+        ("dispatch_behind_messages",): 7,
+        ("output_behind_seconds", "key"): 1.5,
+        ("output_durable_offset", "cq"): 700,
+        ("output_fill_ratio", "key"): 0.25,
+        ("output_bytes", "key"): 1_260_000_120,
+        ("caught_up",): 0,
+        ("commitlog_max_offset",): 2**53 - 1,
+        ("durable_offset",): 800,
+        ("read_bytes_total",): 950,
+        ("roll_overs_total",): 1,
+        ("queue_oldest_seconds",): 0.25,
+        ("degraded", "build"): 1,
+        ("degraded", "flush"): 0,
+        ("degraded", "read"): 0,
+        ("stalled_seconds", "read"): 31.5,
+        ("stalled_seconds", "flush"): 0,
+        ("queries_total", "found"): 3,
+        ("queries_total", "error"): 0,
+        ("last_recovery_seconds",): 1.25,
+        ("last_recovery_dropped_entries",): 12,
+        ("stopped_at_corrupt",): 1,
+        ("corrupt_records_total",): 1,
+        ("recovery_state", "running"): 1,
+        ("recovery_state", "recovering"): 0,
+        ("recovery_remaining_bytes",): 0,
+        ("last_shutdown_clean",): 1,
+        ("broker_alive",): 1,
+        ("broker_indexing",): 0,
+        ("broker_max_offset",): 2**40,
+        ("broker_checked_timestamp_seconds",): 1_700_000_000.5,
+        ("broker_unsafe",): 1,
+        ("mqtt_connected",): 0,
+        ("mqtt_dropped_total",): 4,
+        ("node_info", "5.4", "offload"): 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("output_fill_ratio", "cq") not in found  # null: it has none
+
+
+def test_every_family_comes_out_of_a_whole_row() -> None:
+    names = {name for name, *_ in values({**ROW, "recovering": {"step": "index", "done": 1, "total": 4}})}
+    assert {family.exposed.removeprefix(PREFIX) for family in FAMILIES} <= names
+
+
+def test_while_it_recovers_nothing_is_made_up() -> None:
+    recovering = {"step": "replay", "done": 3, "total": 4}
+    found = values({**IDENTITY, "phase": "recovering", "recovering": recovering, "broker": {}, "lastEvent": 1})
+    assert found["recovery_state", "recovering"] == 1
+    assert found["recovery_done_ratio", "replay"] == 0.75
+    started = {"drain_seconds", "flush_seconds", "query_seconds"}  # real zeros, and nothing else is
+    rest = {name for name, *_ in found if not any(name.startswith(word) for word in started)}
+    assert rest == {"build_info", "node_info", "recovery_state", "recovery_done_ratio", "events_total"}
+
+
+@pytest.mark.parametrize("word", ["alive", "indexing", "maxOffset"])
+def test_what_is_not_known_of_the_broker_is_no_sample(word: str) -> None:
+    found = values({**ROW, "broker": {**ROW["broker"], word: None}})
+    assert not any(name in ("broker_" + {"maxOffset": "max_offset"}.get(word, word)) for name, *_ in found)
+
+
+@pytest.mark.parametrize(("done", "total", "ratio"), [(5, 4, 1), (-1, 4, 0), (0, 4, 0), (1, 0, None)])
+def test_a_recovery_that_turns_out_longer(done: int, total: int, ratio: float | None) -> None:
+    found = values({**IDENTITY, "recovering": {"step": "index", "done": done, "total": total}})
+    assert found.get(("recovery_done_ratio", "index")) == ratio
+
+
+def test_histograms() -> None:
+    board = board_of(ROW)
+    for seconds in (0.001, 0.002, 0.3, 99):
+        board.flush_seconds.observe(seconds)
+    found = dict(read(render(board, "")[0].decode()))
+    assert found["flush_seconds_bucket", "0.001"] == 1
+    assert found["flush_seconds_bucket", "0.5"] == 3
+    assert found["flush_seconds_bucket", "30.0"] == 3
+    assert found["flush_seconds_bucket", "+Inf"] == found["flush_seconds_count",] == 4
+    assert math.isclose(found["flush_seconds_sum",], 99.303)
+    assert found["drain_seconds_count",] == 0
+
+
+def test_openmetrics_where_it_is_asked_for() -> None:
+    body, content_type = render(board_of(ROW), OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(body.decode())}
+    assert families[PREFIX + "read_bytes"].type == "counter"
+    assert families[PREFIX + "build"].type == "info"
+    assert families[PREFIX + "flush_seconds"].unit == "seconds"
+    assert families["process_cpu_seconds"].samples
+    assert dict(read(render(board_of(ROW), None)[0].decode())).keys() >= {("built_offset",)}
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "text/html", ",;=", "application/openmetrics-text;version=9.9.9"])
+def test_any_accept_header_is_answered(accept: str) -> None:
+    body, content_type = render(board_of(ROW), accept)
+    assert body.endswith((b"\n", b"# EOF\n"))
+    assert content_type.startswith(("text/plain", "application/openmetrics-text"))
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_no_created_series_and_nobody_elses(accept: str) -> None:
+    with mock.patch.object(prometheus_client.metrics, "_use_created", True):
+        other = prometheus_client.Counter("somebody_elses", "in the registry of the process")
+        try:
+            text = render(board_of(ROW), accept)[0].decode()
+        finally:
+            prometheus_client.REGISTRY.unregister(other)
+    assert "_created" not in text
+    assert "somebody_elses" not in text
+    assert "topic=" not in text
+
+
+def test_each_name_stands_once_and_has_help() -> None:
+    described = list(IndexerCollector(board_of(ROW)).describe())
+    assert len({metric.name for metric in described}) == len(described)
+    assert {metric.name for metric in IndexerCollector(board_of(ROW)).collect()} <= {
+        metric.name for metric in described
+    }
+    for metric in described:
+        assert metric.name.startswith(PREFIX)
+        assert metric.documentation.endswith("."), metric.name
+        assert not metric.samples
+
+
+def test_labels_are_escaped() -> None:
+    name = 'a"b\\c\nd'
+    body, _ = render(board_of({**ROW, "nodeId": name, "problems": {}}), "")
+    samples = [sample for family in parse_text(body.decode()) for sample in family.samples]
+    assert {sample.labels["node_id"] for sample in samples if sample.name.startswith(PREFIX)} == {name}
+
+
+rows = st.fixed_dictionaries({}, optional={name: st.sampled_from([value, None]) for name, value in ROW.items()})
+outputs = st.fixed_dictionaries(
+    {"output": st.just("key")}, optional={name: st.just(KEY[name]) for name in KEY if name != "output"}
+)
+
+
+@given(row=rows, parts=st.lists(outputs, max_size=1), accept=st.sampled_from(["", OPENMETRICS]))
+def test_any_row_of_missing_keys_is_well_formed(row: dict[str, Any], parts: list[dict[str, Any]], accept: str) -> None:
+    row = {**row, "outputs": parts, "cluster": "DefaultCluster", "nodeId": "broker-a"}
+    body, content_type = render(board_of(row), accept)
+    parse = parse_openmetrics if "openmetrics" in content_type else parse_text
+    whole = {(sample.name, *sorted(sample.labels.values())) for sample in samples_of(ROW)}
+    for family in parse(body.decode()):
+        for sample in family.samples:
+            assert sample.name.startswith("process_") or not math.isnan(sample.value)
+            if sample.name.startswith(PREFIX) and "info" not in sample.name:
+                assert (sample.name, *sorted(sample.labels.values())) in whole
+    if not row.get("broker"):
+        assert b"broker_" not in body
+
+
+def samples_of(row: dict[str, Any]) -> list[Any]:
+    body, _ = render(board_of(row), "")
+    return [sample for family in parse_text(body.decode()) for sample in family.samples]
+
+
+def test_a_real_board_before_anything_is_known(tmp_path: Path) -> None:
+    made = load({"store": str(tmp_path / "store"), "data": str(tmp_path / "data")}, None, {"HOME": "/home/op"})
+    board = Board(made)
+    text = render(board, "")[0].decode()
+    assert 'recovery_state{cluster="DefaultCluster"' in text
+    assert "behind" not in text
+    assert len([line for line in text.splitlines() if line.startswith(f"{PREFIX}build_info")]) == 1
