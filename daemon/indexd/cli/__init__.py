@@ -3,6 +3,8 @@
 ``main``     parses, loads the configuration, calls, ends
 ``options``  a flag for every configuration key
 ``run``      run, --recover: what needs the compiler is loaded when called
+``status``   status, which only then loads status_ask (whom), status_http, status_words and status_draw (rich)
+``completion``  completion: the words of all commands, from completion_tree, by completion_scripts
 ``rebuild``  rebuild, in this process or on Spark
 ``query``    query-key, query-unique-key, message
 ``query_queue``  query-offset, query-time

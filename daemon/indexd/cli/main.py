@@ -9,7 +9,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from indexd import __version__
-from indexd.cli import audit, demo, doctor, export, inspect, kafka, query, query_queue, rebuild, run, stats, verify
+from indexd.cli import (
+    audit,
+    completion,
+    demo,
+    doctor,
+    export,
+    inspect,
+    kafka,
+    query,
+    query_queue,
+    rebuild,
+    run,
+    stats,
+    status,
+    verify,
+)
 from indexd.cli.options import Parser, common_options, config_file, given_flags
 from indexd.config import load
 from indexd.errors import IndexdError
@@ -55,7 +70,8 @@ def _give_up_output(code: int) -> int:
     return code
 
 
-def _call(argv: list[str]) -> int:
+def make_parser() -> Parser:
+    """Every command with its options."""
     common = common_options()
     parser = Parser(
         prog="indexd",
@@ -67,9 +83,31 @@ def _call(argv: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for module in (run, rebuild, query, query_queue, verify, audit, inspect, kafka, demo, doctor, export, stats):
+    for module in (
+        run,
+        status,
+        rebuild,
+        query,
+        query_queue,
+        verify,
+        audit,
+        inspect,
+        kafka,
+        demo,
+        doctor,
+        export,
+        stats,
+    ):
         module.register(commands, common)
+    completion.register(commands)
+    return parser
+
+
+def _call(argv: list[str]) -> int:
+    parser = make_parser()
     args = parser.parse_args(argv)
+    if args.command == "completion":  # it needs no configuration, and must not stumble over one
+        return completion.completion(args, parser)
     config = load(given_flags(args), config_file(args), os.environ)
     function = getattr(args, "function", None)
     if function is None or args.recover:

@@ -1,0 +1,157 @@
+"""status: where the daemon stands, asked of the daemon itself; once, or again and again until Ctrl-C.
+
+What draws and what speaks HTTP is imported when the command is called: queries share this program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexd.cli.options import Parser, add_command, wants_json
+from indexd.cli.output import print_json
+from indexd.config import OFF, Config, flag_name, parse_seconds, split_address
+from indexd.errors import UsageError
+from indexd.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from indexd.cli.status_ask import Asker, Look
+
+_EXIT_FINDINGS = 1
+_WATCH_SECONDS = 2.0
+_WATCH_BOUNDS = (0.1, 3600.0)
+_RATE_SECONDS = 1.0
+# Messages are built every few seconds; over fewer of them a rate would jump.
+_RATE_WINDOW_SECONDS = 15.0
+#: Rate -> the figure whose growth it is.
+_RATES = {
+    "writtenBytesPerSecond": "commitLogMaxOffset",
+    "readBytesPerSecond": "readOffset",
+    "readMessagesPerSecond": "readMessages",
+    "indexedBytesPerSecond": "phyOffset",
+}
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the command."""
+    parser = add_command(commands, "status", [common], "where the daemon stands: lag, rates, files, what is the matter")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_interval,
+        const=_WATCH_SECONDS,
+        metavar="SECONDS",
+        help="look again and again until Ctrl-C (default: every 2 s)",
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="speak https; certificates of who may vouch for the daemon, PEM"
+    )
+    parser.set_defaults(function=status)
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+    least, most = _WATCH_BOUNDS
+    if not least <= seconds <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not in {least:g} to {most:g}")
+    return seconds
+
+
+def status(args: argparse.Namespace, config: Config) -> int:
+    """Look and draw; 1 when the last look found something that needs an operator."""
+    from indexd.cli.status_ask import Asker  # noqa: PLC0415 - queries speak no HTTP
+    from indexd.cli.status_http import Client  # noqa: PLC0415 - the same
+
+    asker = Asker(Disk(), config, _address(config), Client(config, args.ca))
+    if wants_json(args):
+        return _print_rows(_looks(asker, args.watch))
+    from indexd.cli.status_draw import Drawing  # noqa: PLC0415 - loads rich
+
+    return Drawing(sys.stdout).show(_looks(asker, args.watch), is_watching=args.watch is not None)
+
+
+def _address(config: Config) -> str | None:
+    # Only the flag says whom to ask; elsewhere the key is the daemon's own, and the daemon of --data is asked.
+    if config.provenance.get("http") != flag_name("http"):
+        return None
+    address = config.http.http
+    if address == OFF or split_address(address)[1] == 0:
+        raise UsageError(f"--http {address} is nowhere to ask", "give HOST:PORT, or leave it out: --data knows it")
+    return address
+
+
+def _print_rows(looks: Iterator[tuple[Look, dict[str, float]]]) -> int:
+    code = 0
+    for look, rates in looks:
+        code = _EXIT_FINDINGS if look.findings else 0
+        print_json(look.to_json() | {"rates": rates})
+        sys.stdout.flush()
+    return code
+
+
+def _looks(asker: Asker, seconds: float | None) -> Iterator[tuple[Look, dict[str, float]]]:
+    # With rates, for which it takes two.
+    rates = Rates()
+    look = asker.look()
+    rates.add(look)
+    if look.phase == "running" and seconds is None:
+        time.sleep(_RATE_SECONDS)
+        look = asker.look()
+        rates.add(look)
+    yield look, rates.now()
+    while seconds is not None:
+        time.sleep(seconds)
+        look = asker.look()
+        rates.add(look)
+        yield look, rates.now()
+
+
+class Rates:
+    """How fast figures grow over the looks of the last seconds. Another process or a log that was cut begins anew."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Look] = deque()
+
+    def __repr__(self) -> str:
+        return f"Rates({len(self._seen)} looks)"
+
+    def add(self, look: Look) -> None:
+        """One more look; the same figures again add nothing."""
+        last = self._seen[-1] if self._seen else None
+        if last is not None and (_life(last) != _life(look) or _is_back(last, look)):
+            self._seen.clear()
+        elif last is not None and last.at >= look.at:
+            return
+        self._seen.append(look)
+        while look.at - self._seen[0].at > _RATE_WINDOW_SECONDS and len(self._seen) > 2:
+            self._seen.popleft()
+
+    def now(self) -> dict[str, float]:
+        """Those that are known, by name; bytes or messages a second."""
+        if len(self._seen) < 2:
+            return {}
+        first, last = self._seen[0], self._seen[-1]
+        seconds = last.at - first.at
+        found = {}
+        for name, key in _RATES.items():
+            before, now = first.row.get(key), last.row.get(key)
+            if isinstance(before, int) and isinstance(now, int):
+                found[name] = round(max(now - before, 0) / seconds, 1)
+        return found
+
+
+def _life(look: Look) -> tuple[object, ...]:
+    return look.row.get("pid"), look.row.get("bootId"), look.phase
+
+
+def _is_back(last: Look, look: Look) -> bool:
+    before, now = last.row.get("phyOffset"), look.row.get("phyOffset")
+    return isinstance(before, int) and isinstance(now, int) and now < before

@@ -1,0 +1,236 @@
+"""Ask: where a daemon stands, from the daemon itself over HTTP, else from what lies in its data directory.
+
+A running daemon says in DATA/state where it serves HTTP; DATA/state is believed only while the process that wrote it
+holds the lock. Without a daemon the frontier alone counts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from indexd.cli.status_http import Client, NoAnswerError
+from indexd.config import OFF, Config, split_address
+from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.index.format import IndexLayout
+from indexd.index.reader import IndexFileReader
+from indexd.query.source import known_frontier, open_index
+from indexd.storage.disk import Disk
+from indexd.storage.lock import owner_pid
+from indexd.storage.names import DataFiles, is_index_name
+
+Row = dict[str, Any]
+
+_EVENTS_MAX = 8
+_FILES_MAX = 8
+_REFUSED = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+# Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
+_STALE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The figures of one moment: ``row`` as Board.row() has them, at ``at`` (Unix seconds), and who said so.
+
+    ``files`` are the newest index files, newest first, ``events`` the last ones, oldest first. ``findings`` need an
+    operator, ``notes`` do not.
+    """
+
+    row: Row
+    asked: str
+    at: float
+    files: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def phase(self) -> str:
+        """``opening``, ``recovering``, ``running``, ``stopping``, or ``stopped`` and ``unreachable`` of our own."""
+        return str(self.row.get("phase", "running"))
+
+    def to_json(self) -> Row:
+        """The row, and beside it who was asked, when, and the rest."""
+        return {
+            **self.row,
+            "asked": self.asked,
+            "at": int(self.at * 1000),
+            "newestFiles": self.files,
+            "events": self.events,
+            "findings": self.findings,
+            "notes": self.notes,
+        }
+
+
+class Asker:
+    """Looks as often as asked; ``address`` is where to ask, None for the daemon of the data directory."""
+
+    def __init__(self, disk: Disk, config: Config, address: str | None, client: Client) -> None:
+        self._disk, self._config, self._address, self._client = disk, config, address, client
+        self._files = DataFiles(config.store.data)
+
+    def look(self) -> Look:
+        """One look; UsageError where there is neither a daemon nor an index, and IndexdError of other kinds."""
+        if self._address is not None:
+            return self._at(self._address)
+        pid = owner_pid(self._files.lock)
+        if pid is None:
+            return self._stopped()
+        state = self._state(pid)
+        address = self._config.http.http if state is None else state.get("http")
+        notes: list[str] = []
+        findings: list[str] = []
+        if not isinstance(address, str) or address == OFF or split_address(address)[1] == 0:
+            notes.append("it serves no HTTP, so this is what it wrote down last")
+        else:
+            try:
+                look = self._over_http(address)
+            except NoAnswerError as error:
+                text = f"HTTP at {address}: {error}"
+                is_refused = error.status in _REFUSED
+                # Before there is a state it is not known that HTTP is served at all.
+                (notes if is_refused or state is None else findings).append(text)
+            else:
+                if look.row.get("pid") == pid:
+                    return look
+                notes.append(f"HTTP at {address} is served by another process")
+        return self._from_state(pid, state, findings, notes)
+
+    def _at(self, address: str) -> Look:
+        try:
+            return self._over_http(address)
+        except NoAnswerError as error:
+            if error.status in _REFUSED:
+                raise UsageError(
+                    f"{address} wants another token: {error}", "name the file that holds it with --http-token-file"
+                ) from error
+            asked = f"{self._client.scheme}://{address}"
+            return Look({"phase": "unreachable"}, asked, time.time(), findings=[f"no answer from {asked}: {error}"])
+
+    def _over_http(self, address: str) -> Look:
+        row = self._client.get(address, "/api/v1/status")
+        at = time.time()
+        if not isinstance(row, dict) or "phase" not in row:
+            raise NoAnswerError("what answers there is no indexd")
+        look = Look(row, f"{self._client.scheme}://{address}", at, findings=findings_of(row))
+        since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
+        for path, name, found in (
+            (f"/api/v1/events?since={since}", "events", look.events),
+            ("/api/v1/index-files", "indexFiles", look.files),
+        ):
+            try:
+                answer = self._client.get(address, path)
+            except NoAnswerError as error:
+                if error.status != http.client.SERVICE_UNAVAILABLE:  # while it opens there are none yet
+                    look.notes.append(f"no {name}: {error}")
+                continue
+            if isinstance(answer, dict) and isinstance(answer.get(name), list):
+                found.extend(answer[name])
+        look.files[:] = sorted(look.files, key=lambda file: str(file["name"]), reverse=True)[:_FILES_MAX]
+        del look.events[:-_EVENTS_MAX]
+        return look
+
+    def _state(self, pid: int) -> Row | None:
+        try:
+            row = json.loads(self._disk.read(self._files.state))
+        except (DiskError, ValueError):
+            return None
+        return row if isinstance(row, dict) and row.get("pid") == pid else None
+
+    def _from_state(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
+        now = time.time()
+        if state is None:
+            opening = {"phase": "opening", "pid": pid, "data": str(self._files.data)}
+            return Look(opening, str(self._files.lock), now, findings=findings, notes=notes)
+        row: Row = {"phase": "recovering" if "recovering" in state else "running", **state}
+        at = row["writtenAt"] / 1000 if isinstance(row.get("writtenAt"), int) else now
+        if now - at > _STALE_SECONDS:
+            findings.append(f"it last wrote down where it stands {now - at:.0f} s ago")
+        files = self._index_files(row)
+        return Look(row, str(self._files.state), at, files, [], [*findings, *findings_of(row)], notes)
+
+    def _stopped(self) -> Look:
+        frontier = known_frontier(self._disk, self._files)
+        clean = not self._disk.exists(self._files.abort)
+        row: Row = {
+            "phase": "stopped",
+            "lastShutdownClean": clean,
+            "store": frontier.store,
+            "data": str(self._files.data),
+            "flavour": frontier.flavour,
+            "hashSlotNum": frontier.layout.hash_slot_num,
+            "indexNum": frontier.layout.index_num,
+            "beginOffset": frontier.begin_offset,
+            "phyOffset": frontier.phy_offset,
+            "filledOffset": frontier.filled_offset,
+            "durableOffset": frontier.phy_offset,
+            "storeTimestamp": frontier.store_timestamp,
+            "messages": frontier.messages,
+            "indexFiles": len(frontier.index),
+            "indexEntries": sum(max(mark.header.entries, 0) for mark in frontier.index),
+            "uncovered": [[gap.begin, gap.end, gap.reason] for gap in frontier.uncovered],
+        }
+        how = (
+            "it was stopped" if clean else "it ended without a stop; the next start recovers (the abort flag is there)"
+        )
+        notes = []
+        try:
+            index = open_index(self._disk, self._config)
+            try:
+                coverage = index.look().coverage
+            finally:
+                index.close()
+            row["commitLogMinOffset"] = coverage.log_begin or 0
+            row["caughtUp"] = coverage.complete
+        except IndexdError as error:
+            notes.append(f"the log cannot be looked at: {error.line()}")
+        findings = [f"no daemon runs: {how}", *findings_of(row)]
+        return Look(row, str(self._files.frontier), time.time(), self._index_files(row), [], findings, notes)
+
+    def _index_files(self, row: Mapping[str, Any]) -> list[Row]:
+        # The newest, from their headers; those that go meanwhile, or cannot be read, are left out.
+        found: list[Row] = []
+        try:
+            layout = IndexLayout(int(row["hashSlotNum"]), int(row["indexNum"]))
+            listed = self._disk.list_dir(self._files.index)
+        except (KeyError, TypeError, ValueError, DiskError):
+            return found
+        names = sorted(
+            (name for name, size in listed if is_index_name(name) and size == layout.file_size), reverse=True
+        )
+        for name in names[:_FILES_MAX]:
+            try:
+                with self._disk.open_read(self._files.index / name) as file:
+                    header = IndexFileReader(file, layout).header()
+            except IndexdError:
+                continue
+            found.append({
+                "name": name,
+                "entries": max(header.entries, 0),
+                "beginTimestamp": header.begin_timestamp,
+                "endTimestamp": header.end_timestamp,
+                "beginPhyOffset": header.begin_phy_offset,
+                "endPhyOffset": header.end_phy_offset,
+            })  # fmt: skip
+        return found
+
+
+def findings_of(row: Mapping[str, Any]) -> list[str]:
+    """What in a row of figures needs an operator, in words; none if all is well."""
+    found = [f"{stage} waits: {text}" for stage, text in (row.get("problems") or {}).items()]
+    found += [f"{stage} has not moved for {seconds:.0f} s" for stage, seconds in (row.get("stalled") or {}).items()]
+    if corrupt := row.get("corrupt"):
+        found.append(f"the reader stands at bytes that are no frame, at {corrupt['offset']}: {corrupt['reason']}")
+    first = int(row.get("commitLogMinOffset") or 0)
+    if gaps := [gap for gap in row.get("uncovered") or () if int(gap[1]) > first]:
+        size = sum(int(gap[1]) - max(int(gap[0]), first) for gap in gaps)
+        reasons = ", ".join(sorted({str(gap[2]) for gap in gaps}))
+        found.append(f"{size} bytes of the log are not indexed: {reasons}")
+    if row.get("rowProblem"):
+        found.append(f"its figures cannot be made: {row['rowProblem']}")
+    found.extend(str(text) for text in (row.get("broker") or {}).get("unsafe") or ())
+    return found

@@ -1,0 +1,231 @@
+"""status: a daemon that runs, over HTTP and by its state, drawn on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.daemon import COMMAND, Daemon, environment, indexd
+from support.small_log import SIZES
+from support.status import MESSAGES, row_of, status, stopped, store
+
+__all__ = ["stopped", "store"]
+
+#: To the terminal: colours, places of the cursor.
+ESCAPE = "\x1b"
+
+
+@pytest.fixture(scope="module")
+def running(store: Path) -> Iterator[Daemon]:
+    """A daemon that has caught up and serves HTTP."""
+    with Daemon(store, store.parent / "running", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0"}) as daemon:
+        daemon.wait_caught_up()
+        daemon.wait_state(lambda row: row["durableOffset"] == row["phyOffset"])
+        yield daemon
+
+
+def index_names(data: Path) -> list[str]:
+    return sorted((path.name for path in (data / "index").iterdir()), reverse=True)
+
+
+# --- a daemon that runs
+
+
+def test_it_is_asked_over_http(running: Daemon) -> None:
+    state = running.state()
+    row = row_of(running.data)
+    assert row["asked"] == f"http://{state['http']}"
+    assert (row["phase"], row["pid"], row["bootId"]) == ("running", running.pid, state["bootId"])
+    for key in ("phyOffset", "durableOffset", "commitLogMaxOffset", "storeTimestamp", "messages"):
+        assert row[key] == state[key], key
+        assert isinstance(row[key], int)
+    assert row["messages"] == MESSAGES
+    assert row["outputs"][0]["phyOffset"] == row["phyOffset"]
+    assert row["uncovered"] == row["findings"] == row["notes"] == []
+    assert row["rates"] == dict.fromkeys(row["rates"], 0)
+    assert set(row["rates"]) >= {"readBytesPerSecond", "indexedBytesPerSecond"}
+    names = [file["name"] for file in row["newestFiles"]]
+    assert names == index_names(running.data)[:8]
+    assert row["newestFiles"][0]["endPhyOffset"] <= row["phyOffset"]
+    assert "created" in [event["name"] for event in row["events"]]
+
+
+def test_what_is_drawn_is_plain_text_of_one_width(running: Daemon) -> None:
+    drawn = status(running.data)
+    assert drawn == drawn.replace(ESCAPE, "").replace("\r", "")
+    assert max(map(len, drawn.splitlines())) <= 100
+    assert all(line == line.rstrip() for line in drawn.splitlines())
+    state = running.state()
+    for text in (
+        f"● running  pid {running.pid}",
+        f"asked http://{state['http']}",
+        "0 B, 0 ms, 0 messages, caught up",
+        "█ durable",
+        f"durable to {state['durableOffset']}",
+        f"covered   log bytes 0 to {state['phyOffset']}",
+        f"{MESSAGES:,} messages",
+        f"data      {running.data}",
+        "key     ",
+        "sparse  ",
+        "last events",
+    ):
+        assert text in drawn, drawn
+    for name in index_names(running.data)[:3]:
+        assert name in drawn
+    ascii_only = status(running.data, PYTHONIOENCODING="ascii")
+    assert ascii_only.isascii()
+    assert "# durable" in ascii_only
+
+
+def test_watching_goes_on_until_somebody_stops_it(running: Daemon) -> None:
+    for words in (["--watch", "0.1"], ["--json", "--watch", "0.1s"]):
+        command = [COMMAND, "status", "--data", running.data, *words]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        ) as watching:
+            assert watching.stdout is not None
+            seen = [next(line for line in watching.stdout if "running" in line) for _ in range(3)]
+            watching.send_signal(signal.SIGINT)
+            rest, errors = watching.communicate(timeout=30)
+        assert (watching.returncode, errors) == (130, "")
+        if "--json" in words:
+            assert [json.loads(line)["phase"] for line in seen] == ["running"] * 3
+            assert json.loads(seen[2])["rates"]
+        else:
+            assert ESCAPE not in "".join([*seen, rest])
+
+
+def test_a_terminal_is_redrawn_in_place_and_keeps_the_last_look(running: Daemon) -> None:
+    ends = pty.openpty()
+    environ = environment({"TERM": "xterm", "COLUMNS": "100", "LINES": "60"})
+    command = [COMMAND, "status", "--watch", "0.1", "--data", running.data]
+    watching = subprocess.Popen(
+        command, stdin=ends[1], stdout=ends[1], stderr=ends[1], env=environ, start_new_session=True
+    )
+    os.close(ends[1])
+    seen = b""
+    try:
+        while seen.count(b"asked http") < 3:
+            seen += os.read(ends[0], 65536)
+        watching.send_signal(signal.SIGINT)
+        while True:
+            try:
+                seen += os.read(ends[0], 65536)
+            except OSError:  # nobody has the other end any more
+                break
+    finally:
+        watching.kill()
+        os.close(ends[0])
+    assert watching.wait(30) == 130
+    assert b"\x1b[?1049h" in seen
+    _, _, after = seen.partition(b"\x1b[?1049l")
+    assert b"caught up" in after
+    assert b"Traceback" not in seen
+
+
+def test_an_address_that_is_given_is_asked_and_nothing_else(running: Daemon, tmp_path: Path) -> None:
+    address = running.state()["http"]
+    row = row_of(tmp_path / "none", "--http", address)
+    assert (row["pid"], row["asked"]) == (running.pid, f"http://{address}")
+    # The key elsewhere is where a daemon listens: it asks nobody there.
+    assert "holds no index yet" in indexd("status", "--data", tmp_path, env={"INDEXD_HTTP": address}).stderr
+
+
+def test_an_address_where_nobody_answers_or_somebody_else(running: Daemon, stopped: Path) -> None:
+    row = row_of(stopped, "--http", "127.0.0.1:1", code=1)
+    assert (row["phase"], row["asked"]) == ("unreachable", "http://127.0.0.1:1")
+    assert row["findings"] == ["no answer from http://127.0.0.1:1: Connection refused"]
+    drawn = status(stopped, "--http", "127.0.0.1:1", code=1)
+    assert drawn.startswith("○ unreachable\n")
+    assert "! no answer from http://127.0.0.1:1" in drawn
+    for words, says in (
+        (["--http", "off"], "nowhere to ask"),
+        (["--http", "127.0.0.1:0"], "nowhere to ask"),
+        (["--http", "127.0.0.1"], "is not HOST:PORT"),
+        (["--watch", "0.01"], "is not in 0.1 to 3600"),
+        (["--watch", "often"], "is not a duration"),
+        (["--ca", "/none/ca.pem"], "no certificates in /none/ca.pem"),
+    ):
+        done = indexd("status", *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert says in done.stderr
+
+
+def test_one_that_does_not_answer_is_a_finding(store: Path, tmp_path: Path) -> None:
+    with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0"}) as daemon:
+        address = daemon.wait_caught_up()["http"]
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            row = row_of(daemon.data, code=1)
+            assert time.monotonic() - began < 30
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        assert row["asked"] == str(daemon.data / "state")
+        assert row["findings"] == [f"HTTP at {address}: no answer within 5 s"]
+        assert row["messages"] == MESSAGES
+        assert row_of(daemon.data)["asked"] == f"http://{address}"
+
+
+def test_one_without_http_is_known_by_its_state(store: Path, tmp_path: Path) -> None:
+    with Daemon(store, tmp_path / "data", *SIZES) as daemon:
+        state = daemon.wait_caught_up()
+        row = row_of(daemon.data)
+        assert (row["asked"], row["phase"]) == (str(daemon.data / "state"), "running")
+        assert row["phyOffset"] == state["phyOffset"]
+        assert row["notes"] == ["it serves no HTTP, so this is what it wrote down last"]
+        assert row["findings"] == row["events"] == []
+        assert [file["name"] for file in row["newestFiles"]] == index_names(daemon.data)[:8]
+        # A state that another process left is not believed: with none at all it is being opened.
+        os.kill(daemon.pid, signal.SIGSTOP)
+        (daemon.data / "state").write_text(json.dumps(state | {"pid": daemon.pid + 1}))
+        assert row_of(daemon.data)["phase"] == "opening"
+        (daemon.data / "state").write_text(json.dumps(state | {"writtenAt": state["writtenAt"] - 600_000}))
+        assert "s ago" in row_of(daemon.data, code=1)["findings"][0]
+
+
+def test_a_token_is_borne_and_a_wrong_one_said(store: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("open sesame\n".replace(" ", "-"))
+    env = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_HTTP_TOKEN_FILE": str(token)}
+    with Daemon(store, tmp_path / "data", *SIZES, env=env) as daemon:
+        address = daemon.wait_caught_up()["http"]
+        assert row_of(daemon.data, "--http-token-file", token)["asked"] == f"http://{address}"
+        assert row_of(tmp_path, "--http", address, "--http-token-file", token)["pid"] == daemon.pid
+        # Without it, its state says as much; that somebody has no right is no finding of the daemon's.
+        row = row_of(daemon.data)
+        assert (row["asked"], row["findings"]) == (str(daemon.data / "state"), [])
+        assert row["notes"] == [f"HTTP at {address}: 401 Unauthorized"]
+        wrong = tmp_path / "wrong"
+        wrong.write_text("guess")
+        for words in ([], ["--http-token-file", wrong], ["--http-token-file", tmp_path / "none"]):
+            done = indexd("status", "--http", address, *words)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert f"{address} wants another token" in done.stderr
+            assert "--http-token-file" in done.stderr
+
+
+def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    tls = {"INDEXD_HTTP_TLS_CERT": str(cert), "INDEXD_HTTP_TLS_KEY": str(key)}
+    with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0", **tls}) as daemon:
+        address = daemon.wait_caught_up()["http"]
+        # As the daemon is configured: that certificate alone, whatever name it is asked by.
+        assert row_of(daemon.data, **tls)["asked"] == f"https://{address}"
+        port = address.rpartition(":")[2]
+        assert row_of(tmp_path, "--http", f"localhost:{port}", "--ca", cert)["pid"] == daemon.pid
+        for flags, says in ((["--ca", cert], "TLS: "), ([], "with --ca")):
+            (finding,) = row_of(tmp_path, "--http", address, *flags, code=1)["findings"]
+            assert says in finding
+        assert row_of(daemon.data, code=1)["asked"] == str(daemon.data / "state")
