@@ -37,10 +37,13 @@ class _Missing:
         return chromium() is None
 
 
+#: Marks a module's tests that open pages: ``pytestmark = CHROMIUM``.
+CHROMIUM = pytest.mark.skipif(_Missing(), reason="there is no chromium to open a page with")  # type: ignore[arg-type]  # evaluated with bool(), late
+
+
 def requires_chromium(test: Test) -> Test:
     """Marks a test that opens a page."""
-    mark = pytest.mark.skipif(_Missing(), reason="there is no chromium to open a page with")  # type: ignore[arg-type]  # evaluated with bool(), late
-    marked: Test = mark(test)
+    marked: Test = CHROMIUM(test)
     return marked
 
 

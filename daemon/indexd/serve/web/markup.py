@@ -1,0 +1,59 @@
+"""Elements of HTML and SVG. Whatever is not ``Html`` already is text and gets escaped, here and nowhere else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from indexd.config.units import printable
+
+# They hold nothing and have no end.
+_VOID = frozenset({"input", "link", "meta", "br"})
+
+
+class Html(str):
+    """Text that is markup: only ``element``, ``joined`` and templates of this package make it."""
+
+    __slots__ = ()
+
+
+Child = Html | str | int | None | Iterable["Child"]
+Attribute = str | int | float | bool | None
+
+
+def element(name: str, /, *children: Child, **attributes: Attribute) -> Html:
+    """``<name attribute="...">children</name>``.
+
+    Attributes: ``class_`` is class, ``data_offset`` is data-offset; True stands alone, None and False are left out.
+    """
+    written = "".join(
+        _attribute(key, value) for key, value in attributes.items() if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{joined(*children)}</{name}>")
+
+
+def joined(*children: Child) -> Html:
+    """The children one behind the other; text is escaped."""
+    return Html("".join(_escaped(child) for child in children))
+
+
+def foreign(text: str) -> Html:
+    """Text out of the log on one line, which neither breaks it nor turns the text around it."""
+    return element("bdi", printable(text))
+
+
+def _escaped(child: Child) -> str:
+    if child is None:
+        return ""
+    if isinstance(child, Html):
+        return child
+    if isinstance(child, str | int):
+        return html.escape(str(child))
+    return "".join(_escaped(one) for one in child)
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'

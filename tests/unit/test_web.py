@@ -1,0 +1,216 @@
+"""The page's parts without a browser: what is escaped, what times mean, how bodies and drawings come out."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.errors import UsageError
+from indexd.flush.frontier import Uncovered
+from indexd.query import TIME_MAX, Coverage, Hit
+from indexd.query.message import Body
+from indexd.serve.web.asked import TIME_MIN, WAYS, Asked
+from indexd.serve.web.body import body_section
+from indexd.serve.web.drawing import log_strip, timeline
+from indexd.serve.web.markup import Html, element, foreign
+from indexd.serve.web.shell import ASSETS, asset, render_page
+from indexd.serve.web.wording import show_duration, show_size, show_utc
+
+NOW = 1_700_000_000_123
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+class Read(HTMLParser):
+    """The elements with their attributes, and all text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x00")))
+def test_text_stays_text_wherever_it_stands(text: str) -> None:
+    read = Read(element("p", text, title=text))
+    assert read.elements == [("p", {"title": text})]
+    assert read.text == text
+
+
+def test_markup_is_not_escaped_twice_and_nothing_is_left_out() -> None:
+    inner = element("b", "<", 7, None, ["&", Html("<i></i>")])
+    assert element("p", inner, hidden=True, id=None, class_="x", data_at=0) == (
+        '<p hidden class="x" data-at="0"><b>&lt;7&amp;<i></i></b></p>'
+    )
+    assert foreign("a\n\u202eb") == "<bdi>a\\n\\u202eb</bdi>"
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "wanted"),
+    [
+        ("2023-11-14 22:13:20", "", 1_700_000_000_000),
+        ("2023-11-14T22:13:20.5Z", "+08:00", 1_700_000_000_500),
+        ("2023-11-15 06:13:20", "+08:00", 1_700_000_000_000),
+        ("2023-11-14", "", 1_699_920_000_000),
+        ("22:13", "", 1_700_000_000_000 - 20_000),
+        ("22:14", "", 1_700_000_000_000 - 20_000 + 60_000 - 86_400_000),
+        ("06:13", "+08:00", 1_700_000_000_000 - 20_000),
+        ("-15m", "", NOW - 900_000),
+        ("-7d", "", NOW - 7 * 86_400_000),
+        ("now", "", NOW),
+        ("1700000000000", "", 1_700_000_000_000),
+        ("-1", "", -1),
+        ("0001-01-01", "", -62_135_596_800_000),
+    ],
+)
+def test_times_as_people_write_them(text: str, zone: str, wanted: int) -> None:
+    assert Asked(zone=zone).moment(text, NOW) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "-1y", "25:00", "2023-13-01", "9" * 19, "-99999999d ago", "٣", "24:00:00:00"]
+)
+def test_what_is_no_time_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Asked(begin=text).times(NOW)
+    assert "-15m" in str(raised.value.hint)
+
+
+def test_a_range() -> None:
+    assert Asked().times(NOW) == (TIME_MIN, TIME_MAX)
+    assert Asked(begin="-1h", end="now").times(NOW) == (NOW - 3_600_000, NOW)
+    with pytest.raises(UsageError, match="ends before it begins"):
+        Asked(begin="now", end="-1h").times(NOW)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(("by", "topic", "q", "from", "to", "max", "mode", "before"), st.text())))
+def test_an_address_leads_back_to_what_was_asked(parameters: dict[str, str]) -> None:
+    asked = Asked.of(parameters)
+    again = Asked.of(dict(_pairs(asked.link())))
+    assert again == Asked.of(dict(_pairs(again.link())))
+    if all(text.isascii() for text in parameters.values()):
+        assert again == asked
+
+
+def _pairs(link: str) -> list[tuple[str, str]]:
+    return parse_qsl(link[1:], keep_blank_values=True)
+
+
+@given(JSON)
+def test_json_is_placed_anew_and_says_the_same(value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=True)
+    shown = Read(body_section(Asked(view="json"), Body(text.encode(), None, is_unpacked=False), 1 << 20))
+    placed = shown.text.partition("hex")[2]
+    assert json.loads(placed) == value
+    assert re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", placed) == re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", text)
+
+
+def test_json_keeps_what_a_parser_would_lose() -> None:
+    text = '{"a": 1.10, "a": 12345678901234567890123, "b": [], "c": {}, "d": [1, [2]], "e": 1e400}'
+    shown = Read(body_section(Asked(), Body(text.encode(), None, is_unpacked=False), 1 << 20)).text
+    assert '"a": 1.10,\n  "a": 12345678901234567890123,\n  "b": [],\n  "c": {},\n  "d": [\n    1,' in shown
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert "[[[[" in Read(body_section(Asked(), Body(deep, None, is_unpacked=False), 1 << 20)).text
+
+
+@given(st.binary(max_size=300), st.sampled_from(["", "text", "json", "hex"]))
+def test_no_body_breaks_out(data: bytes, view: str) -> None:
+    html = body_section(Asked(view=view), Body(data, None, is_unpacked=False), 1 << 20)
+    names = {name for name, _ in Read(html).elements}
+    assert names <= {"div", "h3", "span", "nav", "a", "pre", "p"}
+
+
+def test_hex_in_pages() -> None:
+    data = bytes(range(256)) * 100
+    first = Read(body_section(Asked(by="offset", q="1", view="hex"), Body(data, None, is_unpacked=False), 1 << 20))
+    assert "00000010  10 11 12 13 14 15 16 17  18 19" in first.text
+    link = next(found["href"] or "" for name, found in first.elements if "at=" in (found.get("href") or ""))
+    again = Asked.of(dict(_pairs(link)))
+    second = Read(body_section(again, Body(data, None, is_unpacked=False), 1 << 20))
+    assert "00002000  00 01" in second.text
+    assert "bytes 8,192 to 16,384 of 25,600" in second.text
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=30),
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
+    st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
+)
+def test_drawings_stay_inside(places: list[tuple[int, int]], times: tuple[int, int], ends: list[int]) -> None:
+    hits = [Hit(offset, time) for offset, time in places]
+    begin, low, high, end = sorted(ends[:4])
+    coverage = Coverage(begin, end, ends[4], complete=True, uncovered=(Uncovered(low, high, "expired"),))
+    drawn = timeline(hits, min(times), max(times)) + log_strip(coverage, hits) + log_strip(coverage, ())
+    for share in re.findall(r'(?:x|x1)="(-?[\d.]+)%"', drawn):
+        assert -0.001 <= float(share) <= 100.001
+    assert drawn.count("data-offset") == 2 * len(hits)
+
+
+def test_the_page_names_only_files_that_there_are() -> None:
+    for by in WAYS:
+        read = Read(render_page(Asked(by=by, q='"><x>'), None, None))
+        links = [found.get("href") or found.get("src") or "" for _, found in read.elements]
+        named = {link.rpartition("/")[2] for link in links if link.startswith("/static/")}
+        assert named == {"icon.svg", "page.css", "theme.js", "page.js"}
+        assert not [
+            found for _, found in read.elements if "style" in found or any(key.startswith("on") for key in found)
+        ]
+        assert "x" not in {name for name, _ in read.elements}
+    for name in ASSETS:
+        text = asset(name).decode()
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(ASSETS)
+        assert not re.search(r"innerHTML\s*=[^=]|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+def test_words() -> None:
+    assert [show_size(size) for size in (0, 1023, 1024, 20_000_000, 3 << 40)] == [
+        "0 B", "1023 B", "1.00 KiB", "19.1 MiB", "3.00 TiB",
+    ]  # fmt: skip
+    assert [show_duration(millis) for millis in (0, 1500, 61_000, 90_061_000)] == [
+        "0 ms",
+        "1.5 s",
+        "1 min 1 s",
+        "1 d 1 h",
+    ]
+    assert show_utc(NOW) == "2023-11-14 22:13:20.123"
+    assert show_utc(2**63 - 1) == f"{2**63 - 1} ms"
+    assert datetime.fromisoformat(show_utc(-1)).replace(tzinfo=UTC).timestamp() == -0.001
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_in_both_themes(theme: int) -> None:
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", asset("page.css").decode())
+    colours = {name: _luminance((light, dark)[theme]) for name, light, dark in found}
+    pairs = [("ink", "page"), ("ink", "card"), ("ink", "fill"), ("on-accent", "accent"), ("good", "good-fill")]
+    pairs += [(text, ground) for text in ("soft", "accent", "bad", "good") for ground in ("page", "card")]
+    pairs += [("bad", "bad-fill"), ("accent", "fill"), ("soft", "fill")]
+    for text, ground in pairs:
+        low, high = sorted((colours[text], colours[ground]))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, f"{text} on {ground}"
+
+
+def _luminance(colour: str) -> float:
+    # As WCAG 2 has it.
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
