@@ -126,3 +126,15 @@ async def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what is looked at sets no event
             await asyncio.sleep(0.005)
+
+
+def row_of(daemon: Daemon) -> dict[str, Any]:
+    """What the outlets read."""
+    return daemon._board.row()
+
+
+def notifier_of(daemon: Daemon) -> FakeNotifier:
+    """The end of it that the test holds."""
+    found = daemon._notifier
+    assert isinstance(found, FakeNotifier)
+    return found

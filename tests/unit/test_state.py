@@ -1,4 +1,4 @@
-"""What a running daemon says of itself: true at any time, from any thread, and of a stage that hangs as well."""
+"""What a running daemon says of itself: true at any time, and from any thread."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter
-from indexd.config import load
-from indexd.errors import DiskError, MissingStoreError
+from indexd.errors import DiskError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
-from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
 from indexd.storage.disk import Disk
 from support.daemon import index_files
-from support.inside import FakeNotifier, config_of, opened_inside, running, wait_until
+from support.inside import config_of, notifier_of, opened_inside, row_of, running, wait_until
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages, write_log
 
 if TYPE_CHECKING:
@@ -32,16 +30,6 @@ RUN = {
     "queueOldestMilliseconds", "readMessages", "readBytesTotal", "expiredBytes", "corruptBytes", "skippedBytes",
     "corruptRecords", "drains", "lastDrainMilliseconds", "uncovered", "uncoveredBytes", "corrupt", "problems",
 }  # fmt: skip
-
-
-def row_of(daemon: Daemon) -> dict[str, Any]:
-    return daemon._board.row()
-
-
-def notifier_of(daemon: Daemon) -> FakeNotifier:
-    found = daemon._notifier
-    assert isinstance(found, FakeNotifier)
-    return found
 
 
 def check(row: dict[str, Any]) -> None:
@@ -173,77 +161,6 @@ async def test_a_log_that_waits_is_behind_by_what_is_in_it(tmp_path: Path) -> No
             assert kinds[-1] == "healed"
 
 
-@pytest.mark.parametrize("stage", ["read", "build", "flush"])
-async def test_a_stage_that_hangs_stops_the_watchdogs_food(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
-    store, release, hangs = tmp_path / "store", threading.Event(), threading.Event()
-    end = write_log(store, 200)
-    with opened_inside(store, tmp_path / "data", watchdog=1.0) as daemon:
-        owner: Any = {"read": daemon.reader, "build": daemon.building, "flush": daemon.building}[stage]
-        name = {"read": "poll", "build": "apply", "flush": "persist"}[stage]
-        method = getattr(owner, name)
-
-        def hang(*given: Any) -> Any:
-            if not release.is_set():
-                hangs.set()
-                release.wait(60)
-            return method(*given)
-
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["durableOffset"] == end)
-            await wait_until(lambda: notifier_of(daemon).pings > 3)
-            monkeypatch.setattr(owner, name, hang)
-            write_log(store, 50, start_offset=end, seed=2)
-            await wait_until(hangs.is_set)
-            await wait_until(lambda: stage in row_of(daemon)["stalled"])
-            pings = notifier_of(daemon).pings
-            with pytest.raises(TimeoutError):
-                await wait_until(lambda: notifier_of(daemon).pings > pings, 1.5)
-            assert row_of(daemon)["stalled"].keys() == {stage}
-            release.set()
-            await wait_until(lambda: notifier_of(daemon).pings > pings)
-            assert row_of(daemon)["stalled"] == {}
-        told = [event.name for event in daemon._board.events.since(0) if event.kind == "stall"]
-        assert told == ["stalled", "moves_again"]
-
-
-async def test_a_log_that_is_gone_is_waited_for_and_is_no_stall(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    write_log(store, 100)
-    with opened_inside(store, tmp_path / "data", watchdog=0.6, retry_max_seconds="5") as daemon:
-        poll = daemon.reader.poll
-
-        def refuse() -> Any:
-            raise MissingStoreError("unmounted")
-
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["caughtUp"])
-            daemon.reader.poll = refuse  # type: ignore[method-assign]  # a log that cannot be read
-            await wait_until(lambda: "read" in row_of(daemon)["problems"])
-            pings = notifier_of(daemon).pings
-            await wait_until(lambda: notifier_of(daemon).pings > pings + 8)
-            row = row_of(daemon)
-            assert row["stalled"] == {}
-            assert not row["caughtUp"]
-            assert row["dispatchBehindMilliseconds"] > 500, "the log may have gone on unseen"
-            daemon.reader.poll = poll  # type: ignore[method-assign]
-            await wait_until(lambda: row_of(daemon)["caughtUp"])
-            await wait_until(lambda: row_of(daemon)["dispatchBehindMilliseconds"] == 0)
-
-
-async def test_ready_is_said_once_the_log_was_looked_at(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
-        assert notifier_of(daemon).said == []
-        async with running(daemon):
-            await wait_until(lambda: [word for word, _ in notifier_of(daemon).said if word == "ready"])
-        said = [word for word, _ in notifier_of(daemon).said]
-        assert said.index("ready") < said.index("stopping")
-        assert "ready" not in said[said.index("ready") + 1 :]
-        assert "status" not in said[said.index("stopping") :], "systemd shows that it stops until it has"
-
-
 async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -> None:
     store = tmp_path / "store"
     write_log(store, 3000)
@@ -274,36 +191,6 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert sum(end - begin for begin, end, _ in row["uncovered"]) == row["uncoveredBytes"]
             kinds = [event.kind for event in daemon._board.events.since(0)]
             assert {"corrupt", "hole", "reload"} <= set(kinds)
-
-
-def test_what_a_hup_changes_and_what_it_does_not(tmp_path: Path) -> None:
-    old = config_of(tmp_path, tmp_path / "data")
-    new = load(
-        {
-            "store": str(tmp_path), "data": str(tmp_path / "data"), "disk_used_max": "0.5", "read_rate_max": "1MiB",
-            "memory_max": "1GiB", "drop_cache": "false", "broker_check_interval": "1", "http": "127.0.0.1:1",
-            "mqtt_host": "localhost", "cluster": "other", "queues_max": "5", "drain_interval": "9",
-        },
-        None,
-        {"HOME": "/nowhere"},
-    )  # fmt: skip
-    changed = changed_keys(old, new)
-    assert {
-        "disk_used_max",
-        "read_rate_max",
-        "memory_max",
-        "drop_cache",
-        "broker_check_interval",
-    } <= changed & RELOADABLE
-    assert {"http", "mqtt_host", "cluster", "queues_max"} <= changed - RELOADABLE
-    merged = merge_reloadable(old, new)
-    assert merged.limits == new.limits
-    assert merged.node.broker_check_interval == 1
-    assert merged.queue.drain_interval == 9
-    assert (merged.http, merged.mqtt, merged.outputs) == (old.http, old.mqtt, old.outputs)
-    assert merged.node.cluster is None
-    assert changed_keys(merged, new) == changed - RELOADABLE
-    assert all(merge_reloadable(old, old).model_dump()[key] == value for key, value in old.model_dump().items())
 
 
 def test_the_disk_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
