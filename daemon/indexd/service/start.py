@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import resource
 import signal
@@ -44,6 +45,8 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
 
     When the log was rewritten, or somebody touched our files, it recovers as after a crash and goes on.
     """
+    with suppress(OSError, ValueError, AttributeError):  # standard error is closed, or none of the system's
+        faulthandler.enable()  # where every thread stood when the watchdog's SIGABRT came
     notifier = Notifier.from_environment(os.environ)
     board = Board(config)
     log = configure_log(config.log, board.events.tap)
