@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import idle, key, lookup, queues, rebuild, recover, source, spark, start, tail
+from bench import http, idle, key, lookup, queues, rebuild, recover, source, spark, start, tail
 from bench.ground import BYTES_PER_MESSAGE, Ground, progress
 from bench.report import BenchError, Report
 from indexd import __version__
@@ -22,7 +22,9 @@ from indexd.errors import IndexdError
 from support.rocketmq_jvm import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_PARTS = {part.NAME: part.measure for part in (rebuild, queues, tail, idle, start, recover, lookup, key, source, spark)}
+_PARTS = {
+    part.NAME: part.measure for part in (rebuild, queues, tail, idle, start, recover, lookup, key, http, source, spark)
+}
 _MESSAGES_LEAST = 1000
 # Index files of both sides and a log that is written at full speed (messages a second that no machine here reaches).
 _FREE_BYTES = 3 << 30

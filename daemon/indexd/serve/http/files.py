@@ -1,0 +1,131 @@
+"""Files: what lies in the data directory: index files with their headers, coverage, recovery, frontier.
+
+Annotations here are read when the module runs: no postponed annotations in this file.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from indexd import __version__
+from indexd.query import Data
+from indexd.query.source import Look, OpenIndexFile
+from indexd.serve.board import Board
+from indexd.serve.http.answers import coverage_row, json_response, text64
+from indexd.serve.http.documented import documented
+from indexd.serve.http.parameters import IndexFileName
+from indexd.serve.http.problem import ProblemError
+from indexd.serve.http.queries import Queries
+from indexd.serve.http.route import StrictRoute
+from indexd.serve.http.schemas import CoverageAnswer, FrontierRow, IndexFileRow, IndexFiles, Recovery
+
+_SEGMENTS_MAX = 1000
+
+
+def file_router(board: Board, queries: Queries) -> APIRouter:
+    """The routes."""
+    router = APIRouter(prefix="/api/v1", route_class=StrictRoute, tags=["files"])
+
+    @router.get(
+        "/index-files",
+        summary="All index files with their headers",
+        **documented(IndexFiles, "The files, the oldest first"),
+    )
+    async def index_files() -> Response:
+        """As they stand now, the newest still growing."""
+        return json_response(await queries.ask(_index_files))
+
+    @router.get("/index-files/{name}", summary="One index file", **documented(IndexFileRow, "Its size and header", 404))
+    async def index_file(name: IndexFileName) -> Response:
+        """The numbers of its header, and how full it is."""
+        for row in (await queries.ask(_index_files))["indexFiles"]:
+            if row["name"] == name:
+                return json_response(row)
+        raise ProblemError(404, "no-file", f"there is no index file {name}")
+
+    @router.get(
+        "/coverage",
+        summary="Which part of the log is indexed",
+        **documented(CoverageAnswer, "The log: what is there, indexed, durable, left out"),
+    )
+    async def coverage() -> Response:
+        """Every message of ``[begin, end)`` is in the index, but for those of ``uncovered``."""
+        return json_response(await queries.ask(_coverage))
+
+    @router.get(
+        "/recovery",
+        summary="The recovery that is under way, and the last one",
+        **documented(Recovery, "How far it is; ``recovering`` is null when none is under way"),
+    )
+    async def recovery() -> Response:
+        """Answered while it goes on, too."""
+        row = board.row()
+        found = {
+            "phase": row["phase"],
+            "recovering": row.get("recovering"),
+            "remainingBytes": row.get("recoveryRemainingBytes"),
+            "remainingFiles": row.get("recoveryRemainingFiles"),
+            "recoveries": row.get("recoveries"),
+            "lastRecovery": row.get("lastRecovery"),
+        }
+        return json_response(text64(found))
+
+    @router.get("/frontier", summary="What is durable", **documented(FrontierRow, "The last checkpoint in full"))
+    async def frontier() -> Response:
+        """What a crash now would leave: DATA/frontier, with its long lists counted."""
+        return json_response(await queries.ask(_frontier))
+
+    return router
+
+
+def _index_files(data: Data) -> dict[str, Any]:
+    look = data.index.look()
+    rows = [_file_row(found, look) for found in data.index.newest_first(look)]
+    return {"indexFiles": rows[::-1], "coverage": coverage_row(look.coverage)}
+
+
+def _file_row(found: OpenIndexFile, look: Look) -> dict[str, Any]:
+    header, layout = found.reader.header(), look.layout
+    return {
+        "name": found.reader.file.path.name,
+        "size": str(layout.file_size),
+        "full": header.index_count >= layout.index_num,
+        "durable": found.mark is not None,
+        "entries": header.entries,
+        "fillRatio": round(header.entries / (layout.index_num - 1), 6),
+        "beginTimestamp": str(header.begin_timestamp),
+        "endTimestamp": str(header.end_timestamp),
+        "beginPhyOffset": str(header.begin_phy_offset),
+        "endPhyOffset": str(header.end_phy_offset),
+        "usedSlotCount": header.used_slot_count,
+        "indexCount": header.index_count,
+        "hashSlotNum": layout.hash_slot_num,
+        "indexNum": layout.index_num,
+    }
+
+
+def _coverage(data: Data) -> dict[str, Any]:
+    look = data.index.look()
+    log = data.index.log
+    return {
+        "coverage": coverage_row(look.coverage),
+        "durableOffset": str(look.frontier.phy_offset),
+        "segmentSize": str(log.segment_size),
+        "segments": [{"begin": str(part.base), "end": str(part.end)} for part in log.segments[-_SEGMENTS_MAX:]],
+        "segmentsLeftOut": max(len(log.segments) - _SEGMENTS_MAX, 0),
+    }
+
+
+def _frontier(data: Data) -> dict[str, Any]:
+    row = data.index.look().frontier.to_json(__version__)
+    queues, sparse = row["consumeQueue"], row["sparse"]
+    row["uncovered"] = [{"begin": begin, "end": end, "reason": reason} for begin, end, reason in row["uncovered"]]
+    row["evidence"] = {"count": len(row["evidence"])}
+    if queues is not None:
+        queues["queues"] = {"count": len(queues["queues"])}
+    if sparse is not None:
+        row["sparse"] = {
+            name: {"count": len(value)} if isinstance(value, list) else value for name, value in sparse.items()
+        }
+    found: dict[str, Any] = text64(row)
+    return found

@@ -1,0 +1,141 @@
+"""Guard: what comes before any route and goes behind any answer: limits, access, headers, and no error unanswered."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from indexd.serve.http.access import FREE, FREE_BELOW, Access
+from indexd.serve.http.problem import ALLOWED, MEDIA_TYPE, ProblemError
+
+#: Bytes of the path with its query, and of all headers together.
+TARGET_MAX = 16_384
+HEADERS_MAX = 16_384
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
+_CLOSE = (b"connection", b"close")
+_VARY = (b"vary", b"Origin")
+_PREFLIGHT_SECONDS = b"600"
+_DEFECT = "a defect: the daemon's log says more"
+
+
+class _GoneError(Exception):
+    """The client has gone."""
+
+
+class Guard:
+    """ASGI middleware. Every request ends in an answer, and everything that is none is a problem+json."""
+
+    def __init__(self, app: ASGIApp, access: Access, log: Any = None) -> None:
+        self._app, self._access, self._log = app, access, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        began, status = time.perf_counter(), 0
+        headers = dict(scope["headers"])
+        extra = self._cors(headers.get(b"origin"))
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = [*message.get("headers", ()), *extra]
+                names = {name for name, _ in given}
+                message["headers"] = given + [header for header in _HEADERS if header[0] not in names]
+            try:
+                await send(message)
+            except (RuntimeError, OSError) as error:  # as the server says that the connection is closed
+                raise _GoneError from error
+
+        try:
+            preflight = self._preflight(scope, headers)
+            if preflight is not None:
+                await _send(send_guarded, HTTPStatus.NO_CONTENT, preflight, b"")
+            else:
+                self._check(scope, headers)
+                # Routes know GET alone; the server leaves the body of an answer to HEAD out.
+                inner = scope if scope["method"] == "GET" else {**scope, "method": "GET"}
+                await self._app(inner, receive, send_guarded)
+        except ProblemError as problem:
+            await _send_problem(send_guarded, scope, problem)
+        except Exception as error:  # whatever it is, it is answered, and said in the log
+            if _is_gone(error):
+                return  # nobody is there to be answered
+            if self._log is not None:
+                self._log.error("http_failed", path=scope["path"], problem=repr(error), exc_info=True)
+            if status:
+                raise
+            await _send_problem(send_guarded, scope, ProblemError(500, "internal", _DEFECT))
+        finally:
+            if self._log is not None:
+                seconds = round(time.perf_counter() - began, 6)
+                self._log.debug("http", method=scope["method"], path=scope["path"], status=status, seconds=seconds)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        path = scope["path"]
+        if scope["method"] not in ("GET", "HEAD"):
+            raise ProblemError(405, "method-not-allowed", f"{scope['method']} changes things; here is only reading")
+        if len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
+            raise ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADERS_MAX:
+            raise ProblemError(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes")
+        if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
+            raise ProblemError(413, "content-too-large", "a request has no body here")
+        if not self._access.is_known_host(headers.get(b"host")):
+            raise ProblemError(
+                421, "unknown-host", "the Host header names neither this address nor localhost",
+                {"hint": "ask by address, or set http_token_file"},
+            )  # fmt: skip
+        bears = self._access.bears_token(headers.get(b"authorization"))
+        if not bears and path not in FREE and not path.startswith(FREE_BELOW):
+            raise ProblemError(401, "token-needed", "give the token: Authorization: Bearer TOKEN")
+        scope.setdefault("state", {})["authorized"] = bears
+
+    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
+        if not self._access.origins:
+            return []
+        if origin in self._access.origins and origin is not None:
+            return [(b"access-control-allow-origin", origin), _VARY, (b"cross-origin-resource-policy", b"cross-origin")]
+        return [_VARY]
+
+    def _preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]] | None:
+        # The answer to a browser that asks whether a page of another origin may ask.
+        is_asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+        if not is_asked or headers.get(b"origin") not in self._access.origins:
+            return None
+        return [
+            (b"access-control-allow-methods", ALLOWED.encode()),
+            (b"access-control-allow-headers", b"Authorization, Last-Event-ID"),
+            (b"access-control-max-age", _PREFLIGHT_SECONDS),
+        ]
+
+
+def _is_gone(error: Exception) -> bool:
+    # A stream says it in a group.
+    if isinstance(error, ExceptionGroup):
+        return all(_is_gone(one) for one in error.exceptions)
+    return isinstance(error, _GoneError)
+
+
+async def _send_problem(send: Send, scope: Scope, problem: ProblemError) -> None:
+    body = problem.body(scope["path"])
+    headers = [(name.encode(), value.encode()) for name, value in problem.headers().items()]
+    headers += [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()), _CLOSE]
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b'Bearer realm="indexd"'))
+    await _send(send, problem.status, headers, body)
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,77 @@
+"""Problems: every answer that is none, as application/problem+json (RFC 9457), from whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
+
+MEDIA_TYPE = "application/problem+json"
+ALLOWED = "GET, HEAD"
+_TYPE = "urn:rocketmq-indexd:problem:"
+
+
+class ProblemError(Exception):
+    """An answer that is none. ``slug`` ends its type, ``members`` go into its object, ``retry`` is in seconds."""
+
+    def __init__(
+        self, status: int, slug: str, detail: str, members: Mapping[str, Any] | None = None, retry: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.slug, self.detail, self.retry = status, slug, detail, retry
+        self.members = dict(members or {})
+
+    @property
+    def title(self) -> str:
+        """The status in words."""
+        return HTTPStatus(self.status).phrase
+
+    def body(self, instance: str) -> bytes:
+        """The object; ``instance`` is the path that was asked for."""
+        row = {
+            "type": _TYPE + self.slug,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": instance,
+        }
+        return json.dumps(row | self.members).encode()
+
+    def headers(self) -> dict[str, str]:
+        """Those that belong to the status."""
+        headers = {} if self.retry is None else {"retry-after": str(self.retry)}
+        if self.status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ALLOWED
+        return headers
+
+    def response(self, instance: str) -> Response:
+        """The whole answer."""
+        return Response(self.body(instance), self.status, self.headers(), MEDIA_TYPE)
+
+
+def of_status(status: int, detail: str) -> ProblemError:
+    """The problem that a framework's error is."""
+    return ProblemError(status, HTTPStatus(status).phrase.lower().replace(" ", "-"), detail)
+
+
+def of_values(problems: Iterable[str]) -> ProblemError:
+    """Parameters that cannot be used, each with why."""
+    listed = list(problems)
+    return ProblemError(422, "parameters", "; ".join(listed), {"problems": listed})
+
+
+def of_error(error: IndexdError) -> ProblemError:
+    """What a query raised: the caller's fault, the state of things, or damage; with the hint an operator is given."""
+    detail, hint = str(error.args[0]), {"hint": error.hint} if error.hint else {}
+    if isinstance(error, UsageError):
+        return ProblemError(422, "parameters", detail, hint)
+    if isinstance(error, DisturbedError | UnsafeStoreError) or (isinstance(error, DiskError) and error.is_transient):
+        return ProblemError(503, "not-now", detail, hint, retry=1)
+    if isinstance(error, CorruptDataError):
+        return ProblemError(500, "corrupt-data", detail, hint)
+    return ProblemError(500, "internal", detail, hint)

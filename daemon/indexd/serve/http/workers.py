@@ -1,0 +1,148 @@
+"""Workers: threads that answer questions for an event loop, as few as keep up with them.
+
+Questions are short and mostly Python, so one thread answers them faster than two that hand the interpreter to each
+other. A second one helps when the oldest question has waited: then the first is held up by a disk or a long walk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_HELP_SECONDS = 0.02
+#: Who has waited longer is told so; nobody waits for an answer then.
+PATIENCE_SECONDS = 5.0
+
+
+class TooManyError(Exception):
+    """As many wait as may, or this one has waited too long."""
+
+
+@dataclass(slots=True)
+class _Question:
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    asked: float
+
+
+class Workers:
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; all methods are the event loop's."""
+
+    def __init__(self, threads_max: int, waiting_max: int) -> None:
+        self._threads_max, self._waiting_max = threads_max, waiting_max
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[_Question] = deque()
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_delivering = False
+        self._lock = threading.Lock()
+        self._active = 0
+        self._parked: list[threading.Lock] = []
+        self._threads: list[threading.Thread] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Workers({self._active} of {self._threads_max} work, {len(self._waiting)} questions wait)"
+
+    async def ask(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns or raises in a worker; TooManyError."""
+        if len(self._waiting) >= self._waiting_max or self._is_closed:
+            raise TooManyError
+        loop = self._loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(_Question(call, future, time.monotonic()))
+        with self._lock:
+            is_idle = self._active == 0
+        if is_idle:
+            self._activate()
+        elif self._timer is None and self._active < self._threads_max:
+            self._timer = loop.call_later(_HELP_SECONDS, self._help)
+        return await future
+
+    def close(self) -> None:
+        """End the threads; a question under way is finished, those that wait are not asked."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._waiting:
+            self._waiting.popleft().future.cancel()
+        with self._lock:
+            parked, self._parked = self._parked, []
+        for latch in parked:
+            latch.release()
+        for thread in self._threads:
+            thread.join()
+
+    def _help(self) -> None:
+        self._timer = None
+        with suppress(IndexError):  # another thread empties it
+            if time.monotonic() - self._waiting[0].asked >= _HELP_SECONDS and self._active < self._threads_max:
+                self._activate()
+            if self._loop is not None:
+                self._timer = self._loop.call_later(_HELP_SECONDS, self._help)
+
+    def _activate(self) -> None:
+        with self._lock:
+            self._active += 1
+            latch = self._parked.pop() if self._parked else None
+        if latch is not None:
+            latch.release()
+        else:
+            thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        latch = threading.Lock()
+        latch.acquire()
+        while True:
+            if self._is_over():
+                return
+            try:
+                question = self._waiting.popleft()
+            except IndexError:
+                with self._lock:
+                    # Whoever asks looks at the number of the active behind its question, under the same lock.
+                    if self._waiting:
+                        continue
+                    self._active -= 1
+                    self._parked.append(latch)
+                latch.acquire()
+                continue
+            self._answer(question)
+
+    def _is_over(self) -> bool:
+        return self._is_closed
+
+    def _answer(self, question: _Question) -> None:
+        answer, error = None, None
+        if question.future.cancelled():
+            return
+        try:
+            if time.monotonic() - question.asked > PATIENCE_SECONDS:
+                raise TooManyError
+            answer = question.call()
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
+            error = raised
+        self._done.append((question.future, answer, error))
+        if not self._is_delivering and self._loop is not None:
+            self._is_delivering = True
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_delivering = False
+        while self._done:
+            future, answer, error = self._done.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(error)

@@ -1,0 +1,246 @@
+"""What is answered over HTTP is what the Python API answers, under RocketMQ's names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.query import Data, KeyQuery, NotFound, open_data, query_rocketmq
+from support.daemon import rebuild
+from support.serving import Serving, numbers_of
+from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_MESSAGES = 1500
+_ASKED = [("TopicTest", "Aa"), ("TopicTest", "BB"), ("订单主题", "Aa"), ("OrderPaid", "order-7"), ("nobody", "Aa")]
+_BODIES = [
+    b'{"n": 12345678901234567890, "f": 1.5}',
+    "文字\n".encode(),
+    b"\x00\xff\x80",
+    b"NaN",
+    b"",
+    b'"\\ud800"',
+    b"1e999",
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(store, data) of a log that is indexed wholly."""
+    root = tmp_path_factory.mktemp("http")
+    end = write_log(root / "store", _MESSAGES)
+    with CommitLogWriter(root / "store/commitlog", SEGMENT_SIZE, start_offset=end) as writer:
+        for number, body in enumerate(_BODIES):
+            writer.append(
+                FrameSpec("Bodies", body, {"KEYS": f"body-{number} body"}, queue_id=0, store_timestamp=BASE_TIME)
+            )
+    rebuild(root / "store", root / "data", *SIZES)
+    return root / "store", root / "data"
+
+
+@pytest.fixture(scope="module")
+def server(built: tuple[Path, Path]) -> Iterator[Serving]:
+    """A server over it."""
+    with Serving(built[1], built[0], http_body_max=1000) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def data(built: tuple[Path, Path]) -> Iterator[Data]:
+    """The same by the Python API."""
+    with open_data(built[1]) as opened:
+        yield opened
+
+
+def _get(server: Serving, path: str, **parameters: Any) -> dict[str, Any]:
+    answer = server.get(path, params=parameters)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    row: dict[str, Any] = answer.json()
+    assert all(abs(number) < 2**32 for number in numbers_of(row))  # magic and CRC are unsigned
+    return row
+
+
+def _offsets(row: dict[str, Any]) -> list[int]:
+    return [int(hit["phyOffset"]) for hit in row["messages"]]
+
+
+@pytest.mark.parametrize(("topic", "key"), _ASKED)
+def test_by_key_is_the_exact_answer(server: Serving, data: Data, topic: str, key: str) -> None:
+    found = data.by_key(topic, key, max_num=1000)
+    row = _get(server, "/api/v1/messages/by-key", topic=topic, key=key, max=1000)
+    assert _offsets(row) == [hit.phy_offset for hit in found.hits]
+    assert [hit["queueOffset"] for hit in row["messages"]] == [str(hit.queue_offset) for hit in found.hits]
+    assert [hit["keys"] for hit in row["messages"]] == [hit.keys for hit in found.hits]
+    assert row["result"] == ("found" if found.hits else "empty_covered")
+    assert row["why"] == found.why
+    assert row["coverage"]["end"] == str(found.coverage.end)
+    assert "body" not in row["messages"][0] if row["messages"] else True
+
+
+def test_pages_by_cursor_are_the_whole(server: Serving, data: Data) -> None:
+    whole = [hit.phy_offset for hit in data.by_key("TopicTest", "Aa", max_num=1000).hits]
+    found: list[int] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="Aa", max=7, **cursor)
+        found += _offsets(row)
+        if row["cursor"] is None:
+            break
+        assert row["truncated"]
+        assert row["truncatedBy"] == "max 7"
+        cursor = {"before": row["cursor"]}
+    assert found == whole
+    assert len(whole) > 14
+
+
+def test_the_brokers_own_answer(server: Serving, data: Data) -> None:
+    for topic, key in _ASKED:
+        found = query_rocketmq(data.index, KeyQuery(topic, key, 20))
+        row = _get(server, "/api/v1/messages/by-key", topic=topic, key=key, max=20, mode="rocketmq")
+        assert _offsets(row) == [hit.phy_offset for hit in found.hits]
+        assert row["result"] == ("found" if found.hits else "empty_covered")
+
+
+def test_times_and_index_types(server: Serving, data: Data) -> None:
+    begin, end = BASE_TIME + 5_000, BASE_TIME + 9_000
+    found = data.by_key("TopicTest", "Aa", begin=begin, end=end, max_num=1000)
+    row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="Aa", begin=begin, end=end, max=1000)
+    assert _offsets(row) == [hit.phy_offset for hit in found.hits]
+    assert 0 < len(found.hits) < len(data.by_key("TopicTest", "Aa", max_num=1000).hits)
+    for kind in ("K", "U", "T"):
+        typed = data.by_key("TopicTest", "TagA", index_type=kind)
+        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="TagA", index_type=kind)
+        assert _offsets(row) == [hit.phy_offset for hit in typed.hits]
+        assert row["why"] == typed.why
+
+
+def test_by_unique_key(server: Serving, data: Data) -> None:
+    hit = next(hit for hit in data.by_key("TopicTest", "Aa", max_num=1000).hits if hit.uniq_key)
+    row = _get(server, "/api/v1/messages/by-unique-key", topic="TopicTest", id=hit.uniq_key)
+    assert _offsets(row) == [hit.phy_offset]
+    assert _get(server, "/api/v1/messages/by-unique-key", topic="OrderPaid", id=hit.uniq_key)["why"] == "absent"
+
+
+def test_by_queue_offset(server: Serving, data: Data) -> None:
+    whole = data.by_queue("TopicTest", 1, 0, max_num=1000)
+    found, offset = [], 0
+    while offset < whole.max_offset:
+        row = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=1, offset=offset, max=13)
+        found += [(int(hit["queueOffset"]), int(hit["phyOffset"]), hit["tagsCode"]) for hit in row["messages"]]
+        offset = int(row["nextOffset"])
+    assert found == [(hit.queue_offset, hit.unit.phy_offset, str(hit.unit.tags_code)) for hit in whole.hits]
+    none = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=77)
+    assert (none["status"], none["result"]) == ("NO_MATCHED_LOGIC_QUEUE", "empty_uncovered")
+    behind = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=1, offset=whole.max_offset)
+    assert (behind["why"], behind["result"]) == ("behind the last message", "empty_covered")
+
+
+def test_by_time(server: Serving, data: Data) -> None:
+    time = BASE_TIME + 7_010
+    row = _get(server, "/api/v1/messages/by-time", time=time)
+    assert row["phyOffset"] == str(data.log_at_time(time).phy_offset)
+    for boundary in ("lower", "upper"):
+        row = _get(server, "/api/v1/messages/by-time", time=time, topic="TopicTest", queue=0, boundary=boundary)
+        found = data.at_time("TopicTest", 0, time, boundary)  # type: ignore[arg-type]  # one of two
+        phy_offset = None if found.phy_offset is None else str(found.phy_offset)
+        assert (row["queueOffset"], row["phyOffset"]) == (str(found.queue_offset), phy_offset)
+    row = _get(server, "/api/v1/messages/by-time", time=BASE_TIME * 2)
+    assert (row["phyOffset"], row["result"]) == (None, "empty_covered")
+
+
+def test_one_message_by_offset_and_by_id(server: Serving, data: Data) -> None:
+    hit = data.by_key("订单主题", "Aa").hits[0]
+    found = data.message(hit.phy_offset)
+    assert not isinstance(found, NotFound)
+    row = _get(server, f"/api/v1/messages/{hit.phy_offset}", body="base64")
+    assert base64.b64decode(row["body"]) == found.body
+    assert row["properties"] == found.properties
+    assert (row["topic"], row["queueOffset"], row["storeTimestamp"]) == (
+        "订单主题", str(found.queue_offset), str(found.store_timestamp),
+    )  # fmt: skip
+    assert _get(server, f"/api/v1/messages/{found.offset_msg_id}", body="base64") == row
+    for where, words in (
+        (hit.phy_offset + 1, "magic"),
+        (2**62, "does not reach"),
+        (9 * 10**18 + 10**18 - 1, "64 bits"),
+    ):
+        answer = server.get(f"/api/v1/messages/{where}")
+        assert answer.status_code == 404
+        assert words in answer.json()["detail"]
+        assert answer.json()["result"] == "empty_covered"
+
+
+def test_bodies_in_the_form_that_was_asked_for(server: Serving) -> None:
+    def shown(form: str) -> list[tuple[Any, str]]:
+        row = _get_any(server, form)
+        return [(hit["body"], hit["bodyEncoding"]) for hit in reversed(row["messages"])]
+
+    assert shown("hex") == [(body.hex(), "hex") for body in _BODIES]
+    assert shown("base64") == [(base64.b64encode(body).decode(), "base64") for body in _BODIES]
+    assert shown("text") == [
+        (_BODIES[0].decode(), "utf-8"), ("文字\n", "utf-8"), ("AP+A", "base64"), ("NaN", "utf-8"), ("", "utf-8"),
+        ('"\\ud800"', "utf-8"), ("1e999", "utf-8"),
+    ]  # fmt: skip
+    assert shown("json") == [
+        ({"n": 12345678901234567890, "f": 1.5}, "json"), ("文字\n", "utf-8"), ("AP+A", "base64"), ("NaN", "utf-8"),
+        ("", "utf-8"), ('"\\ud800"', "utf-8"), ("1e999", "utf-8"),
+    ]  # fmt: skip
+
+
+def _get_any(server: Serving, form: str) -> dict[str, Any]:
+    answer = server.get("/api/v1/messages/by-key", params={"topic": "Bodies", "key": "body", "body": form})
+    assert answer.status_code == 200
+    row: dict[str, Any] = json.loads(answer.content, parse_constant=pytest.fail)
+    return row
+
+
+def test_bodies_of_an_answer_are_bounded_together(server: Serving) -> None:
+    row = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=0, max=100, body="hex")
+    sizes = [len(hit["body"] or "") // 2 for hit in row["messages"]]
+    assert sum(sizes) == 1000
+    cut = [hit for hit in row["messages"] if hit["bodyTruncated"]]
+    assert row["messages"][-len(cut) :] == cut
+    assert [hit["body"] for hit in cut[1:]] == [None] * (len(cut) - 1)
+
+
+def test_what_is_not_indexed_yet_is_no_absence(built: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(built[0], tmp_path / "store")
+    segments = sorted((tmp_path / "store/commitlog").iterdir())
+    with open_data(built[1]) as opened:
+        end = opened.coverage().end
+    assert segments
+    with CommitLogWriter(tmp_path / "store/commitlog", SEGMENT_SIZE, start_offset=end) as writer:
+        writer.append(FrameSpec("TopicTest", b"x", {"KEYS": "just now"}, queue_id=0, store_timestamp=BASE_TIME))
+    with Serving(built[1], tmp_path / "store") as server:
+        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="never")
+        assert row["result"] == "empty_uncovered"
+        assert row["why"].startswith("not yet indexed: ")
+        assert not row["coverage"]["complete"]
+        assert server.board.queries == {"found": 0, "empty_covered": 0, "empty_uncovered": 1, "error": 0}
+
+
+def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, Path]) -> None:
+    listed = _get(server, "/api/v1/index-files")["indexFiles"]
+    names = sorted(path.name for path in (built[1] / "index").iterdir())
+    assert [row["name"] for row in listed] == names
+    assert [row["full"] for row in listed] == [True] * (len(names) - 1) + [False]
+    assert _get(server, f"/api/v1/index-files/{names[0]}") == listed[0]
+    assert server.get("/api/v1/index-files/00000000000000000").status_code == 404
+    frontier = json.loads((built[1] / "frontier").read_bytes())
+    row = _get(server, "/api/v1/frontier")
+    assert row["phyOffset"] == str(frontier["phyOffset"])
+    assert row["consumeQueue"]["queues"] == {"count": str(len(frontier["consumeQueue"]["queues"]))}
+    row = _get(server, "/api/v1/coverage")
+    assert row["durableOffset"] == row["coverage"]["end"] == str(frontier["phyOffset"])
+    assert [part["begin"] for part in row["segments"]] == [
+        str(number * SEGMENT_SIZE) for number in range(len(row["segments"]))
+    ]

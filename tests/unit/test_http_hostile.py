@@ -1,0 +1,285 @@
+"""Clients that err, that are slow, or that mean harm: each is answered or ended, and the next one is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.serve.http import connection as http_connection
+from indexd.serve.http import server as http_server
+from support.serving import Serving, answer_of, read_all
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from httpx import Response
+
+_BY_KEY = "/api/v1/messages/by-key"
+_HOST = b"host: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server over a directory without an index: a query that is understood is answered by 503."""
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "store/commitlog").mkdir(parents=True)
+    with Serving(root / "data", root / "store") as serving:
+        yield serving
+
+
+def _slug(answer: Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    row = answer.json()
+    assert row["status"] == answer.status_code
+    return answer.status_code, row["type"].rpartition(":")[2]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "", "topic=T", "key=k", "topic=&key=k", "topic=T&key=", "topic=T&key=k&kez=1", "topic=T&topic=T&key=k",
+        "topic=T&key=%ff", "topic=%C3%28&key=k", "topic=T&key=k&max=0", "topic=T&key=k&max=1001",
+        "topic=T&key=k&max=-1",
+        "topic=T&key=k&max=1.0", "topic=T&key=k&max=1e3", "topic=T&key=k&max=%201", "topic=T&key=k&max=%2B1",
+        "topic=T&key=k&max=1_0", "topic=T&key=k&max=%D9%A1", "topic=T&key=k&max=",
+        "topic=T&key=k&begin=9223372036854775808",
+        "topic=T&key=k&end=-9223372036854775809", f"topic=T&key=k&end={'9' * 4000}", "topic=T&key=k&before=-1",
+        "topic=T&key=k&mode=Exact", "topic=T&key=k&index_type=k", "topic=T&key=k&body=xml", f"topic={'T' * 256}&key=k",
+        f"topic=T&key={'k' * 1025}", "topic=T&key=k" + "&a" * 40, "[]=1", "%00=1&topic=T&key=k",
+    ],
+)  # fmt: skip
+def test_parameters_that_are_none(server: Serving, query: str) -> None:
+    answer = server.get(f"{_BY_KEY}?{query}")
+    assert _slug(answer) == (422, "parameters")
+    assert answer.json()["problems"]
+    assert len(answer.content) < 4096
+
+
+@pytest.mark.parametrize(
+    "query", ["topic=T&key=k", "topic=%E8%AE%A2&key=%00%0a", f"topic=T&key={'𐀀' * 1024}", "topic=T&key=a%2Bb+c"]
+)
+def test_parameters_that_are_understood(server: Serving, query: str) -> None:
+    assert _slug(server.get(f"{_BY_KEY}?{query}")) == (503, "not-open-yet")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/messages/-1", 422), ("/api/v1/messages/0x10", 422), ("/api/v1/messages/", 404),
+        ("/api/v1/messages", 404),
+        (f"/api/v1/messages/{'9' * 20}", 422), (f"/api/v1/messages/{'A' * 31}", 422), ("/api/v1/messages/1/2", 404),
+        ("/api/v1/messages/%00", 422), ("/api/v1/index-files/..%2f..%2fetc%2fpasswd", 404),
+        ("/api/v1/index-files/x", 422),
+        ("/livez/", 404), ("//livez", 404), ("/static/../livez", 404), ("/static/x/..%2f..%2fserver.py", 404),
+        ("/docs", 404), ("/redoc", 404), ("/%ff", 404), ("/livez?x=1", 422), ("/metrics?x", 422),
+        (f"{_BY_KEY}?topic=T&key=k&mode=rocketmq&before=1", 409), ("/api/v1/messages/by-time?time=1&topic=T", 409),
+    ],
+)  # fmt: skip
+def test_paths_that_are_none(server: Serving, path: str, status: int) -> None:
+    with server.connect() as peer:
+        code, data = answer_of(peer, b"GET %s HTTP/1.1\r\n%sconnection: close\r\n\r\n" % (path.encode(), _HOST))
+    assert code == status
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["status"] == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
+def test_methods_that_change_things(server: Serving, method: str) -> None:
+    answer = server.client.request(method, "/livez")
+    assert _slug(answer) == (405, "method-not-allowed")
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/nothing", "/openapi.json", f"{_BY_KEY}?topic=T&key=k"])
+def test_head_is_get_without_the_body(server: Serving, path: str) -> None:
+    whole, head = server.get(path), server.client.head(path)
+    assert head.status_code == whole.status_code
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.content == b""
+    if path != "/metrics" and path != "/":  # whose figures move
+        assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 5\r\n\r\nabcde", 413),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 99999999999\r\n\r\n", 413),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n", 413),
+        (b"GET /" + b"x" * 17_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 414),
+        (b"GET /livez?" + b"x" * 70_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 414),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: " + b"x" * 17_000 + b"\r\n\r\n", 431),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: " + b"x" * 70_000, 431),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: y\r\n" * 101 + b"\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET /livez HTTP/9.9\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nhost : x\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"CONNECT example.com:443 HTTP/1.1\r\n" + _HOST + b"\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    ],
+)
+def test_requests_that_are_none(server: Serving, words: bytes, status: int) -> None:
+    with server.connect() as peer:
+        code, data = answer_of(peer, words)
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert code == status
+    assert b"\r\nconnection: close" in head
+    assert b"\r\ncontent-type: application/problem+json" in head
+    assert json.loads(body)["status"] == status
+    assert server.get("/livez").status_code == 200
+
+
+def test_an_upgrade_is_not_made(server: Serving) -> None:
+    words = b"GET /livez HTTP/1.1\r\n" + _HOST + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    with server.connect(3) as peer:
+        peer.sendall(words)
+        assert peer.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.binary(max_size=200).map(
+            lambda data: b"GET /api/v1/messages/by-key?" + data + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        ),
+        st.binary(max_size=200).map(lambda data: b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + data + b"\r\n\r\n"),
+    )
+)
+def test_any_bytes(server: Serving, words: bytes) -> None:
+    with server.connect(10) as peer:
+        peer.sendall(words)
+        peer.shutdown(1)
+        code, _ = read_all(peer)
+    assert code < 500 or code == 503
+    assert server.get("/livez").status_code == 200
+
+
+def test_many_requests_in_one_piece(server: Serving) -> None:
+    one = b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n"
+    with server.connect() as peer:
+        _, data = answer_of(peer, one * 200 + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert data.count(b"HTTP/1.1 200 OK") == 201
+
+
+def _serving(tmp_path: Path, **settings_: object) -> Serving:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    return Serving(tmp_path / "data", tmp_path / "store", **settings_)  # type: ignore[arg-type]  # keys of the config
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
+def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
+    monkeypatch.setattr(http_connection, "REQUEST_SECONDS", 0.5)
+    with _serving(tmp_path) as server, server.connect() as peer:
+        code, data = answer_of(peer, words)
+        assert code == 408
+        assert b"application/problem+json" in data
+
+
+def test_a_request_a_byte_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "REQUEST_SECONDS", 1.0)
+    with _serving(tmp_path) as server, server.connect() as peer:
+        began = time.monotonic()
+        with pytest.raises(ConnectionError):
+            _send_slowly(peer)
+        assert time.monotonic() - began < 10
+
+
+def _send_slowly(peer: socket.socket) -> None:
+    for _ in range(400):
+        peer.sendall(b"x")
+        time.sleep(0.05)
+
+
+def test_an_answer_that_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "ANSWER_SECONDS", 1.0)
+    with _serving(tmp_path) as server:
+        for _ in range(1000):
+            server.board.events.tell("rolled", {"text": "x" * 5000})
+        with server.connect() as peer:
+            peer.sendall(b"GET /api/v1/events HTTP/1.1\r\n" + _HOST + b"\r\n")
+            time.sleep(4)
+            _, data = read_all(peer)
+        assert len(data) < 5_000_000
+        assert len(server.get("/api/v1/events").content) > 5_000_000
+
+
+def test_answers_that_are_not_taken_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_UNTAKEN_MAX", 4_000_000)
+    with _serving(tmp_path) as server:
+        for _ in range(1000):
+            server.board.events.tell("rolled", {"text": "x" * 20_000})
+        peers = [server.connect() for _ in range(6)]
+        for peer in peers:
+            peer.sendall(b"GET /api/v1/events HTTP/1.1\r\n" + _HOST + b"connection: close\r\n\r\n")
+        time.sleep(3)
+        whole = sum(len(read_all(peer)[1]) > 20_000_000 for peer in peers)
+        for peer in peers:
+            peer.close()
+        assert whole <= 1
+
+
+def test_thousands_of_connections(tmp_path: Path) -> None:
+    with _serving(tmp_path, http_connections_max=16) as server:
+        assert server.get("/livez").status_code == 200
+        before, peers, most = _descriptors(), [], 0
+        try:
+            for _ in range(600):
+                with suppress(ConnectionError):  # it is reset at once
+                    peers.append(server.connect())
+            time.sleep(1)
+            most = _descriptors()
+            # Ours and those that it has taken: 16, and 32 that are told so.
+            assert most - before <= 600 + 16 + http_connection.SURPLUS_MAX
+            late = peers[40]
+            code, data = answer_of(late, b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n")
+            assert code == 503
+            assert b"too-many-connections" in data
+            assert b"retry-after: " in data
+            assert server.get("/livez").status_code == 200  # on a connection that was there before
+        finally:
+            for peer in peers:
+                peer.close()
+        _wait_until(lambda: _answers(server))
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+
+
+def _answers(server: Serving) -> bool:
+    with server.connect() as peer:
+        return answer_of(peer, b"GET /livez HTTP/1.1\r\n" + _HOST + b"connection: close\r\n\r\n")[0] == 200
+
+
+def _wait_until(holds: object, seconds: float = 20) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_stop_does_not_wait_for_idle_clients(tmp_path: Path) -> None:
+    with _serving(tmp_path) as server:
+        peers = [server.connect() for _ in range(5)]
+        peers[0].sendall(b"GET /liv")
+        server.get("/livez")
+        began = time.monotonic()
+        server.stop()
+        _wait_until(server.has_ended)
+        assert time.monotonic() - began < 6
+        for peer in peers:
+            peer.close()

@@ -1,0 +1,147 @@
+"""Workers: questions are answered by as few threads as keep up, within their bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from indexd.serve.http import workers as http_workers
+from indexd.serve.http.workers import TooManyError, Workers
+
+
+async def test_answers_and_errors_come_back_to_who_asked() -> None:
+    workers = Workers(3, 100)
+
+    def fail(number: int) -> int:
+        raise KeyError(number)
+
+    try:
+        answers = await asyncio.gather(*(workers.ask(lambda n=n: n * n) for n in range(50)))  # type: ignore[misc]
+        assert answers == [n * n for n in range(50)]
+        errors = await asyncio.gather(*(workers.ask(lambda n=n: fail(n)) for n in range(9)), return_exceptions=True)  # type: ignore[misc]
+        assert [error.args for error in errors if isinstance(error, KeyError)] == [(n,) for n in range(9)]
+    finally:
+        workers.close()
+
+
+async def test_one_thread_while_it_keeps_up() -> None:
+    workers = Workers(4, 100)
+    names = set()
+    try:
+        for _ in range(30):
+            names.add(await workers.ask(lambda: threading.current_thread().name))
+    finally:
+        workers.close()
+    assert len(names) == 1
+
+
+async def test_others_help_when_it_is_held_up_and_no_more_than_may() -> None:
+    workers = Workers(3, 100)
+    lock, under_way, most = threading.Lock(), 0, 0
+
+    def slow() -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.3)
+        with lock:
+            under_way -= 1
+
+    began = time.monotonic()
+    try:
+        await asyncio.gather(*(workers.ask(slow) for _ in range(9)))
+    finally:
+        workers.close()
+    assert most == 3
+    assert time.monotonic() - began < 9 * 0.3
+
+
+async def test_a_bounded_waiting_room() -> None:
+    workers = Workers(1, 5)
+    gate = threading.Event()
+    try:
+        first = asyncio.create_task(workers.ask(lambda: gate.wait(10)))
+        await asyncio.sleep(0.1)
+        waiting = [asyncio.create_task(workers.ask(lambda: 7)) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyError):
+            await workers.ask(lambda: 8)
+        gate.set()
+        assert await first is True
+        assert await asyncio.gather(*waiting) == [7] * 5
+        assert await workers.ask(lambda: 9) == 9
+    finally:
+        workers.close()
+
+
+async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_workers, "PATIENCE_SECONDS", 0.2)
+    workers = Workers(1, 5)
+    asked: list[int] = []
+    try:
+        first = asyncio.create_task(workers.ask(lambda: time.sleep(0.5)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(TooManyError):
+            await workers.ask(lambda: asked.append(1))
+        await first
+    finally:
+        workers.close()
+    assert asked == []
+
+
+async def test_who_has_gone_is_not_answered() -> None:
+    workers = Workers(1, 5)
+    gate, asked = threading.Event(), list[int]()
+    try:
+        first = asyncio.create_task(workers.ask(lambda: gate.wait(10)))
+        await asyncio.sleep(0.1)
+        gone = asyncio.create_task(workers.ask(lambda: asked.append(1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        await first
+        assert await workers.ask(lambda: 1) == 1
+    finally:
+        workers.close()
+    assert asked == []
+
+
+async def test_close_waits_for_what_is_under_way() -> None:
+    workers = Workers(2, 5)
+    done: list[int] = []
+
+    def slow() -> None:
+        time.sleep(0.3)
+        done.append(1)
+
+    under_way = asyncio.create_task(workers.ask(slow))
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(workers.close)
+    assert done == [1]
+    await under_way
+    with pytest.raises(TooManyError):
+        await workers.ask(lambda: 1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("query-")]
+
+
+def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
+    async def storm() -> int:
+        workers = Workers(3, 10_000)
+        try:
+            total = 0
+            for number in range(400):
+                total += sum(await asyncio.gather(*(workers.ask(lambda: 1) for _ in range(number % 7))))
+                await asyncio.sleep(0.0005 * (number % 3))
+            return total
+        finally:
+            workers.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        totals = list(pool.map(lambda _: asyncio.run(asyncio.wait_for(storm(), 60)), range(2)))
+    assert totals == [sum(number % 7 for number in range(400))] * 2
