@@ -123,7 +123,8 @@ class Daemon:
         self.data = data
         self._log = data.with_name(data.name + ".log")
         self._killed = False
-        words = ["run", *options(ground, store), "--data", str(data), "--log-format", "json", *flags]
+        words = ["run", *options(ground, store), "--data", str(data), "--log-format", "json"]
+        words += ["--http", "127.0.0.1:0", "--disk-used-max", "1", *flags]
         with self._log.open("wb") as log:
             self.began = time.perf_counter()
             self._process = subprocess.Popen(

@@ -41,6 +41,9 @@ class SegmentCursor:
         self.segment: Segment | None = None
         self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
 
+    def __repr__(self) -> str:
+        return f"SegmentCursor({self.segment.path.name if self.segment else None})"
+
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
         self.log = list_segments(self._disk, self._directories, self._segment_size)

@@ -35,6 +35,8 @@ _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
 _TAIL_SIZE_MIN = 4096
+# At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
+_QUIET_LOOKS = 9
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
 _NEVER = -(1 << 63)
 
@@ -77,12 +79,11 @@ class LogReader:
         self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
         self._is_streaming = False
+        self._quiet_looks = 0
         self._ahead = ReadAhead(self._cursor, options.read_size, options.workers)
 
     def __repr__(self) -> str:
-        segment = self._cursor.segment
-        name = segment.path.name if segment else None
-        return f"LogReader(position={self.position}, segment={name}, closed={self._is_closed}, {self.counters})"
+        return f"LogReader(position={self.position}, {self._cursor}, closed={self._is_closed}, {self.counters})"
 
     @property
     def log(self) -> SegmentList:
@@ -93,6 +94,10 @@ class LogReader:
         """The next stretch of the log. A DispatchBatch moves ``position`` behind it; so does Skipped."""
         if self._clock() >= self.refresh_due:
             self.refresh()
+        elif self._quiet_looks and self._cursor.holds(self.position) and not self._cursor.has_bytes(self.position):
+            self._quiet_looks -= 1
+            return NotYetWritten(self.position)
+        self._quiet_looks = 0
         is_entered = not self._cursor.holds(self.position)
         if is_entered:
             self._ahead.stop()
@@ -147,8 +152,6 @@ class LogReader:
     def _no_segment(self) -> NotYetWritten | Corrupt | Skipped:
         found = meet_gap(self.log, self.position, skip_corrupt=self._options.skip_corrupt)
         return self._skip_to(found) if isinstance(found, Skipped) else found
-
-    # Reading.
 
     def _decode(self, limit: int, rules: Rules, *, sum_up: bool = False) -> Stretch:
         return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules, sum_up=sum_up)
@@ -246,7 +249,7 @@ class LogReader:
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         self._settling.clear()
-        self._tail_size = _TAIL_SIZE_MIN
+        self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, _QUIET_LOOKS
         return NotYetWritten(self.position)
 
     def _end_of_segment(self) -> Poll:
@@ -255,8 +258,6 @@ class LogReader:
         self._settling.clear()
         self.close()
         return self.poll()
-
-    # The end of the log, where the writer is.
 
     def _settle(self, batch: DispatchBatch, taken: int) -> DispatchBatch | NotYetWritten:
         # The newest frame: no CRC covers its topic and properties, so it must stay as it is for a while.
@@ -274,8 +275,6 @@ class LogReader:
         if wait and not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
             return NotYetWritten(self.position)
         return self._meet_corrupt(reason)
-
-    # Corruption.
 
     def _meet_corrupt(self, reason: Reason) -> Corrupt | Skipped:
         path = self._segment.path
