@@ -133,6 +133,13 @@ def test_live_tells_status_and_events(server: Serving) -> None:
     assert seen[1][1]["name"] == "rolled"
 
 
+def test_the_head_of_a_stream_ends(server: Serving) -> None:
+    for _ in range(LIVE_MAX + 2):
+        head = server.client.head("/api/v1/live")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+
+
 def test_streams_are_bounded_and_end_at_a_stop(server: Serving) -> None:
     def read(_: int) -> int:
         with server.client.stream("GET", "/api/v1/live") as stream:

@@ -20,9 +20,9 @@ async def test_answers_and_errors_come_back_to_who_asked() -> None:
         raise KeyError(number)
 
     try:
-        answers = await asyncio.gather(*(workers.ask(lambda n=n: n * n) for n in range(50)))  # type: ignore[misc]
+        answers = await asyncio.gather(*(workers.ask(lambda n=n: n * n) for n in range(50)))
         assert answers == [n * n for n in range(50)]
-        errors = await asyncio.gather(*(workers.ask(lambda n=n: fail(n)) for n in range(9)), return_exceptions=True)  # type: ignore[misc]
+        errors = await asyncio.gather(*(workers.ask(lambda n=n: fail(n)) for n in range(9)), return_exceptions=True)
         assert [error.args for error in errors if isinstance(error, KeyError)] == [(n,) for n in range(9)]
     finally:
         workers.close()

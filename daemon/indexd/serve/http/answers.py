@@ -14,6 +14,9 @@ from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.message import message_fields
 from indexd.serve.http.bodies import Bodies
 
+# ``json.dumps`` would make a new one each time.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
+_ASCII_ENCODER = json.JSONEncoder(default=repr)
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED = "found", "empty_covered", "empty_uncovered"
 _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST)
 #: Whole numbers that stay numbers: those of 32 bits. Every other one becomes a text.
@@ -40,9 +43,9 @@ def text64(value: Any, name: str = "") -> Any:
 def to_json(row: Any) -> bytes:
     """JSON in UTF-8; what has no form there is written as Python shows it."""
     try:
-        return json.dumps(row, ensure_ascii=False, default=repr).encode()
+        return _ENCODER.encode(row).encode()
     except UnicodeEncodeError:  # half a surrogate
-        return json.dumps(row, default=repr).encode()
+        return _ASCII_ENCODER.encode(row).encode()
 
 
 def json_response(row: Any) -> Response:

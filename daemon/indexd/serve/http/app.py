@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from indexd import __version__
 from indexd.config import Config
@@ -21,6 +22,7 @@ from indexd.serve.http.messages import message_router
 from indexd.serve.http.page import page_router
 from indexd.serve.http.problem import ProblemError, of_status, of_values
 from indexd.serve.http.queries import Queries
+from indexd.serve.http.route import StrictRoute
 from indexd.serve.http.schemas import Problem
 
 _DESCRIPTION = """\
@@ -40,7 +42,8 @@ def create_app(
     )  # fmt: skip
     queries = app.state.queries = Queries(config, board)
     access = access or read_access(config)
-    app.add_middleware(Guard, access=access, log=log)
+    direct: dict[str, ASGIApp] = {}
+    app.add_middleware(Guard, access=access, direct=direct, log=log)
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, problem: ProblemError) -> Response:
@@ -56,10 +59,16 @@ def create_app(
         problem = of_values(f"{found['loc'][-1]}: {found['msg']}" for found in error.errors())
         return problem.response(request.scope["path"])
 
-    app.include_router(message_router(config, queries))
-    app.include_router(file_router(board, queries))
-    app.include_router(health_router(board))
-    app.include_router(figure_router(board, stop or asyncio.Event()))
+    for router in (
+        message_router(config, queries),
+        file_router(board, queries),
+        health_router(board),
+        figure_router(board, stop or asyncio.Event()),
+    ):
+        app.include_router(router)
+        direct |= {
+            route.path: route.app for route in router.routes if isinstance(route, StrictRoute) and "{" not in route.path
+        }
     app.include_router(page_router(config, board, queries))
     _describe_problems(app, with_token=access.token is not None)
     return app
@@ -73,7 +82,7 @@ def _describe_problems(app: FastAPI, *, with_token: bool) -> None:
         if app.openapi_schema is None:
             schema = make()
             parts = schema.setdefault("components", {})
-            parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+            parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema(by_alias=True)
             if with_token:
                 parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
                 schema["security"] = [{"token": []}]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from indexd.serve.board import Board
 from indexd.serve.events import Event
@@ -60,7 +61,7 @@ def figure_router(board: Board, stop: asyncio.Event) -> APIRouter:
         """The objects of ``/api/v1/status`` and ``/api/v1/events``. It ends when the daemon stops."""
         if len(streams) >= LIVE_MAX:
             raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_RETRY)
-        return StreamingResponse(_stream(board, stop, streams), media_type=_EVENT_STREAM)
+        return _Live(_stream(board, stop), streams)
 
     return router
 
@@ -73,17 +74,28 @@ def event_row(event: Event) -> dict[str, Any]:
     return row
 
 
-async def _stream(board: Board, stop: asyncio.Event, streams: set[object]) -> AsyncIterator[bytes]:
-    own = object()
-    streams.add(own)
+class _Live(StreamingResponse):
+    """A stream that is counted from the moment it is granted to its end."""
+
+    def __init__(self, content: AsyncIterator[bytes], streams: set[object]) -> None:
+        super().__init__(content, media_type=_EVENT_STREAM)
+        self._streams = streams
+        streams.add(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.discard(self)
+
+
+async def _stream(board: Board, stop: asyncio.Event) -> AsyncIterator[bytes]:
     last = board.events.last
-    try:
-        while not stop.is_set():
-            for event in board.events.since(last):
-                last = event.number
-                yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(event_row(event)))
-            yield b"event: status\ndata: %s\n\n" % to_json(text64(board.row()))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)
-    finally:
-        streams.discard(own)
+    while not stop.is_set():
+        for event in board.events.since(last):
+            last = event.number
+            yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(event_row(event)))
+        yield b"event: status\ndata: %s\n\n" % to_json(text64(board.row()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)

@@ -3,12 +3,12 @@
 Annotations here are read when the module runs: no postponed annotations in this file.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from indexd.config import Config
+from indexd.config import Config, OutputsConfig
 from indexd.query import Data, KeyQuery, NotFound, query_rocketmq
 from indexd.serve.http.answers import (
     EMPTY_COVERED,
@@ -29,23 +29,31 @@ from indexd.serve.http.schemas import KeyAnswer, MessageRow, QueueAnswer, TimeAn
 
 _ID_LENGTH_MIN = 32
 _UNIQUE = "U"
-_Shown = tuple[bytes, str]
+Question = Callable[[Data], dict[str, Any]]
+Answer = Callable[[Question], Awaitable[Response]]
 
 
 def message_router(config: Config, queries: Queries) -> APIRouter:
     """The routes; together the bodies of an answer have ``http_body_max`` bytes at most."""
-    body_max, outputs = config.http.http_body_max, config.outputs
     router = APIRouter(prefix="/api/v1/messages", route_class=StrictRoute, tags=["messages"])
+    body_max = config.http.http_body_max
 
-    async def answer(question: Callable[[Data], dict[str, Any]]) -> Response:
+    async def answer(question: Question) -> Response:
         # Made into bytes where it was found: the event loop has others to serve.
-        def shown(data: Data) -> _Shown:
+        def shown(data: Data) -> tuple[bytes, str]:
             row = question(data)
             return to_json(row), row["result"]
 
         body, _ = await queries.query(shown, lambda found: found[1])
         return Response(body, media_type="application/json")
 
+    _add_keys(router, answer, body_max)
+    _add_places(router, answer, config.outputs, body_max)
+    _add_one(router, queries, body_max)
+    return router
+
+
+def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
     @router.get(
         "/by-key",
         summary="Messages of a topic that have a key",
@@ -88,6 +96,8 @@ def message_router(config: Config, queries: Queries) -> APIRouter:
 
         return await answer(question)
 
+
+def _add_places(router: APIRouter, answer: Answer, outputs: OutputsConfig, body_max: int) -> None:
     @router.get(
         "/by-queue-offset",
         summary="Messages of a queue from an offset on",
@@ -126,6 +136,8 @@ def message_router(config: Config, queries: Queries) -> APIRouter:
 
         return await answer(question)
 
+
+def _add_one(router: APIRouter, queries: Queries, body_max: int) -> None:
     @router.get(
         "/{where}",
         summary="The message at a physical offset, or with an offset message id",
@@ -147,5 +159,3 @@ def message_router(config: Config, queries: Queries) -> APIRouter:
         if isinstance(body, str):
             raise ProblemError(404, "no-message", body, {"result": result})
         return Response(body, media_type="application/json")
-
-    return router

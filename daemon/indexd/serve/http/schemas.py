@@ -6,6 +6,7 @@ Annotations here are read when the module runs: no postponed annotations in this
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 Text64 = Annotated[
     str, Field(pattern=r"^-?[0-9]{1,20}$", description="A whole number of 64 bits, as text", examples=["1700000000000"])
@@ -22,10 +23,20 @@ Why = Annotated[
 ]
 
 
-class Problem(BaseModel):
-    """Every answer that is none (RFC 9457)."""
+class Camel(BaseModel):
+    """Its fields have RocketMQ's names, snake_cased here as everywhere and camelCased in the JSON."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class Open(Camel):
+    """With further members."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class Problem(Open):
+    """Every answer that is none (RFC 9457)."""
 
     type: str = Field(examples=["urn:rocketmq-indexd:problem:parameters"])
     title: str
@@ -36,7 +47,7 @@ class Problem(BaseModel):
     problems: list[str] = Field([], description="What is wrong with the parameters, one by one")
 
 
-class Gap(BaseModel):
+class Gap(Camel):
     """Log bytes ``[begin, end)`` whose messages are not in the index."""
 
     begin: Text64
@@ -44,52 +55,52 @@ class Gap(BaseModel):
     reason: str
 
 
-class CoverageRow(BaseModel):
+class CoverageRow(Camel):
     """Which part of the log an answer speaks for."""
 
     begin: Text64
     end: Text64
-    logBegin: Text64 | None  # noqa: N815 - as it stands in the JSON, here and below
+    log_begin: Text64 | None
     complete: bool = Field(description="No message stands behind ``end``")
     uncovered: list[Gap]
-    daemonPid: int | None  # noqa: N815
+    daemon_pid: int | None
 
 
-class BodyRow(BaseModel):
+class BodyRow(Camel):
     """A message's body, where it was asked for."""
 
     body: Any = Field(None, description="Text, or a JSON value where ``bodyEncoding`` says so")
-    bodyEncoding: Literal["utf-8", "json", "hex", "base64"] | None = None  # noqa: N815
-    bodySize: int | None = Field(None, description="Bytes of the whole body")  # noqa: N815
-    bodyTruncated: bool = False  # noqa: N815
-    bodyUnpacked: bool = Field(False, description="It is stored compressed and shown unpacked")  # noqa: N815
+    body_encoding: Literal["utf-8", "json", "hex", "base64"] | None = None
+    body_size: int | None = Field(None, description="Bytes of the whole body")
+    body_truncated: bool = False
+    body_unpacked: bool = Field(False, description="It is stored compressed and shown unpacked")
     compression: str | None = None
 
 
 class HitRow(BodyRow):
     """One message of a listing; null where it could not be read."""
 
-    phyOffset: Text64  # noqa: N815
-    storeTimestamp: Text64 | None  # noqa: N815
-    queueId: int | None  # noqa: N815
-    queueOffset: Text64 | None  # noqa: N815
+    phy_offset: Text64
+    store_timestamp: Text64 | None
+    queue_id: int | None
+    queue_offset: Text64 | None
     size: int | None
     keys: str | None
-    uniqKey: str | None  # noqa: N815
+    uniq_key: str | None
     tags: str | None
 
 
-class KeyAnswer(BaseModel):
+class KeyAnswer(Camel):
     """Messages, the newest first."""
 
     topic: str
     key: str
-    indexType: str | None  # noqa: N815
+    index_type: str | None
     result: Result
     why: Why
     messages: list[HitRow]
     truncated: bool
-    truncatedBy: str | None  # noqa: N815
+    truncated_by: str | None
     cursor: Text64 | None = Field(description="``before`` of the query that goes on where this answer was cut off")
     expired: int = Field(description="Entries of this hash whose messages have gone with the oldest log")
     unreadable: int = Field(description="Entries of this hash that point to what is no message")
@@ -99,42 +110,42 @@ class KeyAnswer(BaseModel):
 class QueueHitRow(HitRow):
     """One message of a queue; ``problem`` says what does not fit between queue and log."""
 
-    tagsCode: Text64  # noqa: N815
+    tags_code: Text64
     problem: str | None
 
 
-class QueueAnswer(BaseModel):
+class QueueAnswer(Camel):
     """Messages in the order of the queue, which holds ``[minOffset, maxOffset)``."""
 
     topic: str
-    queueId: int  # noqa: N815
-    queueOffset: Text64  # noqa: N815
+    queue_id: int
+    queue_offset: Text64
     status: str = Field(description="RocketMQ's GetMessageStatus", examples=["FOUND"])
     result: Result
     why: Why
     messages: list[QueueHitRow]
-    minOffset: Text64  # noqa: N815
-    maxOffset: Text64  # noqa: N815
-    nextOffset: Text64  # noqa: N815
+    min_offset: Text64
+    max_offset: Text64
+    next_offset: Text64
     truncated: bool
     expired: int
     coverage: CoverageRow
 
 
-class TimeAnswer(BaseModel):
+class TimeAnswer(Camel):
     """Where a time is. Of a queue: the queue offset as the broker's search finds it; else the first message."""
 
     timestamp: Text64
     result: Result
     why: Why
-    phyOffset: Text64 | None  # noqa: N815
-    storeTimestamp: Text64 | None  # noqa: N815
+    phy_offset: Text64 | None
+    store_timestamp: Text64 | None
     topic: str | None = None
-    queueId: int | None = None  # noqa: N815
+    queue_id: int | None = None
     boundary: str | None = None
-    queueOffset: Text64 | None = None  # noqa: N815
-    minOffset: Text64 | None = None  # noqa: N815
-    maxOffset: Text64 | None = None  # noqa: N815
+    queue_offset: Text64 | None = None
+    min_offset: Text64 | None = None
+    max_offset: Text64 | None = None
     segment: Text64 | None = None
     scanned: Text64 | None = None
     unreadable: Text64 | None = None
@@ -144,30 +155,30 @@ class TimeAnswer(BaseModel):
 class MessageRow(BodyRow):
     """One message, whole, under RocketMQ's names."""
 
-    phyOffset: Text64  # noqa: N815
+    phy_offset: Text64
     size: int
-    offsetMsgId: str  # noqa: N815
+    offset_msg_id: str
     topic: str
-    queueId: int  # noqa: N815
-    queueOffset: Text64  # noqa: N815
-    storeTimestamp: Text64  # noqa: N815
-    bornTimestamp: Text64  # noqa: N815
-    storeHost: str  # noqa: N815
-    bornHost: str  # noqa: N815
+    queue_id: int
+    queue_offset: Text64
+    store_timestamp: Text64
+    born_timestamp: Text64
+    store_host: str
+    born_host: str
     keys: list[str]
-    uniqKey: str | None  # noqa: N815
+    uniq_key: str | None
     tags: str | None
-    tagsCode: Text64  # noqa: N815
+    tags_code: Text64
     flag: int
-    sysFlag: int  # noqa: N815
-    reconsumeTimes: int  # noqa: N815
-    preparedTransactionOffset: Text64  # noqa: N815
+    sys_flag: int
+    reconsume_times: int
+    prepared_transaction_offset: Text64
     magic: int
-    bodyCrc: int  # noqa: N815
+    body_crc: int
     properties: dict[str, str]
 
 
-class IndexFileRow(BaseModel):
+class IndexFileRow(Camel):
     """An index file and its header."""
 
     name: str
@@ -175,77 +186,71 @@ class IndexFileRow(BaseModel):
     full: bool
     durable: bool = Field(description="The frontier names it: it was there at the last checkpoint")
     entries: int
-    fillRatio: float  # noqa: N815
-    beginTimestamp: Text64  # noqa: N815
-    endTimestamp: Text64  # noqa: N815
-    beginPhyOffset: Text64  # noqa: N815
-    endPhyOffset: Text64  # noqa: N815
-    usedSlotCount: int  # noqa: N815
-    indexCount: int  # noqa: N815
-    hashSlotNum: int  # noqa: N815
-    indexNum: int  # noqa: N815
+    fill_ratio: float
+    begin_timestamp: Text64
+    end_timestamp: Text64
+    begin_phy_offset: Text64
+    end_phy_offset: Text64
+    used_slot_count: int
+    index_count: int
+    hash_slot_num: int
+    index_num: int
 
 
-class IndexFiles(BaseModel):
+class IndexFiles(Camel):
     """All index files, the oldest first."""
 
-    indexFiles: list[IndexFileRow]  # noqa: N815
+    index_files: list[IndexFileRow]
     coverage: CoverageRow
 
 
-class SegmentRow(BaseModel):
+class SegmentRow(Camel):
     """One file of the log that is there."""
 
     begin: Text64
     end: Text64
 
 
-class CoverageAnswer(BaseModel):
+class CoverageAnswer(Camel):
     """The log as the index sees it: what is there, indexed, durable, left out, and no more."""
 
     coverage: CoverageRow
-    durableOffset: Text64  # noqa: N815
-    segmentSize: Text64  # noqa: N815
+    durable_offset: Text64
+    segment_size: Text64
     segments: list[SegmentRow] = Field(description="The newest thousand")
-    segmentsLeftOut: int  # noqa: N815
+    segments_left_out: int
 
 
-class Recovery(BaseModel):
+class Recovery(Open):
     """The recovery that is under way, and the last one."""
-
-    model_config = ConfigDict(extra="allow")
 
     phase: str
     recovering: dict[str, Any] | None
-    remainingBytes: Text64 | None  # noqa: N815
-    lastRecovery: dict[str, Any] | None  # noqa: N815
+    remaining_bytes: Text64 | None
+    last_recovery: dict[str, Any] | None
 
 
-class FrontierRow(BaseModel):
+class FrontierRow(Open):
     """What is durable: the index is trusted so far after a crash."""
 
-    model_config = ConfigDict(extra="allow")
-
-    phyOffset: Text64  # noqa: N815
-    beginOffset: Text64  # noqa: N815
-    storeTimestamp: Text64  # noqa: N815
+    phy_offset: Text64
+    begin_offset: Text64
+    store_timestamp: Text64
     messages: Text64
     flavour: str
     uncovered: list[Gap]
 
 
-class StatusRow(BaseModel):
+class StatusRow(Open):
     """All figures of the daemon. Whole numbers are texts, but for those of 32 bits (pid, hashSlotNum, ...)."""
-
-    model_config = ConfigDict(extra="allow")
 
     version: str
     pid: int
-    bootId: str  # noqa: N815
+    boot_id: str
     phase: str = Field(examples=["running"])
 
 
-class EventRow(BaseModel):
+class EventRow(Camel):
     """One event of the log; its other fields are in ``fields``."""
 
     number: int
@@ -255,18 +260,16 @@ class EventRow(BaseModel):
     fields: dict[str, Any]
 
 
-class EventsAnswer(BaseModel):
+class EventsAnswer(Camel):
     """Events behind a number, the oldest first; numbers that are left out have been dropped."""
 
-    bootId: str  # noqa: N815
+    boot_id: str
     last: int
     events: list[EventRow]
 
 
-class Health(BaseModel):
+class Health(Open):
     """It is well."""
-
-    model_config = ConfigDict(extra="allow")
 
     status: Literal["ok"]
     phase: str

@@ -1,7 +1,9 @@
 """Workers: threads that answer questions for an event loop, as few as keep up with them.
 
-Questions are short and mostly Python, so one thread answers them faster than two that hand the interpreter to each
-other. A second one helps when the oldest question has waited: then the first is held up by a disk or a long walk.
+Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
+each other than on answers, and so do a worker and the event loop. So one thread answers all that has come in one turn
+of the loop, and the loop is told when all of it is answered. A second thread helps when the oldest question has waited:
+then the first is held up by a disk or a long walk; what it has answered by then is fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_HELP_SECONDS = 0.02
+_LOOK_SECONDS = 0.02
 #: Who has waited longer is told so; nobody waits for an answer then.
 PATIENCE_SECONDS = 5.0
 
@@ -39,7 +41,7 @@ class Workers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[_Question] = deque()
         self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        self._is_delivering = False
+        self._is_starting = False
         self._lock = threading.Lock()
         self._active = 0
         self._parked: list[threading.Lock] = []
@@ -59,10 +61,9 @@ class Workers:
         self._waiting.append(_Question(call, future, time.monotonic()))
         with self._lock:
             is_idle = self._active == 0
-        if is_idle:
-            self._activate()
-        elif self._timer is None and self._active < self._threads_max:
-            self._timer = loop.call_later(_HELP_SECONDS, self._help)
+        if is_idle and not self._is_starting:
+            self._is_starting = True
+            loop.call_soon(self._start, loop)
         return await future
 
     def close(self) -> None:
@@ -79,13 +80,24 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    def _help(self) -> None:
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_starting = False
+        if not self._is_closed:
+            self._activate()
+            if self._timer is None:
+                self._timer = loop.call_later(_LOOK_SECONDS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._deliver()
+        with self._lock:
+            active = self._active
         self._timer = None
+        if active == 0 or self._is_closed:
+            return
         with suppress(IndexError):  # another thread empties it
-            if time.monotonic() - self._waiting[0].asked >= _HELP_SECONDS and self._active < self._threads_max:
+            if time.monotonic() - self._waiting[0].asked >= _LOOK_SECONDS and active < self._threads_max:
                 self._activate()
-            if self._loop is not None:
-                self._timer = self._loop.call_later(_HELP_SECONDS, self._help)
+        self._timer = loop.call_later(_LOOK_SECONDS, self._look, loop)
 
     def _activate(self) -> None:
         with self._lock:
@@ -103,10 +115,12 @@ class Workers:
         latch.acquire()
         while True:
             if self._is_over():
+                self._tell()
                 return
             try:
                 question = self._waiting.popleft()
             except IndexError:
+                self._tell()
                 with self._lock:
                     # Whoever asks looks at the number of the active behind its question, under the same lock.
                     if self._waiting:
@@ -131,13 +145,13 @@ class Workers:
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
             error = raised
         self._done.append((question.future, answer, error))
-        if not self._is_delivering and self._loop is not None:
-            self._is_delivering = True
+
+    def _tell(self) -> None:
+        if self._done and self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._is_delivering = False
         while self._done:
             future, answer, error = self._done.popleft()
             if future.done():
