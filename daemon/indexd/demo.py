@@ -89,6 +89,8 @@ class DemoDaemon:
         self.data = data
         self._log = log
         self._arguments = [sys.executable, "-m", "indexd", "run", "--store", str(store), "--data", str(data), *flags]
+        # Beside whatever else runs here, on a disk as full as it likes.
+        self._arguments += ["--http", "127.0.0.1:0", "--disk-used-max", "1"]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> int:

@@ -10,14 +10,13 @@ import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from support.daemon import Daemon, index_files, indexd
+from support.daemon import Daemon, index_files
 from support.small_log import SIZES, Growing, write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ANY_PORT = {"INDEXD_HTTP": "127.0.0.1:0"}
-BUSY_PORT = 2
 
 
 def address_of(daemon: Daemon) -> str:
@@ -92,15 +91,21 @@ def test_a_disturbed_daemon_opens_again_under_the_same_address(tmp_path: Path) -
         assert daemon.terminate() == 0
 
 
-def test_a_port_that_is_taken_ends_the_start_before_anything_is_changed(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_does_not_keep_the_index_waiting_and_is_tried_again(tmp_path: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
-    write_log(store, 100)
+    end = write_log(store, 100)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = indexd("--store", store, "--data", data, *SIZES, "--http", address)
-    assert ended.returncode == BUSY_PORT
-    assert f"cannot listen on {address}: Address already in use" in ended.stderr
-    assert [path.name for path in data.iterdir()] == ["lock"]
+        daemon = Daemon(store, data, *SIZES, env={"INDEXD_HTTP": address})
+        with daemon:
+            daemon.wait_caught_up(end)
+            problem = daemon.wait_event("outlet_failed")["problem"]
+            assert problem.startswith(f"cannot listen on {address}: Address already in use; ")
+            assert not daemon.events("listening")
+            taken.close()
+            assert daemon.wait_event("listening")["http"] == address
+            daemon.wait_for(lambda: ask(address, "/livez") or None, "an answer")
+            assert daemon.terminate() == 0
 
 
 def test_clients_that_hang_keep_neither_the_index_nor_the_stop_waiting(tmp_path: Path) -> None:

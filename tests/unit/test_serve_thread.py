@@ -75,14 +75,25 @@ def test_off_with_mqtt_is_a_thread_without_a_port(tmp_path: Path, monkeypatch: p
     assert serve_threads() == []
 
 
-def test_a_port_that_is_taken_is_a_wrong_option(tmp_path: Path) -> None:
-    with listen("127.0.0.1:0") as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: str) -> None:
+    log = SilentLog()
+    with listen(f"{host}:0") as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
         config = config_of(tmp_path, tmp_path / "data", http=address)
-        with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
-            ServeThread(config, Board(config), SilentLog())
-    assert caught.value.exit_code == 2
-    assert "--http off" in caught.value.line()
+        board = Board(config)
+        thread = ServeThread(config, board, log)
+        with thread:
+            with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
+                listen(address)
+            assert "--http off" in caught.value.line()
+            time.sleep(0.2)
+            assert board.http is None
+            taken.close()
+            wait_for(lambda: board.http is not None)
+            port = address.rpartition(":")[2]
+            assert str(board.http).endswith(f":{port}")
+    assert serve_threads() == []
 
 
 def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ outlet starts again, later each time; indexing never waits for it.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import uvloop
 
 from indexd.config import OFF, Config, split_address
-from indexd.errors import UsageError
+from indexd.errors import IndexdError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.http.access import read_access
 
@@ -49,22 +50,21 @@ async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event
 
 
 class ServeThread:
-    """A context manager around the daemon's whole life.
+    """A context manager around the daemon's whole life; UsageError when token or certificate cannot be used.
 
-    UsageError when the address cannot be listened on, or when token or certificate cannot be used.
+    An address that cannot be listened on (a port that another still holds, an interface that is not up yet at boot) is
+    said and tried again: the index must not wait for it.
     """
 
     def __init__(self, config: Config, board: Board, log: Logger) -> None:
         self._board, self._log = board, log
         if config.http.http != OFF:
             read_access(config)  # what cannot be used is said at the start, not at each try
-        self._socket = None if config.http.http == OFF else listen(config.http.http)
+        self._config = config
+        self._socket: socket.socket | None = None
         self._outlets: dict[str, Outlet] = {}
-        if self._socket is not None:
-            host, port = self._socket.getsockname()[:2]
-            board.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            listening = self._socket
-            self._outlets["http"] = lambda stop: serve_http(config, board, log, listening, stop)
+        if config.http.http != OFF:
+            self._outlets["http"] = self._http
         if config.mqtt.mqtt_host is not None:
             self._outlets["mqtt"] = lambda stop: publish(config, board, log, stop)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,11 +74,12 @@ class ServeThread:
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
+        if "http" in self._outlets and is_number(self._config.http.http):
+            with suppress(UsageError):  # its outlet tries again at once, and says why it cannot
+                self._listen()
         if self._outlets:
             self._thread.start()
             self._ready.wait(_START_SECONDS)
-            if self._board.http is not None:
-                self._log.info("listening", http=self._board.http)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,6 +132,19 @@ class ServeThread:
         if late:
             self._log.warning("outlets_cut_off", outlets=len(late))
 
+    async def _http(self, stop: asyncio.Event) -> None:
+        listening = self._socket
+        if listening is None:
+            listening = await asyncio.to_thread(self._listen)
+        await serve_http(self._config, self._board, self._log, listening, stop)
+
+    def _listen(self) -> socket.socket:
+        self._socket = listen(self._config.http.http)
+        host, port = self._socket.getsockname()[:2]
+        self._board.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._log.info("listening", http=self._board.http)
+        return self._socket
+
     async def _keep(self, name: str, outlet: Outlet, stop: asyncio.Event) -> None:
         seconds = _RESTART_SECONDS[0]
         while not stop.is_set():
@@ -139,7 +153,7 @@ class ServeThread:
             try:
                 await outlet(stop)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the same; uvicorn ends by sys.exit
-                problem = repr(error)
+                problem = error.line() if isinstance(error, IndexdError) else repr(error)
             if stop.is_set():
                 return
             if time.monotonic() - started > _STEADY_SECONDS:
@@ -148,6 +162,15 @@ class ServeThread:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), seconds)
             seconds = min(2 * seconds, _RESTART_SECONDS[1])
+
+
+def is_number(address: str) -> bool:
+    """Whether the host is an address of numbers: nobody has to be asked for it, which may take long."""
+    try:
+        ipaddress.ip_address(split_address(address)[0])
+    except ValueError:
+        return False
+    return True
 
 
 def listen(address: str) -> socket.socket:
