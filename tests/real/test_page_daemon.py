@@ -156,6 +156,16 @@ def test_a_token_is_asked_for_and_stays_in_the_tab(browser: Browser, beside: Bes
     tab.wait("document.querySelectorAll('tr.hit').length === 1")
 
 
+def test_without_javascript_it_says_that_it_wants_a_token(browser: Browser, beside: Beside) -> None:
+    beside.start()
+    tab = browser.page(script=False)
+    tab.open(beside.search("order-7"))
+    html = tab.html()
+    assert "This server wants a token" in html
+    assert f"'{beside.address}api/v1/status'" in html
+    assert "searching does not" not in html
+
+
 def test_theme_and_zone_are_kept(browser: Browser, tmp_path: Path) -> None:
     beside = Beside(tmp_path)
     beside.write(TOPIC, "order-1")
@@ -211,8 +221,19 @@ def test_a_recovery_is_drawn_and_searching_waits_for_it(browser: Browser, board:
     tab.wait("document.querySelector('#recovery').hidden")
 
 
+def test_a_broker_that_is_down_is_a_figure_in_mode_shadow(browser: Browser, board: Board) -> None:
+    board.running(lambda: ROW | {"corrupt": None, "problems": {}, "uncovered": []})
+    board.broker = {"alive": False, "why": "its lock is free", "unsafe": []}
+    tab = browser.page()
+    tab.open(f"http://{board.http}/")
+    tab.wait("document.querySelector('#tile-broker .value')?.innerText === 'not running'")
+    assert tab.eval("document.querySelector('#tile-broker').className") == "tile"
+    assert tab.text("#tile-broker .extra") == "its lock is free"
+    assert tab.text("#problems") == ""
+
+
 def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browser, board: Board) -> None:
-    board.running(lambda: dict(ROW))
+    board.running(lambda: ROW | {"mode": "offload"})
     board.broker = {"alive": False, "why": "<b>no lock</b>", "unsafe": ["<u>it indexes itself</u>"]}
     for script in (False, True):
         tab = browser.page(script=script)
@@ -230,6 +251,7 @@ def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browse
     for offset in (2**53 + 501, 2**53 + 2001, 2**53 + 4003, 2**53 + 1101):
         assert f"{offset:,}" in legend
     assert tab.eval("document.querySelector('#tile-lag').className") == "tile bad"
+    assert tab.eval("document.querySelector('#tile-broker').className") == "tile bad"
     assert [words for words in tab.complaints if "status of 503" not in words] == []
 
 

@@ -35,6 +35,7 @@ ASKED = {
     "indexd query-key --mode rocketmq --index-type ": {"K", "U", "T"},
     "indexd run --verify-crc t": {"true"},
     "indexd run --http o": {"off"},
+    "indexd status --http o": set(),
     "indexd completion z": {"zsh"},
     "indexd kafka check --data": set(),
     "indexd demo --dee": set(),

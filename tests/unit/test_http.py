@@ -226,6 +226,12 @@ def test_what_is_not_indexed_yet_is_no_absence(built: tuple[Path, Path], tmp_pat
         assert row["why"].startswith("not yet indexed: ")
         assert not row["coverage"]["complete"]
         assert server.board.queries == {"found": 0, "empty_covered": 0, "empty_uncovered": 1, "error": 0}
+        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="never", before=end)
+        assert (row["result"], row["why"]) == ("empty_covered", "absent before the cursor")
+        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="never", before=end + 1)
+        assert row["result"] == "empty_uncovered"
+        row = _get(server, "/api/v1/messages/by-queue-offset", topic="a/b", queue=0)
+        assert row["result"] == "empty_covered"
 
 
 def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, Path]) -> None:

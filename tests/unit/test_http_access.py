@@ -156,6 +156,41 @@ def _seconds_until_closed(peer: socket.socket, began: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.parametrize(
+    ("http", "has_token", "has_tls", "is_open"),
+    [
+        ("127.0.0.1:0", False, False, False), ("[::1]:0", False, False, False), ("localhost:0", False, False, False),
+        ("off", False, False, False),
+        ("0.0.0.0:0", False, False, True), ("0.0.0.0:0", True, False, True), ("0.0.0.0:0", False, True, True),
+        ("0.0.0.0:0", True, True, False),
+    ],
+)  # fmt: skip
+def test_who_listens_to_all_is_warned(
+    place: tuple[Path, Path],
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+    http: str,
+    has_token: bool,
+    has_tls: bool,
+    is_open: bool,
+) -> None:
+    (tmp_path / "token").write_text(_TOKEN)
+    given = {"data": str(place[0]), "store": str(place[1]), "http": http}
+    if has_token:
+        given["http_token_file"] = str(tmp_path / "token")
+    if has_tls:
+        given |= {"http_tls_cert": str(certificate[0]), "http_tls_key": str(certificate[1])}
+    assert read_access(load(given, None, {})).is_open is is_open
+
+
+def test_the_warning_is_one_line(place: tuple[Path, Path]) -> None:
+    with Serving(*place, http="0.0.0.0:0") as server:
+        assert server.get("/livez").status_code == 200
+        lines = [line for line in server.log.lines if line[1] == "http_open"]
+        assert [(level, fields["token"], fields["tls"]) for level, _, fields in lines] == [("warning", False, False)]
+        server.log.lines.clear()
+
+
 def test_a_certificate_that_is_none(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
     given = {"data": str(place[0]), "store": str(place[1])}
     for cert, key in ((certificate[1], certificate[0]), (certificate[0], certificate[0]), (place[1], certificate[1])):

@@ -147,4 +147,4 @@ def test_as_many_queries_at_once_as_may_and_the_rest_is_told(tmp_path: Path, mon
             thread.join(30)
         assert set(codes) == {200, 503}
         assert codes.count(200) <= 6
-        assert server.board.queries["error"] == codes.count(503)
+        assert server.board.queries["error"] == 0  # nothing failed: an alert stands on that

@@ -140,6 +140,26 @@ def test_the_head_of_a_stream_ends(server: Serving) -> None:
         assert head.headers["content-type"].startswith("text/event-stream")
 
 
+def test_a_burst_of_streams_and_no_connection_for_the_refused(server: Serving) -> None:
+    peers = [server.connect() for _ in range(LIVE_MAX + 48)]
+    try:
+        for peer in peers:
+            peer.sendall(b"GET /api/v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        heads = [peer.recv(65_536) for peer in peers]
+        refused = [number for number, head in enumerate(heads) if head.startswith(b"HTTP/1.1 503 ")]
+        assert sum(head.startswith(b"HTTP/1.1 200 ") for head in heads) == LIVE_MAX
+        assert len(refused) == 48
+        for number in refused:
+            assert b"\r\nconnection: close\r\n" in heads[number]
+            while peers[number].recv(65_536):
+                pass  # it is closed
+        head = server.client.head("/api/v1/live")  # it opens none
+        assert (head.status_code, head.content, "content-length" in head.headers) == (200, b"", False)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
 def test_streams_are_bounded_and_end_at_a_stop(server: Serving) -> None:
     def read(_: int) -> int:
         with server.client.stream("GET", "/api/v1/live") as stream:

@@ -10,7 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from indexd.serve.http import workers as http_workers
-from indexd.serve.http.workers import TooManyError, Workers
+from indexd.serve.http.workers import StoppedError, TooManyError, Workers
+
+
+def _end(workers: Workers) -> None:
+    workers.stop()
+    assert workers.close(10) == 0
 
 
 async def test_answers_and_errors_come_back_to_who_asked() -> None:
@@ -25,7 +30,7 @@ async def test_answers_and_errors_come_back_to_who_asked() -> None:
         errors = await asyncio.gather(*(workers.ask(lambda n=n: fail(n)) for n in range(9)), return_exceptions=True)
         assert [error.args for error in errors if isinstance(error, KeyError)] == [(n,) for n in range(9)]
     finally:
-        workers.close()
+        _end(workers)
 
 
 async def test_one_thread_while_it_keeps_up() -> None:
@@ -35,7 +40,7 @@ async def test_one_thread_while_it_keeps_up() -> None:
         for _ in range(30):
             names.add(await workers.ask(lambda: threading.current_thread().name))
     finally:
-        workers.close()
+        _end(workers)
     assert len(names) == 1
 
 
@@ -56,7 +61,7 @@ async def test_others_help_when_it_is_held_up_and_no_more_than_may() -> None:
     try:
         await asyncio.gather(*(workers.ask(slow) for _ in range(9)))
     finally:
-        workers.close()
+        _end(workers)
     assert most == 3
     assert time.monotonic() - began < 9 * 0.3
 
@@ -76,7 +81,7 @@ async def test_a_bounded_waiting_room() -> None:
         assert await asyncio.gather(*waiting) == [7] * 5
         assert await workers.ask(lambda: 9) == 9
     finally:
-        workers.close()
+        _end(workers)
 
 
 async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +95,7 @@ async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
             await workers.ask(lambda: asked.append(1))
         await first
     finally:
-        workers.close()
+        _end(workers)
     assert asked == []
 
 
@@ -108,8 +113,26 @@ async def test_who_has_gone_is_not_answered() -> None:
         await first
         assert await workers.ask(lambda: 1) == 1
     finally:
-        workers.close()
+        _end(workers)
     assert asked == []
+
+
+async def test_a_stop_refuses_at_once_and_leaves_behind_what_does_not_end() -> None:
+    workers = Workers(1, 5)
+    gate = threading.Event()
+    under_way = asyncio.create_task(workers.ask(lambda: gate.wait(20)))
+    await asyncio.sleep(0.1)
+    waiting = [asyncio.create_task(workers.ask(lambda: 1)) for _ in range(5)]
+    await asyncio.sleep(0)
+    workers.stop()
+    answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
+    assert [type(answer) for answer in answers] == [StoppedError] * 5
+    began = time.monotonic()
+    assert await asyncio.to_thread(workers.close, 0.3) == 1
+    assert time.monotonic() - began < 2
+    gate.set()
+    assert await under_way is True
+    assert workers.close(10) == 0
 
 
 async def test_close_waits_for_what_is_under_way() -> None:
@@ -122,10 +145,11 @@ async def test_close_waits_for_what_is_under_way() -> None:
 
     under_way = asyncio.create_task(workers.ask(slow))
     await asyncio.sleep(0.1)
-    await asyncio.to_thread(workers.close)
+    workers.stop()
+    assert await asyncio.to_thread(workers.close, 10) == 0
     assert done == [1]
     await under_way
-    with pytest.raises(TooManyError):
+    with pytest.raises(StoppedError):
         await workers.ask(lambda: 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("query-")]
 
@@ -140,7 +164,7 @@ def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
                 await asyncio.sleep(0.0005 * (number % 3))
             return total
         finally:
-            workers.close()
+            _end(workers)
 
     with ThreadPoolExecutor(2) as pool:
         totals = list(pool.map(lambda _: asyncio.run(asyncio.wait_for(storm(), 60)), range(2)))

@@ -132,7 +132,7 @@ def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     assert log.events.count("outlet_failed") == 5
     gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert gaps[0] >= 0.01, "not at once"
-    assert gaps[-1] >= 0.05, "later each time"
+    assert gaps[-1] >= 0.045, "later each time"  # a timer of the loop may be a little early
 
 
 def test_an_outlet_that_just_ends_is_started_again(

@@ -167,11 +167,15 @@ def test_one_that_does_not_answer_is_a_finding(store: Path, tmp_path: Path) -> N
             began = time.monotonic()
             row = row_of(daemon.data, code=1)
             assert time.monotonic() - began < 30
+            drawn = status(daemon.data, code=1)
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
         assert row["asked"] == str(daemon.data / "state")
         assert row["findings"] == [f"HTTP at {address}: no answer within 5 s"]
-        assert row["messages"] == MESSAGES
+        assert (row["phase"], row["lastPhase"], row["messages"]) == ("unreachable", "running", MESSAGES)
+        assert row["ageMilliseconds"] >= 5000
+        assert "does not answer (figures are " in drawn.splitlines()[0]
+        assert "running" not in drawn.splitlines()[0]
         assert row_of(daemon.data)["asked"] == f"http://{address}"
 
 
@@ -204,13 +208,33 @@ def test_a_token_is_borne_and_a_wrong_one_said(store: Path, tmp_path: Path) -> N
         row = row_of(daemon.data)
         assert (row["asked"], row["findings"]) == (str(daemon.data / "state"), [])
         assert row["notes"] == [f"HTTP at {address}: 401 Unauthorized"]
+        # One that cannot be read is none, and was not asked with; the key may be there for the daemon alone.
+        (note,) = row_of(daemon.data, INDEXD_HTTP_TOKEN_FILE=str(tmp_path / "none"))["notes"]
+        assert note.startswith(f"HTTP at {address} was not asked: cannot open {tmp_path}/none")
         wrong = tmp_path / "wrong"
-        wrong.write_text("guess")
-        for words in ([], ["--http-token-file", wrong], ["--http-token-file", tmp_path / "none"]):
+        wrong.write_text("guess-again")
+        for words in ([], ["--http-token-file", wrong]):
             done = indexd("status", "--http", address, *words)
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
             assert f"{address} wants another token" in done.stderr
             assert "--http-token-file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "secret-1\nsecret-2\n", "-----BEGIN KEY-----\nsecret\n-----END KEY-----\n", "s\u00e9cret-secret", ""],
+)
+def test_a_file_without_a_token_is_one_line_that_does_not_show_it(content: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content, "utf-8")
+    for where in (["--http", "127.0.0.1:1"], ["--data", tmp_path]):
+        done = indexd("status", *where, "--http-token-file", file)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert ("cannot open" if content is None else "holds no token: 8 to 4096 printable") in done.stderr
+        assert "wants another" not in done.stderr  # nobody was asked
+        assert "openssl" not in done.stderr  # that would write over the file
+        assert not [part for part in ("secret", "BEGIN", "cret-") if part in done.stderr]
 
 
 def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.daemon import Daemon, indexd
@@ -62,9 +64,9 @@ def test_no_index_at_all(tmp_path: Path) -> None:
     assert indexd("status", "--data", tmp_path).returncode == 4
 
 
-def test_a_recovery_is_drawn(tmp_path: Path) -> None:
-    # What a recovering daemon writes down, with the lock held as it holds it.
-    data = tmp_path / "data"
+@contextmanager
+def held(data: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock of a new data directory, and does nothing else there."""
     data.mkdir()
     code = (
         "import sys, time; from pathlib import Path; from indexd.storage.lock import DirectoryLock\n"
@@ -74,6 +76,18 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
+        yield holder
+    finally:
+        holder.kill()
+        holder.wait()
+        if holder.stdout is not None:
+            holder.stdout.close()
+
+
+def test_a_recovery_is_drawn(tmp_path: Path) -> None:
+    # What a recovering daemon writes down, with the lock held as it holds it.
+    data = tmp_path / "data"
+    with held(data) as holder:
         row = row_of(data, INDEXD_HTTP="off")
         assert (row["phase"], row["pid"], row["findings"]) == ("opening", holder.pid, [])
         progress = {"step": "compare", "unit": "bytes", "done": 3 << 20, "total": 6 << 20}
@@ -86,10 +100,29 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
         del state["phase"]
         (data / "state").write_text(json.dumps(state))
         assert row_of(data)["phase"] == "recovering"
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
+
+
+def test_one_that_stops_is_told_from_one_that_opens(tmp_path: Path) -> None:
+    # In the order in which a daemon makes and removes them.
+    data = tmp_path / "data"
+    with held(data) as holder:
+        assert row_of(data)["phase"] == "opening", "it has only taken the lock"
+        (data / "starts").write_text("1\n")
+        assert row_of(data)["phase"] == "opening", "the kernels are loaded"
+        (data / "abort").touch()
+        (data / "starts").unlink()
+        assert row_of(data)["phase"] == "opening"
+        (data / "abort").unlink()
+        row = row_of(data)
+        assert (row["phase"], row["pid"], row["findings"], row["notes"]) == ("stopping", holder.pid, [], [])
+        assert status(data).startswith(f"◐ stopping  pid {holder.pid}\n")
+
+
+def test_without_a_state_only_a_port_that_was_given_is_asked(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with held(data):
+        assert row_of(data)["notes"] == []
+        assert row_of(data, INDEXD_HTTP="127.0.0.1:1")["notes"] == ["HTTP at 127.0.0.1:1: Connection refused"]
 
 
 def test_only_status_loads_what_draws() -> None:

@@ -90,28 +90,58 @@ def look_at(seconds: float, **figures: int) -> Look:
 def test_rates_are_those_of_the_last_seconds() -> None:
     rates = Rates()
     assert rates.now() == {}
-    rates.add(look_at(100, phyOffset=1000, readMessages=10))
+    rates.add(look_at(100, readMessages=10))
     assert rates.now() == {}
-    rates.add(look_at(100, phyOffset=1000, readMessages=10))
+    rates.add(look_at(100, readMessages=10))
     assert rates.now() == {}, "the same figures again are no second look"
-    rates.add(look_at(102, phyOffset=3000, readMessages=20, readOffset=5))
-    assert rates.now() == {"indexedBytesPerSecond": 1000.0, "readMessagesPerSecond": 5.0}
-    rates.add(look_at(110, phyOffset=3000, readMessages=20))
-    assert rates.now() == {"indexedBytesPerSecond": 200.0, "readMessagesPerSecond": 1.0}
-    rates.add(look_at(118, phyOffset=3000, readMessages=20))
-    rates.add(look_at(126, phyOffset=3000, readMessages=20))
-    assert rates.now() == {"indexedBytesPerSecond": 0.0, "readMessagesPerSecond": 0.0}
-    rates.add(look_at(226, phyOffset=4000, readMessages=20))
-    assert rates.now()["indexedBytesPerSecond"] == 10.0, "two looks are enough, however far apart"
+    rates.add(look_at(102, readMessages=20, readOffset=5))
+    assert rates.now() == {"readMessagesPerSecond": 5.0}
+    rates.add(look_at(110, readMessages=20))
+    assert rates.now() == {"readMessagesPerSecond": 1.0}
+    rates.add(look_at(111, readMessages=20))
+    assert rates.now() == {"readMessagesPerSecond": 0.9}, "the window is never shorter than ten seconds"
+    rates.add(look_at(118, readMessages=20))
+    rates.add(look_at(126, readMessages=20))
+    assert rates.now() == {"readMessagesPerSecond": 0.0}
+    rates.add(look_at(226, readMessages=1020))
+    assert rates.now() == {"readMessagesPerSecond": 10.0}, "two looks are enough, however far apart"
+
+
+def test_what_is_indexed_is_measured_from_drain_to_drain() -> None:
+    # 1000 bytes a second, drained every 3 s, looked at every second.
+    rates, seen = Rates(), []
+    for second in range(31):
+        drains = (second + 2) // 3
+        rates.add(look_at(second, drains=drains, phyOffset=drains * 3000, commitLogMaxOffset=9_000 + second * 1000))
+        seen.append(rates.now().get("indexedBytesPerSecond"))
+    assert seen[:4] == [None] * 4, "nothing, or a whole drain's: neither is a rate"
+    assert seen[4:] == [1000.0] * 27
+    # A drain that does not come makes it less and less.
+    for second in range(31, 91):
+        rates.add(look_at(second, drains=10, phyOffset=30_000, commitLogMaxOffset=9_000 + second * 1000))
+        seen.append(rates.now()["indexedBytesPerSecond"])
+    assert seen[31:] == sorted(seen[31:], reverse=True)
+    assert seen[-1] < 200
+
+
+def test_a_log_that_is_indexed_to_its_end_has_a_rate_without_drains() -> None:
+    rates = Rates()
+    rates.add(look_at(0, drains=5, phyOffset=100, commitLogMaxOffset=100))
+    rates.add(look_at(1, drains=5, phyOffset=100, commitLogMaxOffset=100))
+    assert rates.now()["indexedBytesPerSecond"] == 0.0
+    assert words.rates({"readBytesPerSecond": 0.0}) == "read 0 B/s, indexed not known yet"
+    assert words.rates({"indexedBytesPerSecond": 0.0}) == "indexed 0 B/s"
+    assert words.rates({}) == "not known yet"
 
 
 def test_rates_begin_anew_with_another_life() -> None:
     rates = Rates()
-    rates.add(look_at(0, phyOffset=0))
-    rates.add(look_at(1, phyOffset=100))
-    rates.add(look_at(2, phyOffset=50))  # the log was cut
+    rates.add(look_at(0, drains=0, phyOffset=0))
+    rates.add(look_at(1, drains=1, phyOffset=100))
+    rates.add(look_at(2, drains=2, phyOffset=50))  # the log was cut
     assert rates.now() == {}
-    rates.add(look_at(3, phyOffset=60))
+    rates.add(look_at(3, drains=3, phyOffset=60))
+    rates.add(look_at(4, drains=4, phyOffset=70))
     assert rates.now() == {"indexedBytesPerSecond": 10.0}
     rates.add(Look({"phase": "running", "pid": 2, "phyOffset": 900}, "", 4))
     assert rates.now() == {}
@@ -166,6 +196,29 @@ def test_recovery_in_words() -> None:
     )
     assert words.recovery({"step": "compare", "done": 0, "total": 0}) == (0.0, "0%  compare: 0 B of 0 B")
     assert words.clock(2**80) == str(2**80)
+
+
+def test_values_are_words() -> None:
+    fields = {
+        "connected": True,
+        "is_new": False,
+        "reasons": ["there is no frontier", "x"],
+        "none": [],
+        "no": None,
+        "n": 0,
+    }
+    assert words.values(fields) == "connected yes, is_new no, reasons there is no frontier; x, n 0"
+    assert words.values({"last": {"at": 5, "ok": True}, "pairs": [[1, 2]]}) == "last at 5, ok yes, pairs 1; 2"
+
+
+def test_one_that_does_not_answer_is_not_said_to_run() -> None:
+    row = {"phase": "unreachable", "lastPhase": "running", "dispatchBehindBytes": 0, "caughtUp": True, "phyOffset": 1}
+    out = io.StringIO()
+    Drawing(out).show(iter([(Look(row, "/d/state", 100.0, age=45.0), {})]), is_watching=False)
+    drawn = out.getvalue()
+    assert "does not answer (figures are 45.0 s old)\n" in drawn.splitlines(keepends=True)[0]
+    assert "written 45.0 s ago, when it was running" in drawn
+    assert "caught up then" in drawn
 
 
 def test_the_broker_in_words() -> None:

@@ -21,7 +21,7 @@ from indexd.serve.web.asked import TIME_MIN, WAYS, Asked
 from indexd.serve.web.body import body_section
 from indexd.serve.web.drawing import log_strip, timeline
 from indexd.serve.web.markup import Html, element, foreign
-from indexd.serve.web.shell import ASSETS, asset, render_page
+from indexd.serve.web.shell import ASSETS, asset, problems_of, render_page
 from indexd.serve.web.wording import show_duration, show_size, show_utc
 
 NOW = 1_700_000_000_123
@@ -180,6 +180,39 @@ def test_the_page_names_only_files_that_there_are() -> None:
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
         assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(ASSETS)
         assert not re.search(r"innerHTML\s*=[^=]|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+ROW = {
+    "cluster": "c", "nodeId": "n", "store": "/s", "data": "/d", "flavour": "auto", "mode": "shadow",
+    "phase": "running", "messages": 3,
+}  # fmt: skip
+
+
+def test_a_broker_that_is_down_is_a_problem_in_mode_offload_alone() -> None:
+    for mode, expected in (("shadow", []), ("offload", ["the broker is not running: its lock is free"])):
+        row = ROW | {"mode": mode, "broker": {"alive": False, "why": "its lock is free", "unsafe": []}}
+        assert problems_of(row) == expected
+        assert ("the broker is not running" in render_page(Asked(), None, row)) is bool(expected)
+    assert problems_of(ROW | {"broker": {"alive": False, "unsafe": ["it indexes"]}}) == ["it indexes"]
+
+
+def without_script(html: str) -> str:
+    return Read(html[html.index("<noscript>") : html.index("</noscript>")]).text
+
+
+def test_without_javascript_it_says_what_it_cannot_do() -> None:
+    asked = Asked(topic="T", q="k")
+    assert "searching does not" in without_script(render_page(asked, None, ROW, "http://h:1"))
+    refused = without_script(render_page(asked, None, None, "https://broker-7:9577"))
+    assert "This server wants a token" in refused
+    assert "searching does not" not in refused
+    curl = """curl -H "Authorization: Bearer $(cat TOKEN_FILE)" 'https://broker-7:9577/api/v1/"""
+    assert f"{curl}status'\n" in refused
+    assert f"{curl}messages/by-key?topic=TOPIC&key=KEY'\n" in refused
+    # What a browser says is the server's name does not get into a line that is to be pasted.
+    hostile = without_script(render_page(asked, None, None, "http://x'; rm -rf ~ #"))
+    assert "rm -rf" not in hostile
+    assert "'http://HOST:PORT/api/v1/status'" in hostile
 
 
 def test_words() -> None:

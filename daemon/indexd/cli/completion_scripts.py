@@ -175,7 +175,8 @@ def _zsh_body(commands: Commands, path: tuple[str, ...], common: tuple[Option, .
     if not command.below:
         return [f"{pad}_arguments \\", *(f"{pad}    {spec} \\" for spec in specs), f"{pad}    && return"]
     lines = [f"{pad}_arguments -C \\", *(f"{pad}    {spec} \\" for spec in specs)]
-    lines += [f"{pad}    '1: :->command' '*:: :->rest' && return", f"{pad}case $state in", f"{pad}command)"]
+    # "(-)": what follows the name of a command are that command's options, not these with the same names.
+    lines += [f"{pad}    '(-)1: :->command' '(-)*:: :->rest' && return", f"{pad}case $state in", f"{pad}command)"]
     lines.append(f"{pad}    commands=(")
     lines += [f"{pad}        {_quoted(name + ':' + text)}" for name, text in command.below]
     lines += [f"{pad}    )", f"{pad}    _describe -t commands command commands && return ;;", f"{pad}rest)"]

@@ -6,6 +6,7 @@ What draws and what speaks HTTP is imported when the command is called: queries 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from collections import deque
@@ -26,15 +27,15 @@ _EXIT_FINDINGS = 1
 _WATCH_SECONDS = 2.0
 _WATCH_BOUNDS = (0.1, 3600.0)
 _RATE_SECONDS = 1.0
-# Messages are built every few seconds; over fewer of them a rate would jump.
-_RATE_WINDOW_SECONDS = 15.0
+# Over fewer seconds a rate would jump.
+_RATE_WINDOW_SECONDS = 10.0
 #: Rate -> the figure whose growth it is.
 _RATES = {
     "writtenBytesPerSecond": "commitLogMaxOffset",
     "readBytesPerSecond": "readOffset",
     "readMessagesPerSecond": "readMessages",
-    "indexedBytesPerSecond": "phyOffset",
 }
+_INDEXED = "indexedBytesPerSecond"
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -51,7 +52,20 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="speak https; certificates of who may vouch for the daemon, PEM"
     )
+    _say_whom(parser)
     parser.set_defaults(function=status)
+
+
+def _say_whom(parser: argparse.ArgumentParser) -> None:
+    # The key is where a daemon listens, or off; here the flag is whom to ask. Commands share the actions of their
+    # parents, so this one needs its own, wherever argparse keeps it.
+    flag = flag_name("http")
+    shared = parser._option_string_actions[flag]
+    own = copy.copy(shared)
+    own.metavar, own.help = "HOST:PORT", "the daemon to ask (default: the one of --data)"
+    parser._option_string_actions[flag] = own
+    for actions in (parser._actions, *(group._group_actions for group in parser._action_groups)):
+        actions[:] = [own if action is shared else action for action in actions]
 
 
 def _interval(text: str) -> float:
@@ -115,37 +129,75 @@ def _looks(asker: Asker, seconds: float | None) -> Iterator[tuple[Look, dict[str
 
 
 class Rates:
-    """How fast figures grow over the looks of the last seconds. Another process or a log that was cut begins anew."""
+    """How fast figures grow over the looks of the last seconds. Another process or a log that was cut begins anew.
+
+    What is indexed grows by whole drains, so it is measured from one drain to another; a look that finds the log
+    indexed to its end counts as one. Over less its rate is not known: it would be nothing, or a whole drain's.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[Look] = deque()
+        self._drained: deque[Look] = deque()
 
     def __repr__(self) -> str:
-        return f"Rates({len(self._seen)} looks)"
+        return f"Rates({len(self._seen)} looks, {len(self._drained)} behind a drain)"
 
     def add(self, look: Look) -> None:
         """One more look; the same figures again add nothing."""
         last = self._seen[-1] if self._seen else None
         if last is not None and (_life(last) != _life(look) or _is_back(last, look)):
             self._seen.clear()
+            self._drained.clear()
+            last = None
         elif last is not None and last.at >= look.at:
             return
         self._seen.append(look)
-        while look.at - self._seen[0].at > _RATE_WINDOW_SECONDS and len(self._seen) > 2:
-            self._seen.popleft()
+        _forget_old(self._seen)
+        if _is_all_indexed(look) or (last is not None and last.row.get("drains") != look.row.get("drains")):
+            self._drained.append(look)
+            _forget_old(self._drained)
 
     def now(self) -> dict[str, float]:
         """Those that are known, by name; bytes or messages a second."""
         if len(self._seen) < 2:
             return {}
         first, last = self._seen[0], self._seen[-1]
-        seconds = last.at - first.at
         found = {}
         for name, key in _RATES.items():
-            before, now = first.row.get(key), last.row.get(key)
-            if isinstance(before, int) and isinstance(now, int):
-                found[name] = round(max(now - before, 0) / seconds, 1)
+            grown = _grown(first, last, key)
+            if grown is not None:
+                found[name] = round(grown / (last.at - first.at), 1)
+        if (indexed := self._indexed()) is not None:
+            found[_INDEXED] = round(indexed, 1)
         return found
+
+    def _indexed(self) -> float | None:
+        if len(self._drained) < 2:
+            return None
+        first, last = self._drained[0], self._drained[-1]
+        grown = _grown(first, last, "phyOffset")
+        if grown is None:
+            return None
+        # Once the next drain is overdue, the time without one counts as well.
+        seconds = last.at - first.at
+        usual = seconds / (len(self._drained) - 1)
+        return grown / max(seconds, self._seen[-1].at - first.at - usual)
+
+
+def _forget_old(looks: deque[Look]) -> None:
+    # What is left covers the window, or is two.
+    while len(looks) > 2 and looks[-1].at - looks[1].at >= _RATE_WINDOW_SECONDS:
+        looks.popleft()
+
+
+def _grown(first: Look, last: Look, key: str) -> int | None:
+    before, now = first.row.get(key), last.row.get(key)
+    return max(now - before, 0) if isinstance(before, int) and isinstance(now, int) else None
+
+
+def _is_all_indexed(look: Look) -> bool:
+    built, end = look.row.get("phyOffset"), look.row.get("commitLogMaxOffset")
+    return isinstance(built, int) and isinstance(end, int) and built >= end
 
 
 def _life(look: Look) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from indexd.cli.status_http import Client, NoAnswerError
 from indexd.config import OFF, Config, split_address
+from indexd.config.load import DEFAULT
 from indexd.errors import DiskError, IndexdError, UsageError
 from indexd.index.format import IndexLayout
 from indexd.index.reader import IndexFileReader
@@ -37,7 +38,7 @@ class Look:
     """The figures of one moment: ``row`` as Board.row() has them, at ``at`` (Unix seconds), and who said so.
 
     ``files`` are the newest index files, newest first, ``events`` the last ones, oldest first. ``findings`` need an
-    operator, ``notes`` do not.
+    operator, ``notes`` do not. ``age`` is how many seconds before the look the figures were written down.
     """
 
     row: Row
@@ -47,10 +48,14 @@ class Look:
     events: list[Row] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    age: float = 0.0
 
     @property
     def phase(self) -> str:
-        """``opening``, ``recovering``, ``running``, ``stopping``, or ``stopped`` and ``unreachable`` of our own."""
+        """``opening``, ``recovering``, ``running``, ``stopping``, or ``stopped`` and ``unreachable`` of our own.
+
+        One that is unreachable has a ``lastPhase`` if it wrote down where it stands.
+        """
         return str(self.row.get("phase", "running"))
 
     def to_json(self) -> Row:
@@ -59,6 +64,7 @@ class Look:
             **self.row,
             "asked": self.asked,
             "at": int(self.at * 1000),
+            "ageMilliseconds": int(self.age * 1000),
             "newestFiles": self.files,
             "events": self.events,
             "findings": self.findings,
@@ -81,11 +87,12 @@ class Asker:
         if pid is None:
             return self._stopped()
         state = self._state(pid)
-        address = self._config.http.http if state is None else state.get("http")
+        address = self._configured_address() if state is None else state.get("http")
         notes: list[str] = []
         findings: list[str] = []
         if not isinstance(address, str) or address == OFF or split_address(address)[1] == 0:
-            notes.append("it serves no HTTP, so this is what it wrote down last")
+            if state is not None:
+                notes.append("it serves no HTTP, so this is what it wrote down last")
         else:
             try:
                 look = self._over_http(address)
@@ -94,11 +101,17 @@ class Asker:
                 is_refused = error.status in _REFUSED
                 # Before there is a state it is not known that HTTP is served at all.
                 (notes if is_refused or state is None else findings).append(text)
+            except UsageError as error:
+                notes.append(f"HTTP at {address} was not asked: {error}")
             else:
                 if look.row.get("pid") == pid:
                     return look
                 notes.append(f"HTTP at {address} is served by another process")
         return self._from_state(pid, state, findings, notes)
+
+    def _configured_address(self) -> str | None:
+        # Where a daemon without a state listens, if somebody said so: at the default port anybody may.
+        return None if self._config.provenance.get("http") == DEFAULT else self._config.http.http
 
     def _at(self, address: str) -> Look:
         try:
@@ -144,14 +157,25 @@ class Asker:
     def _from_state(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
         now = time.time()
         if state is None:
-            opening = {"phase": "opening", "pid": pid, "data": str(self._files.data)}
-            return Look(opening, str(self._files.lock), now, findings=findings, notes=notes)
+            there = {"phase": self._phase_without_state(), "pid": pid, "data": str(self._files.data)}
+            return Look(there, str(self._files.lock), now, findings=findings, notes=notes)
         row: Row = {"phase": "recovering" if "recovering" in state else "running", **state}
         at = row["writtenAt"] / 1000 if isinstance(row.get("writtenAt"), int) else now
-        if now - at > _STALE_SECONDS:
-            findings.append(f"it last wrote down where it stands {now - at:.0f} s ago")
+        age = max(now - at, 0.0)
+        if age > _STALE_SECONDS:
+            findings.append(f"it last wrote down where it stands {age:.0f} s ago")
+        if findings:  # it did not answer, or is silent for long: nobody knows what it does now
+            row |= {"phase": "unreachable", "lastPhase": row["phase"]}
         files = self._index_files(row)
-        return Look(row, str(self._files.state), at, files, [], [*findings, *findings_of(row)], notes)
+        return Look(row, str(self._files.state), at, files, [], [*findings, *findings_of(row)], notes, age)
+
+    def _phase_without_state(self) -> str:
+        # A start is counted, then the flag goes up; a stop takes both away and the state last. What has neither stops
+        # if DATA changed since the lock was taken, else it has only begun.
+        if self._disk.exists(self._files.abort) or self._disk.exists(self._files.starts):
+            return "opening"
+        changed = self._disk.stamp(self._files.data).mtime_ns > self._disk.stamp(self._files.lock).mtime_ns
+        return "stopping" if changed else "opening"
 
     def _stopped(self) -> Look:
         frontier = known_frontier(self._disk, self._files)

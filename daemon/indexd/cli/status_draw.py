@@ -111,10 +111,12 @@ class Drawing:
 
     def _head(self, look: Look) -> Text:
         sign, colour = _SIGNS.get(look.phase, _NOT_RUNNING)
-        head = Text(f"{sign} " if self._is_utf8 else "", colour).append_text(self._text(look.phase, f"bold {colour}"))
+        head = Text(f"{sign} " if self._is_utf8 else "", colour).append_text(
+            self._text(words.standing(look), f"bold {colour}")
+        )
         for word in words.head(look):
             head.append("  ").append_text(self._text(word))
-        return head.append("\n").append_text(self._text(f"asked {look.asked}, {words.clock(look.at * 1000)}", "dim"))
+        return head.append("\n").append_text(self._text(words.asked(look), "dim"))
 
     def _figures(self, look: Look, rates: Mapping[str, float]) -> Iterator[tuple[str, str | Text]]:
         row = look.row
@@ -122,7 +124,8 @@ class Drawing:
             ratio, text = words.recovery(row["recovering"])
             yield "recovery", self._bar(ratio, _PROGRESS_WIDTH).append("  ").append_text(self._text(text))
         if "dispatchBehindBytes" in row:
-            yield "lag", self._text(words.lag(row), "green" if row.get("caughtUp") else "yellow")
+            is_good = row.get("caughtUp") and look.phase != "unreachable"
+            yield "lag", self._text(words.lag(look), "green" if is_good else "yellow")
             yield "rates", words.rates(rates)
         if words.knows_log(look):
             yield "log", self._strip(look)

@@ -9,9 +9,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from indexd.config import Config, split_address
-from indexd.errors import DiskError, UsageError
-from indexd.storage.disk import Disk
+from indexd.config import Config, flag_name, split_address
+from indexd.errors import UsageError
+from indexd.serve.http.access import read_token
 
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
@@ -32,23 +32,29 @@ class NoAnswerError(Exception):
 
 
 class Client:
-    """GET from one address, with the token and the certificates of the configuration."""
+    """GET from one address, with the token and the certificates of the configuration.
+
+    UsageError if the flag names a file without a token, or one without certificates.
+    """
 
     def __init__(self, config: Config, authorities: Path | None) -> None:
         self._token_file = config.http.http_token_file
+        if config.provenance.get("http_token_file") == flag_name("http_token_file"):
+            self._headers()
         trusted = authorities or config.http.http_tls_cert
         self.scheme = "http" if trusted is None else "https"
         self._context = None if trusted is None else _trusting(trusted, is_own=authorities is None)
 
     def get(self, address: str, path: str) -> Any:
-        """The JSON of the answer, numbers of 64 bits as ints; NoAnswerError."""
+        """The JSON of the answer, numbers of 64 bits as ints; NoAnswerError, UsageError without a token."""
+        headers = self._headers()
         host, port = split_address(address)
         if self._context is None:
             connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
         else:
             connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=self._context)
         try:
-            connection.request("GET", path, headers=self._headers())
+            connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             body = answer.read(_ANSWER_BYTES_MAX)
         except ssl.SSLError as error:
@@ -76,11 +82,13 @@ class Client:
         if self._token_file is None:
             return {}
         try:
-            token = Disk().read(self._token_file).decode("ascii").strip()
-        except (DiskError, ValueError) as error:
-            reason = error.line() if isinstance(error, DiskError) else "it is not ASCII"
-            raise NoAnswerError(f"no token in {self._token_file}: {reason}", http.client.UNAUTHORIZED) from error
-        return {"Authorization": f"Bearer {token}"}
+            token = read_token(self._token_file)
+        except UsageError as error:
+            # The daemon's own hint makes a new token, over whatever file was named.
+            raise UsageError(
+                str(error), "name the file that holds the daemon's token with --http-token-file"
+            ) from error
+        return {"Authorization": f"Bearer {token.decode('ascii')}"}
 
 
 def _trusting(path: Path, *, is_own: bool) -> ssl.SSLContext:

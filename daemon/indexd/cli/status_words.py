@@ -82,20 +82,43 @@ def recovery(progress: Row) -> tuple[float, str]:
     return ratio, f"{ratio:.0%}  {progress['step']}: {words}"
 
 
-def lag(row: Row) -> str:
-    """How far the index is behind the log."""
+def standing(look: Look) -> str:
+    """What it does, as the headline has it."""
+    if look.phase != "unreachable" or "lastPhase" not in look.row:
+        return look.phase
+    return f"does not answer (figures are {span(look.age)} old)"
+
+
+def asked(look: Look) -> str:
+    """Whom it was asked, and when; of what was written down, how old that is and what it was doing then."""
+    words = f"asked {look.asked}, {clock(look.at * 1000)}"
+    if look.age:
+        words += f", written {span(look.age)} ago"
+    if "lastPhase" in look.row:
+        words += f", when it was {look.row['lastPhase']}"
+    return words
+
+
+def lag(look: Look) -> str:
+    """How far the index is behind the log, or was when one wrote it down that does not answer now."""
+    row = look.row
+    then = " then" if look.phase == "unreachable" else ""
     words = [show_bytes(row["dispatchBehindBytes"]), span((row.get("dispatchBehindMilliseconds") or 0) / 1000)]
     if row.get("dispatchBehindMessages") is not None:
         words.append(f"{row['dispatchBehindMessages']:,} messages")
-    return ", ".join([*words, "caught up" if row.get("caughtUp") else "catching up"])
+    return ", ".join([*words, f"{'caught up' if row.get('caughtUp') else 'catching up'}{then}"])
 
 
 def rates(found: Mapping[str, float]) -> str:
-    """How fast it grows."""
+    """How fast it grows; "not known yet" is no rate of nothing."""
+    if not found:
+        return "not known yet"
     words = [f"{word} {show_bytes(found[name])}/s" for name, word in _RATE_WORDS.items() if name in found]
+    if "indexedBytesPerSecond" not in found:
+        words.append("indexed not known yet")
     if "readMessagesPerSecond" in found:
         words.append(f"{found['readMessagesPerSecond']:,.0f} messages/s")
-    return ", ".join(words) or "not known yet"
+    return ", ".join(words)
 
 
 def offsets(row: Row) -> str:
@@ -156,7 +179,19 @@ def broker(row: Row) -> str:
 
 def values(fields: Row) -> str:
     """Names and values of an event, or of an outlet; without those that are not known."""
-    return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+    found = ((name, _value(value)) for name, value in fields.items() if value is not None)
+    return ", ".join(f"{name} {words}" for name, words in found if words)
+
+
+def _value(value: object) -> str:
+    # An empty list says nothing.
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return values(value)
+    if isinstance(value, list | tuple):
+        return "; ".join(_value(item) for item in value)
+    return str(value)
 
 
 def span(seconds: float) -> str:

@@ -39,8 +39,9 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
                 break
     why = None
     if not search.hits and not search.has_more:
+        # What a page leaves open is before its cursor: what came behind it, indexed or not, is none of it.
         why = why_empty(
-            look.coverage,
+            look.coverage if query.before is None else look.coverage.up_to(query.before),
             index.log,
             expired=search.expired,
             unreadable=search.unreadable,
@@ -116,6 +117,7 @@ class _Search:
         if entry.phy_offset != self._last_offset and self._walked >= self._walk_max:
             self._cut_off(f"walk {self._walk_max}", self._last_offset)
             return True
+        self._log.check()
         self._walked += 1
         self._last_offset = entry.phy_offset
         if self._walked > _BOUND_AFTER and self._bound.is_before(entry.phy_offset, self._query.begin):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from indexd.commitlog.decoder import Message
@@ -48,6 +48,13 @@ class Coverage:
     def has_gaps(self) -> bool:
         """Whether messages that are still in the log are missing from the index."""
         return not self.complete or bool(self.uncovered) or self.starts_late
+
+    def up_to(self, before: int) -> Coverage:
+        """The same for messages before that physical offset alone: complete when all of them are indexed."""
+        begin = self.begin if self.log_begin is None or self.log_begin < before else min(self.begin, self.log_begin)
+        met = tuple(gap for gap in self.uncovered if gap.begin < before)
+        complete = self.complete or before <= self.end
+        return replace(self, begin=begin, end=min(self.end, before), complete=complete, uncovered=met)
 
     def to_json(self) -> dict[str, Any]:
         """The ``coverage`` member of an answer."""

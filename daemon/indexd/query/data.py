@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -106,6 +106,7 @@ class Data:
         if self._checked_log is None:
             frontier = known_frontier(self._disk, DataFiles(self._config.store.data))
             self._checked_log = open_log(self._disk, self._config, frontier, check_crc=True)
+            self._checked_log.check = self.index.log.check
         self._checked_log.begin_query()
         if isinstance(where, str):
             return find_by_id(self._checked_log, parse_message_id(where))
@@ -115,6 +116,12 @@ class Data:
         """Which part of the log is indexed now."""
         self._check_open()
         return self.index.look().coverage
+
+    def set_check(self, check: Callable[[], None]) -> None:
+        """``check`` is called again and again while a query runs, and ends it by raising an error of the caller's."""
+        self.index.log.check = check
+        if self._checked_log is not None:
+            self._checked_log.check = check
 
     def close(self) -> None:
         """Close every file; any call after that is a UsageError, but for another ``close``."""

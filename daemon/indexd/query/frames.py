@@ -71,6 +71,7 @@ class FrameScan:
         while position < end:
             at = position - first
             if at + _HEAD_SIZE > len(data) and first + len(data) < segment.end:
+                self._log.check()
                 data, first, at = file.pread(size, position - segment.base), position, 0
                 size = min(size * 2, _READ_MAX)
             frame = _frame(data, at, position, segment.end)

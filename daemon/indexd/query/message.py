@@ -38,11 +38,15 @@ class NotFound:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as it can be shown: unpacked, or as stored. ``compression`` is how it is stored, None for plain."""
+    """A body as it can be shown: unpacked, or as stored. ``compression`` is how it is stored, None for plain.
+
+    ``is_cut``: there is more of it than ``data``, and how much more is not known.
+    """
 
     data: bytes
     compression: str | None
     is_unpacked: bool
+    is_cut: bool = False
 
     def text(self) -> str | None:
         """The body as text, or None if it is no printable UTF-8."""
@@ -106,8 +110,12 @@ def find_by_id(log: LogView, message_id: MessageId) -> Message | NotFound:
     )
 
 
-def unpack_body(message: Message) -> Body:
-    """The body, decompressed where that is zlib, works, and comes to BODY_SIZE_MAX at most; otherwise as stored."""
+def unpack_body(message: Message, most: int | None = None) -> Body:
+    """The body, decompressed where that is zlib, works, and comes to BODY_SIZE_MAX at most; otherwise as stored.
+
+    With ``most`` no more bytes than that are unpacked, and what there is behind them is cut off unseen.
+    """
+    size_max = BODY_SIZE_MAX if most is None else min(most, BODY_SIZE_MAX)
     if not message.sys_flag & _FLAG_COMPRESSED:
         return Body(message.body, None, is_unpacked=False)
     kind = message.sys_flag >> 8 & 7
@@ -115,10 +123,12 @@ def unpack_body(message: Message) -> Body:
     if compression == "zlib":
         unpacker = zlib.decompressobj()
         try:
-            data = unpacker.decompress(message.body, BODY_SIZE_MAX + 1)
+            data = unpacker.decompress(message.body, size_max + 1)
         except zlib.error:
             return Body(message.body, compression, is_unpacked=False)
-        if unpacker.eof and len(data) <= BODY_SIZE_MAX:
+        if len(data) > size_max and size_max < BODY_SIZE_MAX:
+            return Body(data[:size_max], compression, is_unpacked=True, is_cut=True)
+        if unpacker.eof and len(data) <= size_max:
             return Body(data, compression, is_unpacked=True)
     return Body(message.body, compression, is_unpacked=False)
 

@@ -114,6 +114,7 @@ class QueryIndex:
     def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
         """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""
         for name, mark in reversed(look.files):
+            self.log.check()
             found = self._open.get(name)
             if found is not None and found.mark is mark:
                 found.reader.check_size()

@@ -20,12 +20,16 @@ FREE_BELOW = "/static/"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Read once at the start. ``is_local``: it listens to this machine alone, and needs no token."""
+    """Read once at the start. ``is_local``: it listens to this machine alone, and needs no token.
+
+    ``is_open``: it listens to others too, who need no token, or whose tokens and answers anybody on the way may read.
+    """
 
     token: bytes | None
     tls: ssl.SSLContext | None
     origins: frozenset[bytes]
     is_local: bool
+    is_open: bool = False
 
     def bears_token(self, authorization: bytes | None) -> bool:
         """Whether the header has the token, in a time that says nothing about it; True where none is needed."""
@@ -57,15 +61,18 @@ class Access:
 def read_access(config: Config) -> Access:
     """UsageError if token or certificate cannot be used."""
     http = config.http
-    token = None if http.http_token_file is None else _read_token(http.http_token_file)
+    token = None if http.http_token_file is None else read_token(http.http_token_file)
     tls = None
     if http.http_tls_cert is not None and http.http_tls_key is not None:
         tls = _read_tls(http.http_tls_cert, http.http_tls_key)
     origins = frozenset(origin.encode() for origin in http.http_cors_origins)
-    return Access(token, tls, origins, token is None and http.http != OFF and _is_loopback(split_address(http.http)[0]))
+    is_near = http.http != OFF and _is_loopback(split_address(http.http)[0])
+    is_open = http.http != OFF and not is_near and (token is None or tls is None)
+    return Access(token, tls, origins, token is None and is_near, is_open)
 
 
-def _read_token(path: Path) -> bytes:
+def read_token(path: Path) -> bytes:
+    """The token that the file holds, printable ASCII; UsageError, which never shows what is there instead."""
     try:
         token = Disk().read(path).strip()
     except DiskError as error:

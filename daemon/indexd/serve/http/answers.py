@@ -12,13 +12,14 @@ from indexd.commitlog.decoder import Message
 from indexd.query import Answer, Coverage, Data, Hit, LogTimeAnswer, OffsetAnswer, QueueTimeAnswer
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.message import message_fields
+from indexd.query.queues import NO_FOLDER
 from indexd.serve.http.bodies import Bodies
 
 # ``json.dumps`` would make a new one each time.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
 _ASCII_ENCODER = json.JSONEncoder(default=repr)
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED = "found", "empty_covered", "empty_uncovered"
-_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST)
+_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 #: Whole numbers that stay numbers: those of 32 bits. Every other one becomes a text.
 NUMBERS = frozenset(
     {
@@ -162,6 +163,7 @@ def _hits(data: Data, hits: Sequence[Hit], bodies: Bodies) -> list[dict[str, Any
 
 
 def _body(data: Data, hit: Hit, bodies: Bodies) -> dict[str, Any]:
+    data.index.log.check()  # unpacking and writing down takes time that nothing else looks at
     if hit.size is None:
         return bodies.row(None)
     if bodies.is_full:

@@ -29,22 +29,23 @@ class Bodies:
     def row(self, message: Message | None) -> dict[str, Any]:
         """body, bodyEncoding (utf-8, json, hex, base64), bodySize (of the whole), bodyTruncated, compression and so on.
 
-        ``body`` is null where the message is not there or no room is left.
+        ``body`` is null where the message is not there or no room is left. What has no room is not unpacked either, so
+        that all bodies of an answer cost no more than they may be long; how long the whole is then is not known (null).
         """
         if message is None:
             return dict.fromkeys(("body", "bodyEncoding", "bodySize", "compression")) | {
                 "bodyTruncated": False,
                 "bodyUnpacked": False,
             }
-        body = unpack_body(message)
+        body = unpack_body(message, max(self._left, 0))
         data = body.data[: max(self._left, 0)]
         self._left -= len(data)
-        is_cut = len(data) < len(body.data)
+        is_cut = body.is_cut or len(data) < len(body.data)
         shown, encoding = (None, None) if is_cut and not data else _show(data, self._form, is_cut=is_cut)
         return {
             "body": shown,
             "bodyEncoding": encoding,
-            "bodySize": len(body.data),
+            "bodySize": None if body.is_cut else len(body.data),
             "bodyTruncated": is_cut,
             "compression": body.compression,
             "bodyUnpacked": body.is_unpacked,

@@ -16,6 +16,7 @@ from indexd.serve.board import Board
 from indexd.serve.events import Event
 from indexd.serve.http.answers import json_response, text64, to_json
 from indexd.serve.http.documented import documented, documented_text
+from indexd.serve.http.guard import HEAD_ONLY
 from indexd.serve.http.parameters import Since
 from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.route import StrictRoute
@@ -57,10 +58,14 @@ def figure_router(board: Board, stop: asyncio.Event) -> APIRouter:
         summary="Figures and events as they come",
         **documented_text(_EVENT_STREAM, "Server-sent events: ``status`` each second, ``event`` for each event"),
     )
-    async def live() -> Response:
+    async def live(request: Request) -> Response:
         """The objects of ``/api/v1/status`` and ``/api/v1/events``. It ends when the daemon stops."""
-        if len(streams) >= LIVE_MAX:
-            raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_RETRY)
+        if request.scope.get("state", {}).get(HEAD_ONLY):
+            head = Response(media_type=_EVENT_STREAM)
+            del head.headers["content-length"]  # a stream has none
+            return head
+        if len(streams) >= LIVE_MAX:  # and from here on nobody else is asked until this one is counted
+            raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_RETRY, closes=True)
         return _Live(_stream(board, stop), streams)
 
     return router

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.serve.http.access import FREE, FREE_BELOW, Access
-from indexd.serve.http.problem import ALLOWED, MEDIA_TYPE, ProblemError
+from indexd.serve.http.problem import ALLOWED, MEDIA_TYPE, ProblemError, stopping
 
 #: Bytes of the path with its query, and of all headers together.
 TARGET_MAX = 16_384
 HEADERS_MAX = 16_384
+#: In the state of a scope: it was asked by HEAD, although the method of the scope is GET, which routes know alone.
+HEAD_ONLY = "head_only"
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -22,14 +26,13 @@ _HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-_CLOSE = (b"connection", b"close")
 _VARY = (b"vary", b"Origin")
 _PREFLIGHT_SECONDS = b"600"
 _DEFECT = "a defect: the daemon's log says more"
 
 
 class _GoneError(Exception):
-    """The client has gone, or wants no more."""
+    """The client has gone."""
 
 
 class Guard:
@@ -56,13 +59,10 @@ class Guard:
                 given = [*message.get("headers", ()), *extra]
                 names = {name for name, _ in given}
                 message["headers"] = given + [header for header in _HEADERS if header[0] not in names]
-            is_endless = message.get("more_body", False) and scope["method"] == "HEAD"
             try:
-                await send({**message, "body": b"", "more_body": False} if is_endless else message)
+                await send(message)
             except (RuntimeError, OSError) as error:  # as the server says that the connection is closed
                 raise _GoneError from error
-            if is_endless:  # the head was all that was asked for
-                raise _GoneError
 
         try:
             preflight = self._preflight(scope, headers)
@@ -72,11 +72,21 @@ class Guard:
                 self._check(scope, headers)
                 is_checked = True
                 # Routes know GET alone; the server leaves the body of an answer to HEAD out.
-                inner = scope if scope["method"] == "GET" else {**scope, "method": "GET"}
+                inner = scope
+                if scope["method"] == "HEAD":
+                    inner = {**scope, "method": "GET", "state": {**scope["state"], HEAD_ONLY: True}}
                 await self._direct.get(scope["path"], self._app)(inner, receive, send_guarded)
         except ProblemError as problem:
             # What was not asked as it should may come with more of the kind.
-            await _send_problem(send_guarded, scope, problem, closes=not is_checked)
+            problem.closes = problem.closes or not is_checked
+            await _send_problem(send_guarded, scope, problem)
+        except asyncio.CancelledError:  # at a stop, or it would be answered in the server's own words
+            if self._log is not None:
+                self._log.warning("http_cut_off", path=scope["path"], answered=bool(status))
+            if status:
+                raise
+            with suppress(_GoneError):
+                await _send_problem(send_guarded, scope, stopping())
         except Exception as error:  # whatever it is, it is answered, and said in the log
             if _is_gone(error):
                 return  # nobody is there to be answered
@@ -84,7 +94,7 @@ class Guard:
                 self._log.error("http_failed", path=scope["path"], problem=repr(error), exc_info=True)
             if status:
                 raise
-            await _send_problem(send_guarded, scope, ProblemError(500, "internal", _DEFECT), closes=True)
+            await _send_problem(send_guarded, scope, ProblemError(500, "internal", _DEFECT, closes=True))
         finally:
             if self._log is not None:
                 seconds = round(time.perf_counter() - began, 6)
@@ -93,7 +103,8 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         path = scope["path"]
         if scope["method"] not in ("GET", "HEAD"):
-            raise ProblemError(405, "method-not-allowed", f"{scope['method']} changes things; here is only reading")
+            detail = f"{scope['method']} is not answered here, only GET and HEAD are"
+            raise ProblemError(405, "method-not-allowed", detail)
         if len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
             raise ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADERS_MAX:
@@ -136,13 +147,13 @@ def _is_gone(error: Exception) -> bool:
     return isinstance(error, _GoneError)
 
 
-async def _send_problem(send: Send, scope: Scope, problem: ProblemError, *, closes: bool) -> None:
+async def _send_problem(send: Send, scope: Scope, problem: ProblemError) -> None:
     body = problem.body(scope["path"])
     headers = [(name.encode(), value.encode()) for name, value in problem.headers().items()]
     headers += [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b'Bearer realm="indexd"'))
-    await _send(send, problem.status, [*headers, _CLOSE] if closes else headers, body)
+    await _send(send, problem.status, headers, body)
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

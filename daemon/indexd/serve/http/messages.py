@@ -22,7 +22,7 @@ from indexd.serve.http.answers import (
 from indexd.serve.http.bodies import Bodies
 from indexd.serve.http.documented import documented
 from indexd.serve.http.parameters import ByKey, ByQueueOffset, ByTime, ByUniqueKey, OneMessage, Where
-from indexd.serve.http.problem import ProblemError
+from indexd.serve.http.problem import ProblemError, of_values
 from indexd.serve.http.queries import Queries
 from indexd.serve.http.route import StrictRoute
 from indexd.serve.http.schemas import KeyAnswer, MessageRow, QueueAnswer, TimeAnswer
@@ -64,6 +64,7 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
 
         In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
         """
+        _check_times(asked)
         if asked.mode == "rocketmq" and asked.before is not None:
             raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
 
@@ -87,6 +88,7 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
     )
     async def by_unique_key(asked: Annotated[ByUniqueKey, Query()]) -> Response:
         """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
+        _check_times(asked)
 
         def question(data: Data) -> dict[str, Any]:
             found = data.by_key(
@@ -95,6 +97,11 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
             return key_row(data, found, Bodies(asked.body, body_max))
 
         return await answer(question)
+
+
+def _check_times(asked: ByKey | ByUniqueKey) -> None:
+    if asked.begin > asked.end:
+        raise of_values([f"begin: {asked.begin} is later than end, {asked.end}"])
 
 
 def _add_places(router: APIRouter, answer: Answer, outputs: OutputsConfig, body_max: int) -> None:

@@ -41,7 +41,7 @@ def page_router(config: Config, board: Board, data: Queries) -> APIRouter:
         status = 200
         if asked.is_anything and may_see:
             answer, status = await _answer(config, data, asked)
-        text = render_page(asked, answer, board.row() if may_see else None)
+        text = render_page(asked, answer, board.row() if may_see else None, _address(request))
         headers = _HEADERS | {"cache-control": "no-store"}
         return Response(text.encode("utf-8", "replace"), status, headers, "text/html")
 
@@ -62,6 +62,10 @@ def page_router(config: Config, board: Board, data: Queries) -> APIRouter:
 
 def _may_see(request: Request, config: Config) -> bool:
     return config.http.http_token_file is None or bool(request.scope.get("state", {}).get("authorized"))
+
+
+def _address(request: Request) -> str:
+    return f"{request.scope.get('scheme', 'http')}://{request.headers.get('host', '')}"
 
 
 async def _answer(config: Config, data: Queries, asked: Asked) -> tuple[Html, int]:

@@ -13,17 +13,32 @@ from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdErr
 
 MEDIA_TYPE = "application/problem+json"
 ALLOWED = "GET, HEAD"
+_INSTANCE_MAX = 200
+_STOPPING_RETRY = 5
 _TYPE = "urn:rocketmq-indexd:problem:"
 
 
 class ProblemError(Exception):
-    """An answer that is none. ``slug`` ends its type, ``members`` go into its object, ``retry`` is in seconds."""
+    """An answer that is none. ``slug`` ends its type, ``members`` go into its object, ``retry`` is in seconds.
+
+    ``closes``: the connection is not kept, so that those who are refused hold none. ``is_refusal``: nothing failed, it
+    was only not the time to ask.
+    """
 
     def __init__(
-        self, status: int, slug: str, detail: str, members: Mapping[str, Any] | None = None, retry: int | None = None
+        self,
+        status: int,
+        slug: str,
+        detail: str,
+        members: Mapping[str, Any] | None = None,
+        retry: int | None = None,
+        *,
+        closes: bool = False,
+        is_refusal: bool = False,
     ) -> None:
         super().__init__(detail)
         self.status, self.slug, self.detail, self.retry = status, slug, detail, retry
+        self.closes, self.is_refusal = closes, is_refusal
         self.members = dict(members or {})
 
     @property
@@ -32,13 +47,13 @@ class ProblemError(Exception):
         return HTTPStatus(self.status).phrase
 
     def body(self, instance: str) -> bytes:
-        """The object; ``instance`` is the path that was asked for."""
+        """The object; ``instance`` is the path that was asked for, of which the beginning is enough."""
         row = {
             "type": _TYPE + self.slug,
             "title": self.title,
             "status": self.status,
             "detail": self.detail,
-            "instance": instance,
+            "instance": instance[:_INSTANCE_MAX],
         }
         return json.dumps(row | self.members).encode()
 
@@ -47,6 +62,8 @@ class ProblemError(Exception):
         headers = {} if self.retry is None else {"retry-after": str(self.retry)}
         if self.status == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ALLOWED
+        if self.closes:
+            headers["connection"] = "close"
         return headers
 
     def response(self, instance: str) -> Response:
@@ -63,6 +80,12 @@ def of_values(problems: Iterable[str]) -> ProblemError:
     """Parameters that cannot be used, each with why."""
     listed = list(problems)
     return ProblemError(422, "parameters", "; ".join(listed), {"problems": listed})
+
+
+def stopping() -> ProblemError:
+    """What is asked, or not answered yet, when the daemon stops."""
+    detail = "the daemon stops: ask again when it is back"
+    return ProblemError(503, "stopping", detail, retry=_STOPPING_RETRY, closes=True, is_refusal=True)
 
 
 def of_error(error: IndexdError) -> ProblemError:

@@ -12,8 +12,8 @@ from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, open_index
 from indexd.serve.board import Board
-from indexd.serve.http.problem import ProblemError, of_error
-from indexd.serve.http.workers import TooManyError, Workers
+from indexd.serve.http.problem import ProblemError, of_error, stopping
+from indexd.serve.http.workers import StoppedError, TooManyError, Workers
 from indexd.storage.disk import Disk
 
 T = TypeVar("T")
@@ -26,6 +26,10 @@ _WALK_MAX = 100_000
 _KEPT_SECONDS = 10.0
 _OPENING_RETRY = 5
 _BUSY_RETRY = 1
+#: A query that takes longer is ended: it holds a thread that others wait for.
+QUERY_SECONDS = 10.0
+# At a stop: one that no check reaches, since a disk does not answer, is left behind.
+_CLOSE_SECONDS = 2.0
 
 
 class Queries:
@@ -40,6 +44,7 @@ class Queries:
         self._idle: list[tuple[Data, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     def __repr__(self) -> str:
         return f"Queries({self._config.store.data}, {self._workers})"
@@ -54,7 +59,9 @@ class Queries:
             raise of_error(error) from error
         except TooManyError:
             detail = f"{self._config.http.http_queries_max} queries run, and as many wait as may"
-            raise ProblemError(503, "busy", detail, retry=_BUSY_RETRY) from None
+            raise ProblemError(503, "busy", detail, retry=_BUSY_RETRY, is_refusal=True) from None
+        except StoppedError:
+            raise stopping() from None
         self._check_phase()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
@@ -67,7 +74,7 @@ class Queries:
             answer = await self.ask(question)
             kind = result(answer)
         except ProblemError as problem:
-            kind = "error" if problem.status >= 500 else None
+            kind = "error" if problem.status >= 500 and not problem.is_refusal else None
             raise
         finally:
             if kind is not None:
@@ -75,13 +82,19 @@ class Queries:
                 self._board.query_seconds.observe(time.perf_counter() - began)
         return answer
 
-    def close(self) -> None:
-        """End the threads, once each has answered what it is at, and close all files."""
+    def stop(self) -> None:
+        """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
+        self._is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        self._workers.close()
+        self._workers.stop()
+
+    def close(self) -> int:
+        """Close all files behind a ``stop``, in any thread; how many queries are left behind after two seconds."""
+        left = self._workers.close(_CLOSE_SECONDS)
         while self._idle:
             self._idle.pop()[0].close()
+        return left
 
     def _check_phase(self) -> None:
         phase = self._board.phase
@@ -95,6 +108,15 @@ class Queries:
             data = self._idle.pop()[0]
         except IndexError:
             data = self._open()
+        end = time.monotonic() + QUERY_SECONDS
+
+        def check() -> None:
+            if self._is_stopping:
+                raise stopping()
+            if time.monotonic() > end:
+                raise _too_long()
+
+        data.set_check(check)
         try:
             answer = question(data)
         except BaseException:
@@ -116,7 +138,7 @@ class Queries:
         self._tidying = asyncio.create_task(self._close_unused())
 
     async def _close_unused(self) -> None:
-        with suppress(TooManyError):
+        with suppress(TooManyError, StoppedError):
             await self._workers.ask(self._drop)
         if self._idle and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
@@ -131,3 +153,9 @@ class Queries:
                 self._idle.insert(0, (data, used))
                 return
             data.close()
+
+
+def _too_long() -> ProblemError:
+    detail = f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended"
+    hint = "ask for fewer messages (max), a shorter time (begin, end), or without bodies"
+    return ProblemError(503, "too-long", detail, {"hint": hint}, retry=_BUSY_RETRY)

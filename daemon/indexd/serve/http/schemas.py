@@ -71,7 +71,7 @@ class BodyRow(Camel):
 
     body: Any = Field(None, description="Text, or a JSON value where ``bodyEncoding`` says so")
     body_encoding: Literal["utf-8", "json", "hex", "base64"] | None = None
-    body_size: int | None = Field(None, description="Bytes of the whole body")
+    body_size: int | None = Field(None, description="Bytes of the whole body; null where it was not unpacked whole")
     body_truncated: bool = False
     body_unpacked: bool = Field(False, description="It is stored compressed and shown unpacked")
     compression: str | None = None

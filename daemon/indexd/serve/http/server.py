@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -18,8 +18,10 @@ from indexd.serve.board import Board
 from indexd.serve.http.access import read_access
 from indexd.serve.http.app import create_app
 from indexd.serve.http.connection import SURPLUS_MAX, Connection
+from indexd.serve.http.queries import Queries
 
-_LEAVE_SECONDS = 3
+# Together with what closing the queries takes, less than the outlet is given (serve.server).
+_LEAVE_SECONDS = 2
 _IDLE_SECONDS = 30
 _HANDSHAKE_SECONDS = 5.0
 _ACCEPTED_AT_ONCE = 64
@@ -28,6 +30,7 @@ _PAUSE_SECONDS = 1.0
 _OPENING_SECONDS = 0.5
 # struct linger: closed at once, by a reset.
 _RESET = struct.pack("ii", 1, 0)
+_OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on 127.0.0.1"
 # Answers that clients do not take: beyond this the largest go.
 _UNTAKEN_MAX = 64 << 20
 
@@ -38,7 +41,12 @@ async def serve_http(config: Config, board: Board, log: Any, listening: socket.s
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.
     """
     access = read_access(config)
+    if access.is_open:
+        log.warning(
+            "http_open", http=config.http.http, token=access.token is not None, tls=access.tls is not None, hint=_OPEN
+        )
     app = create_app(config, board, log, stop, access)
+    queries: Queries = app.state.queries
     # Nothing of it is a line of our log; without a handler Python would print it as it is.
     quiet = logging.getLogger("uvicorn")
     quiet.propagate = False
@@ -57,10 +65,13 @@ async def serve_http(config: Config, board: Board, log: Any, listening: socket.s
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_LEAVE_SECONDS,
         )
-        await _Server(settings, access.tls, listening, stop).serve()
+        await _Server(settings, access.tls, listening, stop, queries.stop).serve()
     finally:
+        queries.stop()
         # In another thread: a query may be under way, and it is waited for.
-        await asyncio.to_thread(app.state.queries.close)
+        left = await asyncio.to_thread(queries.close)
+        if left:
+            log.warning("queries_left_behind", queries=left)
 
 
 class _Server(uvicorn.Server):
@@ -70,11 +81,16 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, tls: ssl.SSLContext | None, listening: socket.socket, stop: asyncio.Event
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        listening: socket.socket,
+        stop: asyncio.Event,
+        on_stop: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self.servers: list[asyncio.base_events.Server] = []
-        self._tls, self._stop = tls, stop
+        self._tls, self._stop, self._on_stop = tls, stop, on_stop
         self._handshake: dict[str, Any] = {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_SECONDS}
         self._listening = listening.dup()
         self._listening.setblocking(False)
@@ -104,6 +120,7 @@ class _Server(uvicorn.Server):
         """Accept nobody any more, and let those that are there finish."""
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
+        self._on_stop()
         if self._opening:
             _, late = await asyncio.wait(self._opening, timeout=_OPENING_SECONDS)
             for task in late:

@@ -26,6 +26,10 @@ class TooManyError(Exception):
     """As many wait as may, or this one has waited too long."""
 
 
+class StoppedError(Exception):
+    """No questions are answered any more."""
+
+
 @dataclass(slots=True)
 class _Question:
     call: Callable[[], Any]
@@ -34,7 +38,10 @@ class _Question:
 
 
 class Workers:
-    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; all methods are the event loop's."""
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait.
+
+    All methods but ``close`` are the event loop's.
+    """
 
     def __init__(self, threads_max: int, waiting_max: int) -> None:
         self._threads_max, self._waiting_max = threads_max, waiting_max
@@ -53,8 +60,10 @@ class Workers:
         return f"Workers({self._active} of {self._threads_max} work, {len(self._waiting)} questions wait)"
 
     async def ask(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns or raises in a worker; TooManyError."""
-        if len(self._waiting) >= self._waiting_max or self._is_closed:
+        """What ``call`` returns or raises in a worker; TooManyError, StoppedError."""
+        if self._is_closed:
+            raise StoppedError
+        if len(self._waiting) >= self._waiting_max:
             raise TooManyError
         loop = self._loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -66,19 +75,26 @@ class Workers:
             loop.call_soon(self._start, loop)
         return await future
 
-    def close(self) -> None:
-        """End the threads; a question under way is finished, those that wait are not asked."""
+    def stop(self) -> None:
+        """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         while self._waiting:
-            self._waiting.popleft().future.cancel()
+            with suppress(IndexError):  # a thread has taken it
+                self._done.append((self._waiting.popleft().future, None, StoppedError()))
+        self._deliver()
         with self._lock:
             parked, self._parked = self._parked, []
         for latch in parked:
             latch.release()
+
+    def close(self, seconds: float) -> int:
+        """Wait so long for the threads of stopped workers, in any thread: how many are left, which hold up nothing."""
+        end = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(end - time.monotonic(), 0))
+        return sum(thread.is_alive() for thread in self._threads)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_starting = False

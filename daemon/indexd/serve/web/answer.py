@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from indexd.errors import IndexdError
 from indexd.query import TIME_MAX, Answer, Coverage, Data, Hit, KeyQuery, NotFound, OffsetAnswer, query_rocketmq
 from indexd.query import coverage as reasons
+from indexd.query.queues import NO_FOLDER
 from indexd.serve.web.asked import BY_INDEX, INDEX_TYPES, MODES, TIME_MIN, WAYS, Asked
 from indexd.serve.web.drawing import log_strip, timeline
 from indexd.serve.web.markup import Child, Html, element, joined
@@ -21,7 +22,7 @@ _HEAD = (
     ("Physical offset", "n"),
 )  # fmt: skip
 _SEARCHED_AGAIN = "search again"
-_COVERED = (reasons.ABSENT, reasons.ABSENT_BEFORE, reasons.BEHIND_LAST)
+_COVERED = (reasons.ABSENT, reasons.ABSENT_BEFORE, reasons.BEHIND_LAST, NO_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)

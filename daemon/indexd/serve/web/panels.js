@@ -60,7 +60,7 @@ const FIGURES = [
     const bytes = row.uncoveredBytes === undefined ? holesOf(row).reduce((sum, hole) => sum + hole.end - hole.begin, 0n) : big(row.uncoveredBytes);
     return [size(bytes), `${size(row.corruptBytes || 0)} unreadable`, bytes > 0n ? "bad" : ""];
   }],
-  ["broker", "broker", (row) => brokerOf(row.broker || {})],
+  ["broker", "broker", (row) => brokerOf(row.broker || {}, row.mode)],
   ["disk", "of the data's disk used", (row) => (number(row.diskUsedRatio) === null ? null
     : [share(number(row.diskUsedRatio)), number(row.diskUsedMax) < 1 ? `indexing waits at ${share(number(row.diskUsedMax))}` : "",
       number(row.diskUsedRatio) >= number(row.diskUsedMax) ? "bad" : ""])],
@@ -70,12 +70,12 @@ const FIGURES = [
 
 const counted = (count, one, more) => `${group(count)} ${count === 1 ? one : more}`;
 
-const brokerOf = (broker) => {
+const brokerOf = (broker, mode) => {
   const indexing = broker.indexing === true ? "its own index is on" : broker.indexing === false ? "its own index is off" : "";
   const pid = broker.pid ? `pid ${broker.pid}` : "";
   const extra = [pid, indexing].filter(Boolean).join(", ");
   if (broker.alive === true) return ["alive", extra, "good"];
-  if (broker.alive === false) return ["down", extra || "why stands above", "bad"];
+  if (broker.alive === false) return ["not running", extra || (mode === "offload" ? "why stands above" : broker.why || ""), mode === "offload" ? "bad" : ""];
   return ["not known", extra || broker.why || ""];
 };
 
@@ -105,7 +105,7 @@ const problemsOf = (row) => {
   const holes = holesOf(row);
   if (holes.length) found.push(`${counted(holes.length, "stretch", "stretches")} of the log cannot be found: ${size(holes.reduce((sum, hole) => sum + hole.end - hole.begin, 0n))}`);
   const broker = row.broker || {};
-  return [...found, ...(broker.unsafe || []), ...(broker.alive === false ? [`the broker is not running${broker.why ? `: ${broker.why}` : ""}`] : [])];
+  return [...found, ...(broker.unsafe || []), ...(broker.alive === false && row.mode === "offload" ? [`the broker is not running${broker.why ? `: ${broker.why}` : ""}`] : [])];
 };
 
 const tileOf = (id, hasCurve) => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -29,6 +30,7 @@ ASSETS = {
 _BEHIND_MILLIS_MAX = 60_000
 _CURRENT_MILLIS_MAX = 10_000
 _TIMES = ("-15m", "-1h", "-6h", "-24h", "-7d")
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}", re.ASCII)
 
 
 @cache
@@ -43,8 +45,11 @@ def assets_version() -> str:
     return hashlib.sha256(b"".join(asset(name) for name in ASSETS)).hexdigest()[:16]
 
 
-def render_page(asked: Asked, answer: Html | None, row: Row | None) -> str:
-    """The whole page. ``row`` is the board's, None for who may not see it: then there is only the form."""
+def render_page(asked: Asked, answer: Html | None, row: Row | None, address: str = "") -> str:
+    """The whole page. ``row`` is the board's, None for who may not see it: then there is only the form.
+
+    ``address`` is where the browser found it, as ``http://HOST:PORT``.
+    """
     whose = "indexd" if row is None else f"{row['cluster']} / {row['nodeId']}"
     words = f"{asked.q or asked.topic} - {whose}" if asked.is_anything else whose
     kind, state = ("", "") if row is None else state_of(row)
@@ -59,6 +64,7 @@ def render_page(asked: Asked, answer: Html | None, row: Row | None) -> str:
         problems=joined([element("li", foreign(problem)) for problem in problems_of(row or {})]),
         form=_form(asked),
         answer=answer or "",
+        noscript=_without_script(is_refused=row is None, address=address),
     )
 
 
@@ -94,9 +100,30 @@ def problems_of(row: Row) -> list[str]:
         found.append(f"{words} of the log cannot be found: {show_size(size)}")
     broker = row.get("broker", {})
     found += broker.get("unsafe", [])
-    if broker.get("alive") is False:
+    # In mode shadow a broker may be stopped whenever its operator likes; in mode offload the two belong together.
+    if broker.get("alive") is False and row.get("mode") == "offload":
         found.append(": ".join(filter(None, ("the broker is not running", broker.get("why")))))
     return found
+
+
+def _without_script(*, is_refused: bool, address: str) -> Html:
+    ways = ("/api/v1/status", "/metrics")
+    status, metrics = (element("a", way, href=way) for way in ways)
+    figures = (status, ", ", metrics, " and in ", element("code", "indexd status"))
+    if not is_refused:
+        words = "What moves on this page (lag, rates, files, events) needs JavaScript; searching does not."
+        return element("p", words, " The figures are also at ", figures, ".", class_="soft")
+    where = address if _ADDRESS.fullmatch(address) else "http://HOST:PORT"
+    curl = 'curl -H "Authorization: Bearer $(cat TOKEN_FILE)"'
+    lines = [f"{curl} '{where}{way}'\n" for way in ("/api/v1/messages/by-key?topic=TOPIC&key=KEY", ways[0])]
+    return element(
+        "div",
+        element("h2", "This server wants a token"),
+        element("p", "A browser without JavaScript cannot give it: nothing is found and nothing is shown here."),
+        element("p", "Turn JavaScript on for this page, or ask with the token's file:"),
+        element("pre", lines, class_="code wrap"),
+        class_="panel bad",
+    )
 
 
 @cache
