@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from indexd.commitlog.format import NotYetWritten
 from indexd.service import around as module
 from indexd.service.around import Around
+from indexd.service.broker_limit import BrokerLimit
 from indexd.service.reload import merge_reloadable
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog
@@ -31,7 +33,7 @@ class FakeWatch:
 
     def __init__(self, config: Any, _: object) -> None:
         self.address = config.node.broker_address
-        self.log_limit: Any = object()
+        self.log_limit: Any = BrokerLimit("127.0.0.1:1", 1.0)
         self.is_closed = False
         FakeWatch.made.append(self)
 
@@ -130,11 +132,73 @@ def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instanc
     end = write_log(tmp_path / "other", 3000)
     with opened_inside(tmp_path / "other", tmp_path / "built") as daemon, Around(instance) as around:
         around.follow(daemon.reader, daemon.state.meter)
-        daemon.reader.log_limit = None
+        FakeWatch.made[0].log_limit = daemon.reader.log_limit = None
         wait_for(lambda: daemon.state.lag().bytes == end)
         while not daemon.state.meter.is_at_end:
             found = daemon._poll()
             assert found is not None
         assert daemon.state.row()["commitLogMaxOffset"] == daemon.reader.position
+        daemon.outputs.close()
+        daemon.reader.close()
+
+
+@pytest.mark.parametrize("named", ["nothing", "a message's end", "inside of a message"])
+def test_a_log_that_goes_on_behind_the_brokers_offset_is_not_at_its_end(
+    tmp_path: Path, instance: Instance, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    middle, end = write_log(tmp_path / "part", 100), write_log(tmp_path / "other", 300)
+    offset = {"nothing": 0, "a message's end": middle, "inside of a message": middle + 1}[named]
+    stands = min(offset, middle)
+    instance.config = config_of(tmp_path / "other", tmp_path / "data")
+    with opened_inside(tmp_path / "other", tmp_path / "built") as daemon, Around(instance) as around:
+        limit = FakeWatch.made[0].log_limit
+        limit.offset, limit.silence = offset, None
+        monkeypatch.setattr(limit, "_question", lambda: None)
+        around.follow(daemon.reader, daemon.state.meter)
+        assert daemon.state.row()["commitLogMaxOffset"] == end, "known before the first look"
+        meter = daemon.state.meter
+
+        def look() -> bool:
+            daemon.reput.caught_up = isinstance(daemon._poll(), NotYetWritten)
+            return meter.held_at is not None and not meter.is_at_end
+
+        wait_for(look)
+        assert daemon.reader.position == meter.held_at == stands
+        row = daemon.state.row()
+        assert not row["caughtUp"]
+        assert (row["commitLogMaxOffset"], row["dispatchBehindBytes"]) == (end, end)
+        assert "correct broker_address" in limit.unsafe(is_expected=False)[0]
+        # The right one.
+        limit.offset = end
+        wait_for(lambda: look() is False and daemon.reader.position == end and meter.is_at_end)
+        row = daemon.state.row()
+        assert row["caughtUp"]
+        assert row["commitLogMaxOffset"] == end
+        wait_for(lambda: not limit.unsafe(is_expected=False))
+        daemon.outputs.close()
+        daemon.reader.close()
+
+
+def test_what_is_left_of_half_a_message_holds_nobody(
+    tmp_path: Path, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = write_log(tmp_path / "other", 300)
+    (segment, *_) = sorted((tmp_path / "other" / "commitlog").iterdir())
+    with segment.open("r+b") as file:
+        file.seek(end)
+        file.write(b"\0\0\0\x99half")
+    instance.config = config_of(tmp_path / "other", tmp_path / "data")
+    with opened_inside(tmp_path / "other", tmp_path / "built") as daemon, Around(instance) as around:
+        limit = FakeWatch.made[0].log_limit
+        limit.offset, limit.silence = end, None
+        monkeypatch.setattr(limit, "_question", lambda: None)
+        around.follow(daemon.reader, daemon.state.meter)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            daemon._poll()
+        assert daemon.reader.position == end
+        assert daemon.state.meter.held_at is None
+        assert daemon.state.row()["commitLogMaxOffset"] == end
+        assert limit.unsafe(is_expected=True) == []
         daemon.outputs.close()
         daemon.reader.close()

@@ -132,7 +132,7 @@ def test_the_last_answer_holds_while_there_is_none() -> None:
         clock.now += 10
         assert limit.ask(100) == 40
         assert limit.silence is None
-        assert "ends at 40 and was read up to 100" in limit.unsafe(is_expected=True)[0]
+        assert "ends at 40 and it was read up to 100" in limit.unsafe(is_expected=True)[0]
         limit.close()
 
 
@@ -150,18 +150,70 @@ def test_questions_are_seldom() -> None:
 
         def ask_for(seconds: float) -> int:
             before = len(broker.requests)
-            for _ in range(int(seconds * 1000)):  # as a tail loop that looks every millisecond
+            for number in range(int(seconds * 1000)):  # as a tail loop that looks every millisecond, and goes on
                 clock.now += 0.001
-                limit.ask(5)
+                limit.ask(5 + number // 10)
             return len(broker.requests) - before
 
         limit = BrokerLimit(broker.address, 4.0, clock)
-        assert 45 <= ask_for(1) <= 51
+        assert 45 <= ask_for(1) <= 51, "at most fifty a second while messages flow"
         broker.answer = well("5", code=1)
         assert ask_for(60) <= 20  # after 0.5, 1, 2, and then 4 seconds each
         broker.answer = well("6")
         clock.now += 4
         assert limit.ask(5) == 6
+        limit.close()
+
+
+def test_a_reader_that_is_told_the_same_leaves_the_questions_to_the_watcher() -> None:
+    clock = Clock()
+    with FakeBroker(well("5")) as broker:
+        limit = BrokerLimit(broker.address, 4.0, clock)
+        for step in range(60_000):  # a minute
+            clock.now += 0.001
+            limit.ask(5, b"what a longer log left")
+            if step % 4000 == 0:
+                limit.refresh()
+        watched = 60 // 4
+        assert watched <= len(broker.requests) <= watched + 10
+        # What is written over it is asked for at once.
+        broker.answer = well("9")
+        assert limit.ask(5, b"a message") == 9
+        # And without a watcher it goes on by itself.
+        before = len(broker.requests)
+        for _ in range(60_000):
+            clock.now += 0.001
+            limit.ask(9, b"more")
+        assert 7 <= len(broker.requests) - before <= 25
+        limit.close()
+
+
+def test_an_offset_that_the_log_on_disk_contradicts() -> None:
+    def stand(position: int, *, has_messages: bool, looks: int = 5, is_waiting: bool = True) -> bool:
+        found = [limit.compare(position, is_waiting=is_waiting, has_messages=has_messages) for _ in range(looks)]
+        return found[-1]
+
+    with FakeBroker(well("100")) as broker:
+        limit = BrokerLimit(broker.address, 4.0, Clock())
+        limit.refresh()
+        for position, has_messages, said in (
+            (100, True, "but whole messages stand at 100"),
+            (90, True, "but the message at 90 goes beyond that"),
+            (80, False, "but on disk there is no message at 80"),
+        ):
+            assert stand(position, has_messages=has_messages) is has_messages
+            (text,) = limit.unsafe(is_expected=False)
+            assert said in text
+            assert "correct broker_address and send HUP" in text
+        # At the end, on the way, or only for a moment: nothing is odd.
+        assert not stand(100, has_messages=False)
+        assert limit.unsafe(is_expected=True) == []
+        assert not stand(90, has_messages=True, is_waiting=False)
+        assert not stand(100, has_messages=True, looks=3)
+        assert limit.unsafe(is_expected=True) == []
+        # Read beyond it: cut, or another broker's.
+        assert not stand(150, has_messages=False)
+        assert "read up to 150, so it was cut" in limit.unsafe(is_expected=False)[0]
         limit.close()
 
 

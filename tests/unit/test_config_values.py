@@ -164,9 +164,15 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message, hint):
 def test_files_that_cannot_be_read(tmp_path):
     gone = tmp_path / "gone.toml"
     assert str(refused(file=gone)) == f"cannot read {gone} (from -c): No such file or directory"
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe (from environment INDEXD_CONFIG) is no file" in str(
+        refused(environ={"INDEXD_CONFIG": str(tmp_path / "pipe")})
+    )
     assert "(from environment INDEXD_CONFIG): Is a directory" in str(refused(environ={"INDEXD_CONFIG": str(tmp_path)}))
     assert 'config = "" (from environment INDEXD_CONFIG) is empty' in str(refused(environ={"INDEXD_CONFIG": ""}))
-    assert "larger than 1 MiB" in str(refused(file=Path("/dev/zero")))
+    assert "/dev/zero (from -c) is no file" in str(refused(file=Path("/dev/zero")))
+    (tmp_path / "large").write_bytes(bytes(2**20 + 1))
+    assert "larger than 1 MiB" in str(refused(file=tmp_path / "large"))
     assert f"cannot read {gone} (from --broker-conf)" in str(refused({"broker_conf": str(gone)}))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,3 +87,65 @@ async def test_ready_is_said_once_the_log_was_looked_at(tmp_path: Path) -> None:
         assert said.index("ready") < said.index("stopping")
         assert "ready" not in said[said.index("ready") + 1 :]
         assert "status" not in said[said.index("stopping") :], "systemd shows that it stops until it has"
+
+
+async def test_the_first_word_says_how_old_the_log_is(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", 100)  # of years ago
+    with opened_inside(tmp_path / "store", tmp_path / "data", drain_interval="1") as daemon:
+        async with running(daemon):
+            await wait_until(lambda: "ready" in dict(notifier_of(daemon).said))
+            ready = dict(notifier_of(daemon).said)["ready"]
+            assert " 0 ms behind" not in ready, ready
+            assert int(ready.split(" ms behind")[0].split()[-1]) > 60_000, ready
+
+
+async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path / "store", 100)
+    monkeypatch.setattr("indexd.service.heart._AROUND_SECONDS", 0.5)
+    with opened_inside(tmp_path / "store", tmp_path / "data", watchdog=0.4) as daemon:
+        async with running(daemon):
+            await wait_until(lambda: row_of(daemon)["caughtUp"])
+            assert row_of(daemon)["problems"] == {}
+            daemon._instance.looked_around = time.monotonic()
+            await wait_until(lambda: "around" in row_of(daemon)["problems"])
+            pings = notifier_of(daemon).pings
+            await wait_until(lambda: notifier_of(daemon).pings > pings)
+            assert row_of(daemon)["stalled"] == {}
+            assert "a file system that hangs" in row_of(daemon)["problems"]["around"]
+            daemon._instance.looked_around = time.monotonic() + 60
+            await wait_until(lambda: row_of(daemon)["problems"] == {})
+
+
+async def test_a_configuration_that_hangs_holds_up_neither_the_index_nor_a_stop(tmp_path: Path) -> None:
+    store, release, hangs = tmp_path / "store", threading.Event(), threading.Event()
+    end = write_log(store, 100)
+    with opened_inside(store, tmp_path / "data") as daemon:
+        config = daemon._instance.config
+
+        def read() -> Any:
+            hangs.set()
+            release.wait(60)
+            return config
+
+        daemon._instance.reload_config = read
+        async with running(daemon):
+            await wait_until(lambda: row_of(daemon)["caughtUp"])
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGHUP)
+            await wait_until(hangs.is_set)
+            end = write_log(store, 50, start_offset=end, seed=2)
+            await wait_until(lambda: row_of(daemon)["durableOffset"] == end)
+            release.set()
+            events = daemon._board.events
+            await wait_until(lambda: [event.name for event in events.since(0)].count("reloaded") == 2)
+            assert not daemon._instance.is_reload_due
+            release.clear()
+            hangs.clear()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await wait_until(hangs.is_set)
+            began = time.monotonic()
+        assert time.monotonic() - began < 10
+        assert daemon._instance.is_reload_due, "whoever goes on here has to follow it"
+        release.set()

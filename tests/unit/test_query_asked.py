@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from indexd.errors import CorruptDataError, IndexdError, UsageError
+from indexd.flush.frontier import Uncovered
 from indexd.query import (
+    Coverage,
     Data,
     KeyQuery,
     OffsetQuery,
@@ -36,8 +38,49 @@ def test_nothing_before_a_cursor(store: QueueStore) -> None:
     with store.index() as index:
         assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
         assert query_exact(index, KeyQuery("T", "none")).why == "absent"
-        store.append(spec())
-        assert str(query_exact(index, KeyQuery("T", "k", before=offset)).why).startswith("not yet indexed")
+        (behind,) = store.append(spec())
+        # What is not indexed yet stands behind the cursor, unless the cursor is behind the index.
+        assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
+        assert query_exact(index, KeyQuery("T", "none", before=behind)).why == "absent before the cursor"
+        assert str(query_exact(index, KeyQuery("T", "none", before=behind + 1)).why).startswith("not yet indexed")
+
+
+def test_what_a_cursor_leaves_open() -> None:
+    gap = Uncovered(300, 400, "lost")
+    whole = Coverage(200, 500, 100, complete=False, uncovered=(gap,))
+    assert whole.up_to(501).has_gaps
+    assert not whole.up_to(501).complete
+    assert whole.up_to(500).complete
+    assert whole.up_to(301).uncovered == (gap,)
+    assert whole.up_to(300).uncovered == ()
+    assert whole.up_to(101).starts_late
+    assert not whole.up_to(100).has_gaps  # the log begins there
+    assert not Coverage(200, 500, None, complete=False).up_to(0).has_gaps
+
+
+def test_a_query_is_ended_by_its_check(store: QueueStore) -> None:
+    store.append(*[spec() for _ in range(20)])
+    store.build()
+    with open_data(store.data) as data:
+        assert len(data.by_key("T", "k").hits) == 20
+        where = data.by_key("T", "k").hits[0].phy_offset
+        queries = (
+            lambda: data.by_key("T", "k"),
+            lambda: data.by_key("T", "none"),
+            lambda: data.by_queue("T", 0),
+            lambda: data.at_time("T", 0, T0),
+            lambda: data.message(where),
+        )
+        for query in queries:
+            query()
+
+        def stop() -> None:
+            raise KeyError
+
+        data.set_check(stop)
+        for query in queries:
+            with pytest.raises(KeyError):
+                query()
 
 
 def test_queues_that_were_left_out_and_one_that_starts_late(store: QueueStore) -> None:

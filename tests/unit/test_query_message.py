@@ -91,3 +91,14 @@ def test_a_body_that_unpacks_to_too_much_stays_as_stored(store: Store, monkeypat
     monkeypatch.setattr("indexd.query.message.BODY_SIZE_MAX", 1000)
     (offset,) = store.append(replace(spec(), sys_flag=1, body=zlib.compress(bytes(1001))))
     assert not unpack_body(find_by_offset(log_of(store), offset)).is_unpacked
+
+
+def test_no_more_is_unpacked_than_is_wanted(store: Store) -> None:
+    body = bytes(range(256)) * 4
+    (offset,) = store.append(replace(spec(), sys_flag=1, body=zlib.compress(body)))
+    message = find_by_offset(log_of(store), offset)
+    for most in (0, 1, 1023):
+        found = unpack_body(message, most)
+        assert (found.data, found.is_unpacked, found.is_cut) == (body[:most], True, True)
+    found = unpack_body(message, 1024)
+    assert (found.data, found.is_cut) == (body, False)

@@ -26,7 +26,8 @@ class Named:
         self.newer = offset if newer is None else newer
         self.asked: list[int] = []
 
-    def ask(self, position: int) -> int | None:
+    def ask(self, position: int, head: bytes = b"") -> int | None:
+        assert any(head)
         self.asked.append(position)
         self.offset = self.newer
         return self.offset

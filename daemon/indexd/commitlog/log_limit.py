@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from indexd.commitlog.cursor import SegmentCursor
+from indexd.commitlog.format import HEAD_SIZE
 
 
 class LogLimit(Protocol):
@@ -18,8 +19,11 @@ class LogLimit(Protocol):
     def offset(self) -> int | None:
         """The physical offset behind the broker's last message, as it was named last; None: nothing is bounded."""
 
-    def ask(self, position: int) -> int | None:
-        """``offset``, perhaps newer: bytes stand at ``position``, which is not before it. May take a second or two."""
+    def ask(self, position: int, head: bytes = b"") -> int | None:
+        """``offset``, perhaps newer: bytes stand at ``position``, which is not before it. May take a second or two.
+
+        ``head`` is how they begin: while it stays the same, nothing was written there.
+        """
 
 
 def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> int | None:
@@ -27,8 +31,9 @@ def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> in
     if limit is None:
         return None
     offset = limit.offset
-    is_wanting = offset is None or offset <= position
-    return limit.ask(position) if is_wanting and cursor.has_bytes(position) else offset
+    if (offset is not None and offset > position) or not cursor.has_bytes(position):
+        return offset
+    return limit.ask(position, cursor.buffer[: cursor.fill(position, HEAD_SIZE)].tobytes())
 
 
 def allows(limit: LogLimit | None, position: int) -> bool:

@@ -6,7 +6,9 @@ Nothing is validated here but names: a key that nobody knows is an error with th
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
-LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment or /dev/zero by mistake
+LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment by mistake
 
 _TOML_LINE = re.compile(r"(.*?) ?\(at line (\d+), column (\d+)\)", re.DOTALL)
 _CAMEL_KEY = re.compile(r"^[ \t]*[a-z]+[A-Z]\w*[ \t]*[=:]", re.MULTILINE)
@@ -36,10 +38,15 @@ class Given:
 
 
 def read_file(path: Path, source: str) -> bytes:
-    """The whole of a small file. `source` says who named it; UsageError when it cannot be read or is no small file."""
+    """The whole of a small file. `source` says who named it; UsageError when it cannot be read or is no small file.
+
+    A pipe or a device is refused and never waited for.
+    """
     name = printable(str(path))
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{name} (from {source}) is no file", "name a configuration file")
             data = file.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -47,6 +54,10 @@ def read_file(path: Path, source: str) -> bytes:
     if len(data) > LARGEST_FILE:
         raise UsageError(f"{name} (from {source}) is larger than 1 MiB", "name a configuration file")
     return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:

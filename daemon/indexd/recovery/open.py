@@ -12,6 +12,7 @@ from indexd import __version__
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reading import ReaderCounters
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config, OutputsConfig
 from indexd.errors import CorruptDataError, UnsafeStoreError
@@ -97,6 +98,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
     reader.position = base.phy_offset
+    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
     reader.check_until = 0 if plan.is_clean else reader.check_until
     reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
     return Opened(

@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
+from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.format import EndOfFile
 from indexd.commitlog.log_end import log_end
+from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.errors import IndexdError
 from indexd.service.broker_watch import BrokerWatch
@@ -44,6 +47,7 @@ class Around:
         self._thread = threading.Thread(target=self._run, name="around", daemon=True)
 
     def __enter__(self) -> Around:
+        self._instance.looked_around = time.monotonic()
         self._thread.start()
         self._has_looked.wait(_FIRST_SECONDS)
         return self
@@ -57,8 +61,10 @@ class Around:
 
         From now on ``meter`` is told how far the log goes while the reader is behind.
         """
-        self._followed = (reader, meter)
         reader.log_limit = self._watch.log_limit
+        with suppress(IndexdError):  # so that the first figures are those of the whole log
+            meter.seen_end = log_end(self._instance.disk, reader.log, reader.position)
+        self._followed = (reader, meter)
 
     def unfollow(self) -> None:
         """The reader is closed, or will be."""
@@ -68,11 +74,11 @@ class Around:
         """Once, at what is due."""
         with suppress(IndexdError):  # whoever writes there meets and reports it
             self._instance.board.disk_used_ratio = round(used_ratio(self._instance.config.store.data), 4)
+        if self._followed is not None:
+            self._look_at_log(*self._followed)
         if time.monotonic() >= self._broker_due:
             self._look_at_broker()
             self._broker_due = time.monotonic() + self._instance.config.node.broker_check_interval
-        if self._followed is not None:
-            self._look_at_log(*self._followed)
 
     def _run(self) -> None:
         while True:
@@ -83,6 +89,7 @@ class Around:
                 if repr(error) != self._failure:
                     self._failure = repr(error)
                     self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
+            self._instance.looked_around = time.monotonic()
             self._has_looked.set()
             if self._leave.wait(_EVERY_SECONDS):
                 self._watch.close()
@@ -108,9 +115,28 @@ class Around:
         self._unsafe = unsafe
 
     def _look_at_log(self, reader: LogReader, meter: LagMeter) -> None:
-        if meter.is_at_end:
-            return
+        limit = self._watch.log_limit
+        if limit is None:
+            meter.held_at = None
+            if meter.is_at_end:
+                return
         with suppress(IndexdError):  # the reader meets it as well, and says so
-            seen = log_end(self._instance.disk, reader.log, reader.position)
-            if not meter.is_at_end:
+            position, is_waiting = reader.position, meter.is_waiting and not reader.is_undecided
+            seen = log_end(self._instance.disk, reader.log, position)
+            if limit is not None:
+                has_messages = seen > position and self._has_messages(position, seen)
+                is_held = limit.compare(position, is_waiting=is_waiting, has_messages=has_messages)
+                meter.held_at = position if is_held else None
+            if not meter.is_at_end or meter.held_at == reader.position:
                 meter.seen_end = seen
+
+    def _has_messages(self, position: int, seen: int) -> bool:
+        # What is left of a message that was never whole is none.
+        store = self._instance.config.store
+        options = DecoderOptions(check_crc=True)
+        directories = store.commit_log_directories
+        with closing(MessageLookup(self._instance.disk, directories, store.segment_size, options)) as lookup:
+            found, segment = lookup.at(position), lookup.log.at(position)
+        if isinstance(found, EndOfFile):
+            return segment is not None and seen > segment.end
+        return isinstance(found, Message)

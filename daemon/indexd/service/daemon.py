@@ -32,7 +32,7 @@ from indexd.service.instance import Instance
 from indexd.service.limits import DiskWatermark
 from indexd.service.log import Logger
 from indexd.service.pulse import Pulse
-from indexd.service.reload import reload
+from indexd.service.reload import Reloading
 from indexd.service.state import DaemonState, write_state
 from indexd.service.telling import Telling
 from indexd.service.watch import Watch
@@ -49,9 +49,7 @@ class Daemon:
         self._board, self._notifier = instance.board, instance.notifier
         self._watch = Watch(instance.disk, instance.files, instance.lock, opened.flusher.frontier)
         self.building = Building(opened.outputs, opened.flusher)
-        self.outputs = opened.outputs
-        self.flusher = opened.flusher
-        self.reader = opened.reader
+        self.outputs, self.flusher, self.reader = opened.outputs, opened.flusher, opened.reader
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
         self.state = DaemonState(self.reader, self.building, self.queue, self.reput)
@@ -66,12 +64,12 @@ class Daemon:
         self._finished = asyncio.Event()
         self._pulse = Pulse(instance.notifier.watchdog_seconds)
         self._heart = Heart(instance, self._pulse, self.state, self.queue, self._tell)
+        self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
         self._read_thread = ThreadPoolExecutor(1, "read")
         self._build_thread = ThreadPoolExecutor(1, "build")
         self._flush_thread = ThreadPoolExecutor(1, "flush")
-        self._must_flush = False
-        self._flush_pause = _RETRY_SECONDS_MIN
+        self._must_flush, self._flush_pause = False, _RETRY_SECONDS_MIN
         self._apply_config()
 
     async def run(self) -> None:
@@ -273,7 +271,10 @@ class Daemon:
 
     def _on_reload(self) -> None:
         self._heart.reloading()
-        if reload(self._instance):
+        self._reloading.begin()
+
+    def _on_reloaded(self, is_changed: bool) -> None:
+        if is_changed:
             self._apply_config()
         self._heart.reloaded()
 

@@ -7,15 +7,19 @@ room, for a log that is not mounted) is not stalled: to end the process would no
 from __future__ import annotations
 
 import asyncio
+import time
 
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import pause
+from indexd.errors import IndexdError
 from indexd.service.instance import Instance
 from indexd.service.pulse import Pulse
 from indexd.service.state import DaemonState
 from indexd.service.telling import Telling
 
 _BEAT_SECONDS = 2.0
+# A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
+_AROUND_SECONDS = 15.0
 
 
 class Heart:
@@ -24,7 +28,7 @@ class Heart:
     def __init__(
         self, instance: Instance, pulse: Pulse, state: DaemonState, queue: DispatchQueue, telling: Telling
     ) -> None:
-        self._board, self._notifier = instance.board, instance.notifier
+        self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
         self._pulse = pulse
         self._state = state
         self._queue = queue
@@ -61,7 +65,8 @@ class Heart:
             await pause(finished, seconds)
 
     def beat(self) -> None:
-        """Look at every stage; feed the watchdog if none is stalled."""
+        """Look at every stage; feed the watchdog if none is stalled. A look around that hangs is only said."""
+        self._look_at_around()
         flusher, outputs = self._state.building.flusher, self._state.building.outputs
         self._pulse.watch("build", outputs.phy_offset)
         self._pulse.watch("flush", flusher.counters.files_synced)
@@ -77,6 +82,16 @@ class Heart:
             self._notifier.extend(self._pulse.limits["build"])
         elif self._is_tailing:
             self._notifier.status(self.status())
+
+    def _look_at_around(self) -> None:
+        looked, is_told = self._instance.looked_around, "around" in self._state.tally.problems
+        is_old = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
+        if is_old and not is_told:
+            text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
+            remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
+            self._telling.problem("around", IndexdError(text, remedy))
+        elif is_told and not is_old:
+            self._telling.problem("around", None)
 
     def status(self) -> str:
         """One line: how far behind, or what is in the way."""

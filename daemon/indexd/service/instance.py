@@ -30,3 +30,5 @@ class Instance:
     log: Logger = field(repr=False)
     #: A HUP came while nobody could follow it.
     is_reload_due: bool = False
+    #: When the last look around was over, by the monotonic clock; None while nobody looks.
+    looked_around: float | None = None

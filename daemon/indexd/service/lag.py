@@ -39,9 +39,11 @@ class LagMeter:
         self._started = clock()
         #: The log's end by a look that did not read it; the reader's own look is exact and counts when it is there.
         self.seen_end = 0
+        #: Where whole messages stand that the reader may not believe, for some time; None: nowhere.
+        self.held_at: int | None = None
         # When the reader last stood at the end of the log, and when it looked at all; Unix time.
         self._at_end: float | None = None
-        self._is_at_end = False
+        self._is_at_end = self._is_waiting = False
         self._looked = self._started
         self._taken = Waiting()
 
@@ -53,11 +55,20 @@ class LagMeter:
         """The reader's last look found it at the end of the log."""
         return self._is_at_end
 
+    @property
+    def is_waiting(self) -> bool:
+        """The reader's last look, just now, found nothing that it may take."""
+        return self._is_waiting and self._clock() - self._looked <= _FRESH_SECONDS
+
     def looked(self, position: int, *, is_at_end: bool) -> None:
-        """The reader has looked at the log and stands at ``position``; in its thread."""
+        """The reader has looked at the log and stands at ``position``; in its thread.
+
+        It is not at the end where it is held.
+        """
         self._looked = now = self._clock()
-        self._is_at_end = is_at_end
-        if is_at_end:
+        self._is_waiting = is_at_end
+        self._is_at_end = is_at_end and position != self.held_at
+        if self._is_at_end:
             self._at_end, self.seen_end = now, position
 
     def take(self, items: list[Item]) -> None:
@@ -84,7 +95,12 @@ class LagMeter:
         known = [stamp for stamp in (taken.store_timestamp, waiting.store_timestamp) if stamp is not None]
         if known:
             millis = int(now * 1000) - min(known)
-        elif end > position or reput.problem is not None or now - self._looked > _FRESH_SECONDS:
+        elif (
+            end > position
+            or (behind > 0 and not self._is_at_end)  # what was read a moment ago is not waiting yet
+            or reput.problem is not None
+            or now - self._looked > _FRESH_SECONDS
+        ):
             since = max(self._at_end or 0.0, newest / 1000)
             millis = int((now - (since if since > 0 else self._started)) * 1000)
         else:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
 from indexd.config import Config
 from indexd.errors import IndexdError
 from indexd.service.instance import Instance
@@ -23,17 +28,55 @@ _SECTIONS = (
 )  # fmt: skip
 
 
-def reload(instance: Instance) -> bool:
-    """Read the configuration anew and take over what can be; False, and said so, if it does not hold."""
-    instance.is_reload_due = False
-    before = instance.config
-    try:
-        fresh = instance.reload_config()
-    except IndexdError as error:
-        instance.log.error("reload_refused", problem=error.line())  # noqa: TRY400 - a line, no trace
+class Reloading:
+    """Follows HUPs one after the other, on the event loop; ``on_end`` hears whether something was taken over.
+
+    The files are read in a thread that nobody waits for: one on a file system that hangs holds up neither the index
+    nor a stop.
+    """
+
+    def __init__(self, instance: Instance, on_end: Callable[[bool], None]) -> None:
+        self._instance = instance
+        self._on_end = on_end
+        self._is_reading = self._is_due_again = False
+
+    def begin(self) -> None:
+        """A HUP came."""
+        if self._is_reading:
+            self._is_due_again = True
+            return
+        self._instance.is_reload_due = self._is_reading = (
+            True  # due until it is followed, in another opening if need be
+        )
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="reload", daemon=True).start()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        found: Config | Exception
+        try:
+            found = self._instance.reload_config()
+        except Exception as error:  # noqa: BLE001 - said on the loop; the configuration stays
+            found = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._end, found)
+
+    def _end(self, found: Config | Exception) -> None:
+        self._instance.is_reload_due = self._is_reading = False
+        self._on_end(take_over(self._instance, found))
+        if self._is_due_again:
+            self._is_due_again = False
+            self.begin()
+
+
+def take_over(instance: Instance, found: Config | Exception) -> bool:
+    """What can be of a configuration that was read anew; False, and said so, if there is none."""
+    if isinstance(found, Exception):
+        problem = found.line() if isinstance(found, IndexdError) else repr(found)
+        instance.log.error("reload_refused", problem=problem)
         return False
-    changed = changed_keys(before, fresh)
-    instance.config = merge_reloadable(before, fresh)
+    before = instance.config
+    changed = changed_keys(before, found)
+    instance.config = merge_reloadable(before, found)
     instance.log = configure_log(instance.config.log, instance.board.events.tap)
     instance.log.info("reloaded", changed=sorted(changed & RELOADABLE), needs_restart=sorted(changed - RELOADABLE))
     return True

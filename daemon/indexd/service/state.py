@@ -49,7 +49,7 @@ class DaemonState:
 
     def row(self) -> Row:
         """The object that is written: of what is built only what is published, so that a query can rely on it."""
-        corrupt, caught_up = self.reput.corrupt, self.reput.caught_up
+        corrupt, caught_up = self.reput.corrupt, self.reput.caught_up and self.meter.held_at != self._reader.position
         building, reader, tally = self.building, self._reader, self.tally
         built, frontier = building.progress, building.flusher.frontier
         begin = reader.log.min_offset or 0
