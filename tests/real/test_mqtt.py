@@ -170,6 +170,8 @@ def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
                 assert sorted({*before, *numbers(after)}) == list(range(1, numbers(after)[-1] + 1))
                 assert numbers(after)[-1] >= before[-1] + 3
                 assert len(after.heard("/state")) >= 1
+            # It says so once the broker has answered for all of it, a moment after the listener has it.
+            daemon.wait_for(lambda: daemon.events("mqtt_connected")[1:] or None, "the connection")
             lines = [row["event"] for row in daemon.events() if row["event"].startswith("mqtt")]
             assert lines[0] == "mqtt_connected"
             assert lines[-1] == "mqtt_connected"

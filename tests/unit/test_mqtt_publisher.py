@@ -18,13 +18,21 @@ from indexd.config import load
 from indexd.errors import DiskError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.mqtt import publish
-from indexd.serve.mqtt.link import read_password, reason
+from indexd.serve.mqtt.link import read_password
+from indexd.serve.mqtt.reasons import RefusedError, reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from indexd.config import Config
+
+HINTS = {
+    "Not authorized": "mqtt_username",
+    "Packet too large": "max_packet_size",
+    "QoS not supported": "max_qos",
+    "Retain not supported": "retain_available",
+}
 
 
 def config_for(tmp_path: Path, port: int, **more: object) -> Config:
@@ -141,4 +149,10 @@ def test_reasons() -> None:
     lost.__cause__ = MqttCodeError(taken)
     assert reason(lost) == "the broker says: Session taken over"
     assert "does not answer" in reason(TimeoutError())
+    for code, hint in HINTS.items():
+        refused = ReasonCode(PacketTypes.DISCONNECT, code)
+        lost.__cause__ = MqttCodeError(refused)
+        assert reason(lost).startswith(f"the broker says: {code}; ")
+        assert hint in reason(lost)
+        assert reason(RefusedError.by_code("a/state", refused)).startswith(f"the broker says about a/state: {code}; ")
     assert "\n" not in reason(MqttError("a\nb"))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import MqttConfig
 from indexd.errors import DiskError
+from indexd.serve.mqtt.inlet import PACKET_BYTES_MAX, Inlet
 from indexd.serve.mqtt.payload import OFFLINE, Topics
+from indexd.serve.mqtt.reasons import RefusedError, is_about_topics
 from indexd.storage.disk import Disk
 
 #: The broker has to answer within.
@@ -29,13 +32,8 @@ ANSWER_SECONDS = 5.0
 _KEEPALIVE_SECONDS = 20
 _CUT_SECONDS = 1.0
 _PASSWORD_MAX = 65_535
-# MQTT 5, 2.4: bad user name or password, not authorized.
-_REFUSED = frozenset({0x86, 0x87})
-# What the package calls an end that nobody has given a reason for, and one without a word for too long.
-_CODES = {0x80: "the connection was lost", 0x8D: "the connection was lost: the broker has been silent for too long"}
-_TIMED_OUT = "Operation timed out"
-_ACCESS = "; check mqtt_username, mqtt_password_file and the broker's access list"
-_VOUCHING = "; check mqtt_ca_file, and that mqtt_host is a name in the broker's certificate"
+# A PUBLISH without its topic, payload and content type has at least so many bytes: MQTT 5, 3.3.
+_PUBLISH_BYTES = 2 + 2 + 2 + 1 + 2 + 3
 
 # What the packages would write to standard error themselves: their reasons reach our log as errors.
 _SILENT = logging.getLogger("indexd.mqtt")
@@ -62,15 +60,26 @@ class Link(aiomqtt.Client):
             tls_params=tls,
             timeout=ANSWER_SECONDS,
             keepalive=_KEEPALIVE_SECONDS,
+            max_queued_incoming_messages=1,
+            properties=_limits(),
             logger=_SILENT,
         )
-        self._refused: ReasonCode | None = None
+        self._inlet = Inlet(self._client, self._end)
+        self._refused: dict[int, ReasonCode] = {}
+        self._under_way: list[str] = []
+        self._packet_max: int | None = None
+        self._ended: aiomqtt.MqttError | None = None
+        self._connected.add_done_callback(_look_at)
+        self._disconnected.add_done_callback(_look_at)
         self.is_open = False
 
     async def open(self) -> None:
         """Connect, within some ten seconds."""
         try:
             await self.__aenter__()
+            # What ended in the moment after the answer is forgotten by the package.
+            if self._ended is not None:
+                raise self._ended
             self.is_open = True
         except ValueError as error:  # a host that cannot be a name
             raise aiomqtt.MqttError(str(error)) from None
@@ -78,20 +87,33 @@ class Link(aiomqtt.Client):
             # A connection that is taken later, when nobody waits for it any more, would stand beside the next.
             if not self.is_open:
                 self._shut_down()
-        # Why it ended is asked for by whoever is interested; else asyncio would write it to standard error.
-        self._disconnected.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._disconnected.add_done_callback(_look_at)  # the package has made a new one if it was there before
 
     async def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish, and wait until the broker has it; a broker that does not allow it is an error too."""
         kind = "application/json" if payload.startswith(b"{") else "text/plain"
-        await self.publish(topic, payload, qos=1, retain=retain, properties=_properties(kind))
-        if self._refused is not None:
-            raise aiomqtt.MqttCodeError(self._refused)
+        size = len(topic.encode()) + len(kind) + len(payload) + _PUBLISH_BYTES
+        if self._packet_max is not None and size > self._packet_max:
+            raise RefusedError.by_size(topic, self._packet_max)
+        self._under_way.append(topic)
+        self._inlet.asked()
+        try:
+            await self.publish(topic, payload, qos=1, retain=retain, properties=_properties(kind))
+        except _RefusalError as refused:
+            raise RefusedError.by_code(topic, refused.code) from None
+        finally:
+            self._under_way.remove(topic)
 
     async def lost(self) -> None:
         """Ends with MqttError as soon as the connection is gone, and never otherwise: nothing is subscribed to."""
-        async for _ in self.messages:
-            pass
+        try:
+            async for _ in self.messages:
+                pass
+        except aiomqtt.MqttError as error:
+            code = getattr(error.__cause__, "rc", None)
+            if isinstance(code, ReasonCode) and is_about_topics(code) and self._under_way:
+                raise RefusedError.by_code(", ".join(dict.fromkeys(self._under_way)), code) from None
+            raise
 
     async def leave(self, seconds: float) -> None:
         """Disconnect: no will is published."""
@@ -112,13 +134,76 @@ class Link(aiomqtt.Client):
             with suppress(OSError):
                 opened.shutdown(socket.SHUT_RDWR)
 
+    def _end(self, problem: str) -> None:
+        # Of our own accord, from within a callback of the loop.
+        if self._ended is None:
+            self._ended = aiomqtt.MqttError(problem)
+        awaited = self._disconnected if self._connected.done() else self._connected
+        if not awaited.done():
+            awaited.set_exception(self._ended)
+        self._shut_down()
+
+    def _on_connect(self, *args: Any) -> None:
+        self._packet_max = getattr(args[-1], "MaximumPacketSize", None)
+        super()._on_connect(*args)
+
+    def _on_disconnect(self, *args: Any) -> None:
+        if self._ended is None:
+            self._ended = aiomqtt.MqttCodeError(args[3])
+        super()._on_disconnect(*args)
+
     def _on_publish(
         self, client: paho.Client, userdata: Any, mid: int, reason_code: ReasonCode, properties: Properties
     ) -> None:
         # The package takes every answer for a yes.
-        if reason_code.is_failure:
-            self._refused = reason_code
+        if reason_code.is_failure and mid in self._pending_publishes:
+            self._refused[mid] = reason_code
         super()._on_publish(client, userdata, mid, reason_code, properties)
+
+    @contextmanager
+    def _pending_call(self, mid: int, value: Any, pending_dict: dict[int, Any]) -> Iterator[None]:
+        with super()._pending_call(mid, value, pending_dict):
+            yield
+        if (code := self._refused.pop(mid, None)) is not None:
+            raise _RefusalError(code)
+
+    # The package adds a socket to the loop later, and by number: it may be closed by then, and its number another's.
+
+    def _on_socket_open(self, *args: Any) -> None:
+        self._loop.call_soon_threadsafe(self._start_reading, args[-1])
+
+    def _on_socket_register_write(self, *args: Any) -> None:
+        self._loop.call_soon_threadsafe(self._start_writing, args[-1])
+
+    def _start_reading(self, sock: socket.socket) -> None:
+        if self._client.socket() is sock:
+            self._loop.add_reader(sock.fileno(), self._act, self._client.loop_read)
+            self._misc_task = self._loop.create_task(self._misc_loop())
+
+    def _start_writing(self, sock: socket.socket) -> None:
+        if self._client.socket() is sock:
+            self._loop.add_writer(sock.fileno(), self._act, self._client.loop_write)
+
+    def _act(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+            # What TLS has decrypted already makes no socket readable.
+            while (opened := self._client.socket()) is not None and getattr(opened, "pending", int)() > 0:
+                self._client.loop_read()
+        except Exception as error:  # noqa: BLE001 - the package raises all kinds for packets that are none
+            self._end(f"the broker sends what is no MQTT 5 ({error!r})")
+
+
+class _RefusalError(Exception):
+    def __init__(self, code: ReasonCode) -> None:
+        super().__init__(str(code))
+        self.code = code
+
+
+def _look_at(ended: asyncio.Future[None]) -> None:
+    # Why it ended is asked for by whoever is interested; else asyncio would write it to standard error.
+    if not ended.cancelled():
+        ended.exception()
 
 
 def read_password(path: Path | None) -> str | None:
@@ -136,22 +221,16 @@ def read_password(path: Path | None) -> str | None:
     return password
 
 
-def reason(error: BaseException) -> str:
-    """One line for the log: what is the matter, and what to look at where that is known."""
-    if isinstance(error, DiskError):
-        return error.line()
-    cause = error.__cause__ or error
-    code = getattr(cause, "rc", None)
-    if isinstance(code, ReasonCode):
-        return _CODES.get(code.value) or f"the broker says: {code}{_ACCESS if code.value in _REFUSED else ''}"
-    if isinstance(error, TimeoutError) or str(error) == _TIMED_OUT:
-        return "the broker does not answer; check mqtt_port and mqtt_tls"
-    text = " ".join(str(cause).split())
-    return f"{text}{_VOUCHING}" if "certificate" in text.lower() else text
-
-
 def _properties(content_type: str) -> Properties:
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # the package's one untyped call
     properties.ContentType = content_type
     properties.PayloadFormatIndicator = 1
+    return properties
+
+
+def _limits() -> Properties:
+    # For what we never ask for.
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # as below
+    properties.MaximumPacketSize = PACKET_BYTES_MAX
+    properties.ReceiveMaximum = 1
     return properties

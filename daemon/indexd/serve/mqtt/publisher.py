@@ -15,10 +15,11 @@ from typing import Any
 from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.serve.events import Event
-from indexd.serve.mqtt.link import Link, Problem, read_password, reason
+from indexd.serve.mqtt.link import Link, Problem, read_password
 from indexd.serve.mqtt.outbox import Outbox
 from indexd.serve.mqtt.pace import Backoff, Said, StatePace
 from indexd.serve.mqtt.payload import OFFLINE, ONLINE, Topics, condition, event_payload, state_payload
+from indexd.serve.mqtt.reasons import reason
 
 Logger = Any
 
@@ -105,10 +106,13 @@ class _Publisher:
 
     async def _publish(self, link: Link) -> None:
         await link.send(self._topics.status, ONLINE, retain=True)
+        await self._send_state(link)
+        await self._send_events(link)
+        # Only now: a broker that takes a part and refuses the rest is no news at every try.
         self._connected_at = time.monotonic()
+        self.tell()
         self._say(self._log.info, "mqtt_connected", topic=self._topics.status)
         self._said.forget()
-        await self._send_state(link)
         while True:
             if self._pace.is_due(self._shown(), time.monotonic()):
                 await self._send_state(link)
@@ -142,7 +146,7 @@ class _Publisher:
         await link.send(self._topics.event(event.kind), event_payload(event, self._about))
 
     def _shown(self) -> object:
-        return condition(self._board.row()), self._outbox.notable
+        return condition(self._board.row()), self._outbox.notable, self._connected_at is not None
 
     def _say(self, write: Any, name: str, **fields: object) -> None:
         place = f"{self._config.mqtt_host}:{self._config.mqtt_port}"
