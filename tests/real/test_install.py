@@ -10,38 +10,12 @@ from pathlib import Path
 import pytest
 
 from indexd import __version__
-from support.installed import INSTALL
 from support.own_mounts import need
+from support.staged import ETC, SYSTEMD, files, install, staged
 
 UNITS = ("indexd.service", "indexd@.service")
 # systemd-analyze's own scale: 0 is safe, 10 is not; a service without any hardening has 9.6.
 EXPOSURE_MAX = 1.6
-ETC = Path("etc/systemd/system")
-SYSTEMD = INSTALL.parents[1] / "systemd"
-
-
-def install(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [INSTALL, *map(str, words)],
-        capture_output=True,
-        encoding="utf-8",
-        env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), **env},
-        timeout=600,
-        check=False,
-    )
-
-
-def staged(root: Path, *words: object) -> str:
-    """Install without a program, as a package does that brings its own."""
-    root.mkdir(exist_ok=True)
-    done = install("--root", root, "--no-program", *words)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_the_units_are_sound(tmp_path: Path) -> None:
@@ -86,6 +60,13 @@ def test_both_units_say_the_same_but_for_the_instance() -> None:
     assert len(one) == len(many)
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_it_comes_after_the_addresses_that_it_may_listen_on(unit: str) -> None:
+    lines = (SYSTEMD / unit).read_text("utf-8").splitlines()
+    assert "Wants=network-online.target" in lines
+    assert any(line.startswith("After=") and "network-online.target" in line.split("=")[1].split() for line in lines)
+
+
 def test_in_again_and_out(tmp_path: Path) -> None:
     root = tmp_path / "root"
     said = staged(root, "--store", "/data/rocketmq/store")
@@ -118,7 +99,7 @@ def test_what_was_edited_stays(tmp_path: Path) -> None:
     data = root / "var/lib/indexd"
     data.mkdir(parents=True)
     (data / "frontier").write_bytes(b"durable")
-    said = staged(root, "--store", "/data/another")
+    said = staged(root, "--store", "/mine")
     assert said.count("which was edited") == 2
     assert unit.read_bytes() == (SYSTEMD / "indexd.service").read_bytes()
     assert install("--root", root, "--uninstall").stdout.count("--purge takes") == 3
@@ -182,6 +163,13 @@ def test_the_whole_program(tmp_path: Path) -> None:
         (["--store", "/x", "--user", "a b"], "--user a b is no user's name"),
         (["--package", "/no/such.whl"], "--package /no/such.whl does not exist"),
         (["--root", "/no/such/place"], "--root /no/such/place is no directory"),
+        (["--prefix", "//"], "--prefix // is no place for a program"),
+        (["--store", "/"], "--store / is the whole system"),
+        (["--store", "//./"], "--store //./ is the whole system"),
+        (["--store", "/x", "--instance", "index"], "--instance index is the name of data of indexd.service"),
+        (["--store", "/x", "--instance", "consumequeue"], "--instance consumequeue is the name of data"),
+        (["--store", "/x", "--instance", "sparse"], "--instance sparse is the name of data"),
+        (["--store", "/x", "--instance", "compiled"], "--instance compiled is the name of data"),
         (["--prefix", "/usr"], "exists and is not from here"),
         (["--prefix", "/usr", "--uninstall"], "exists and is not from here"),
     ],

@@ -104,7 +104,7 @@ def test_a_process_that_hangs_is_ended_and_started_again(machine: OwnSystemd) ->
     machine.wait_for(lambda: machine.show("indexd")["NRestarts"] != "0" or None, "a restart")
     machine.wait_for(lambda: machine.show("indexd")["ActiveState"] == "active" or None, "the next process")
     assert main_pid(machine) != pid
-    assert "Watchdog timeout" in machine.log()
+    assert "Watchdog timeout" in machine.run("journalctl", "--no-pager", "-u", "indexd").stdout  # behind a long trace
     machine.wait_for(lambda: machine.journal("EVENT=recovered") or None, "its recovery")
 
 
@@ -184,10 +184,23 @@ def test_it_serves_from_its_sandbox(machine: OwnSystemd) -> None:
         assert done == "200\n"
 
 
+def test_an_address_that_comes_late_is_waited_for_and_indexing_goes_on(machine: OwnSystemd) -> None:
+    address = "192.0.2.7"
+    install(machine, env={"INDEXD_HTTP": f"{address}:9577"})
+    machine.run("systemctl", "start", "indexd")
+    machine.wait_for(lambda: state(machine).get("caughtUp") or None, "catching up")
+    assert state(machine)["http"] is None
+    machine.run("ip", "link", "set", "lo", "up")
+    machine.run("ip", "address", "add", f"{address}/32", "dev", "lo")
+    machine.wait_for(lambda: state(machine)["http"], "listening")
+    assert machine.show("indexd")["NRestarts"] == "0"
+
+
 def test_all_of_it_goes_again_and_data_only_when_told(machine: OwnSystemd) -> None:
     machine.run("systemctl", "enable", "--now", "indexd")
     machine.run("sh", "-c", "echo '# mine' >> /etc/indexd/indexd.toml")
     said = machine.run(INSTALL, "--uninstall").stdout
+    machine.run("test", "!", "-L", "/usr/local/bin/indexd")
     assert "kept     /etc/indexd/indexd.toml" in said
     assert machine.run("systemctl", "is-active", "indexd", ok=False).stdout == "inactive\n"
     assert machine.run("systemctl", "list-unit-files", "--no-legend", "indexd*", ok=False).stdout == ""
