@@ -63,7 +63,8 @@ def test_the_index_that_was_built_beside_the_writer_is_the_writers_own(
                 assert_same_index(data, store)
             print(f"{figures['messagesPerSecond']}/s written, {behind} bytes behind at the end, {daemon.rss()} B held")
         assert daemon.terminate() == 0
-        assert {row["event"] for row in daemon.events()} == EVENTS
+        # The writer holds the lock of a broker, which may be seen.
+        assert {row["event"] for row in daemon.events()} - {"broker"} == EVENTS
     assert writer.returncode == 0
     # Both have stopped: the last file's index count is at least 1 in both.
     assert_same_index(data, store)
