@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ def _numba_cache() -> Path:
     root = Path(os.environ.get("INDEXD_TEST_CACHE") or home / "indexd-tests")
     return root / f"numba-{digest.hexdigest()[:16]}"
 
+
+# Who starts the tests in the background of a shell has them ignore Ctrl-C, and all their children, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read by numba when it is imported, so before any test module is.
 os.environ["NUMBA_CACHE_DIR"] = str(_numba_cache())

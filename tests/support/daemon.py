@@ -209,6 +209,13 @@ class Daemon:
         except subprocess.TimeoutExpired:
             raise DaemonError(f"{self} does not end: {self._tail()}") from None
 
+    def ended_within(self, seconds: float) -> int | None:
+        """Its exit code if it ends by itself so soon."""
+        try:
+            return self._running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
     def rss(self) -> int:
         """Bytes of memory that it holds now."""
         pages = Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]

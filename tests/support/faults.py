@@ -59,7 +59,8 @@ def check_calm(daemon: Daemon, seconds: float = 1.2) -> None:
     time.sleep(seconds)
     lines = daemon.events()[len(before) :]
     assert len(lines) <= _LINES_A_SECOND * seconds, lines
-    assert cpu_seconds(daemon.pid) - began <= _CPU_SHARE * seconds
+    used = cpu_seconds(daemon.pid) - began
+    assert used <= _CPU_SHARE * seconds, used
     # A temporary file each of checkpoint, frontier and state, and an index file that is just being tried.
     assert _count_files(daemon.data) <= files + 4
     assert not daemon.events("disturbed")

@@ -60,7 +60,8 @@ rm -rf "$root/usr/lib/systemd/system-generators"
 mount -t tmpfs tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 for place; do
-    if [ "$(stat -c %d "$place")" != "$(stat -c %d /)" ]; then
+    # On another device, or below what is covered by a directory in memory.
+    if [ "$(stat -c %d "$place")" != "$(stat -c %d /)" ] || [ ! -e "$root$place" ]; then
         mkdir -p "$root$place"
         mount --rbind "$place" "$root$place"
     fi

@@ -12,7 +12,9 @@ import pytest
 
 from indexd.config import Config
 from indexd.config.load import load
+from indexd.service import broker_watch
 from indexd.service.broker_watch import BrokerWatch
+from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
 from support.broker_stand_in import stand_in
 
@@ -171,3 +173,20 @@ def test_a_configuration_that_cannot_be_read_any_more(store: Path, text: str | N
     assert "the next start of indexd is refused" in row["unsafe"][0]
     rewrite(path, OFF, 2)
     assert watch.look()["unsafe"] == []
+
+
+def test_processes_are_looked_into_once_a_minute(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+
+    def look(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
+        asked.append(proc)
+        return look_at_lock(path, proc)
+
+    monkeypatch.setattr(broker_watch, "look_at_lock", look)
+    watch = BrokerWatch(config_of(store), Disk())
+    assert [watch.look()["how"] for _ in range(3)] == ["none"] * 3
+    with stand_in(store / "lock") as broker:
+        broker.start()
+        assert watch.look()["pid"] == broker.pid
+    assert watch.look()["how"] == "none"
+    assert asked == [Path("/proc"), None, None, None, None]

@@ -16,12 +16,18 @@ from indexd.service.broker_limit import BrokerLimit
 from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
 
+# While nobody holds the lock, a broker that loads its store is looked for so often.
+_PROCESSES_SECONDS = 60.0
+
 
 class BrokerWatch:
     """Looks when it is told to, from one thread."""
 
     def __init__(self, config: Config, disk: Disk) -> None:
         self._store = config.store.store
+        # What a look into all processes found when nobody held the lock, and when the next one is due.
+        self._nobody = BrokerLock(False, None, "none")
+        self._processes_due = 0.0
         self._indexing = IndexingWatch(config, disk)
         address, interval = config.node.broker_address, config.node.broker_check_interval
         #: For the reader; None when no ``broker_address`` is set: the bytes of the log alone decide then.
@@ -61,4 +67,11 @@ class BrokerWatch:
     def _look_at_lock(self) -> BrokerLock:
         if self._store is None:
             return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
-        return look_at_lock(self._store / "lock")
+        path = self._store / "lock"
+        if time.monotonic() < self._processes_due:
+            lock = look_at_lock(path, proc=None)
+            return self._nobody if lock.how == "none" else lock
+        lock = look_at_lock(path)
+        if lock.how in ("none", "unknown"):
+            self._nobody, self._processes_due = lock, time.monotonic() + _PROCESSES_SECONDS
+        return lock

@@ -47,8 +47,12 @@ class BrokerLock:
     why: str | None = None
 
 
-def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
-    """Look at STORE/lock; never raises, never locks, never writes. ``proc`` is where the processes are."""
+def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
+    """Look at STORE/lock; never raises, never locks, never writes.
+
+    ``proc`` is where the processes are; None asks for the lock alone, which a broker that loads does not hold yet: to
+    look into a hundred processes takes 40 ms.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except FileNotFoundError:
@@ -67,7 +71,7 @@ def look_at_lock(path: Path, proc: Path = Path("/proc")) -> BrokerLock:
         os.close(fd)
 
 
-def _look(fd: int, path: Path, proc: Path) -> BrokerLock:
+def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
     holder = lock_holder(fd)
     if holder is not None:
         why = None if holder else "its process cannot be seen from here: another pid namespace, or another host"
@@ -91,9 +95,11 @@ def lock_holder(fd: int) -> int | None:
     return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
 
 
-def _opener(proc: Path, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:
+def _opener(proc: Path | None, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:
     # A process that has the file open for writing, and else one that is a broker and may not be looked into.
     hidden = None
+    if proc is None:
+        return None, None
     try:
         numbers = [int(process.name) for process in proc.iterdir() if process.name.isdecimal()]
     except OSError:
