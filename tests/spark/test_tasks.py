@@ -92,13 +92,22 @@ def test_progress_is_told_in_bytes_and_never_goes_back(spark: SparkSession) -> N
 def test_an_interrupt_cancels_the_job(spark: SparkSession, tmp_path: Path) -> None:
     from indexd.spark.tasks import run_tasks
 
-    started = time.monotonic()
-    timer = threading.Timer(2.0, _thread.interrupt_main)
-    timer.start()
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        interrupted.append(time.monotonic())
+        _thread.interrupt_main()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         run_tasks(spark, partial(spark_work.touch_then_wait, tmp_path, seconds=0.5), range(60))
-    timer.join()
-    assert time.monotonic() - started < 12
+    interrupter.join()
+    assert time.monotonic() - interrupted[0] < 10
     begun = len(list(tmp_path.iterdir()))
     assert 0 < begun < 20
     time.sleep(1.5)
