@@ -22,7 +22,7 @@ from indexd.serve.http.answers import (
 from indexd.serve.http.bodies import Bodies
 from indexd.serve.http.documented import documented
 from indexd.serve.http.parameters import ByKey, ByQueueOffset, ByTime, ByUniqueKey, OneMessage, Where
-from indexd.serve.http.problem import ProblemError, of_values
+from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.queries import Queries
 from indexd.serve.http.route import StrictRoute
 from indexd.serve.http.schemas import KeyAnswer, MessageRow, QueueAnswer, TimeAnswer
@@ -84,7 +84,7 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
     @router.get(
         "/by-unique-key",
         summary="The message that a producer gave a unique key",
-        **documented(KeyAnswer, "The message, more than one if it was sent again, or why there is none"),
+        **documented(KeyAnswer, "The message, more than one if it was sent again, or why there is none", 409),
     )
     async def by_unique_key(asked: Annotated[ByUniqueKey, Query()]) -> Response:
         """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
@@ -101,7 +101,7 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
 
 def _check_times(asked: ByKey | ByUniqueKey) -> None:
     if asked.begin > asked.end:
-        raise of_values([f"begin: {asked.begin} is later than end, {asked.end}"])
+        raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
 
 
 def _add_places(router: APIRouter, answer: Answer, outputs: OutputsConfig, body_max: int) -> None:
