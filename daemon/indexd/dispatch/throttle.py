@@ -120,6 +120,9 @@ class Throttle:
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process holds now (RSS)."""
-    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - so often that a Path would count
-        return int(file.read().split()[1]) * _PAGE_SIZE
+    """Bytes of memory that this process holds now (RSS); 0 where it cannot be told, as without a free descriptor."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - so often that a Path would count
+            return int(file.read().split()[1]) * _PAGE_SIZE
+    except OSError:
+        return 0

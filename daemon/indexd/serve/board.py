@@ -8,11 +8,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from indexd import __version__
 from indexd.config import Config
+from indexd.dispatch.throttle import resident_bytes
 from indexd.index.format import IndexLayout
 from indexd.serve.events import Events
 from indexd.serve.histogram import Histogram
@@ -22,7 +22,6 @@ Row = dict[str, Any]
 RESULTS = ("found", "empty_covered", "empty_uncovered", "error")
 # Steps of a recovery that count index files; the others count bytes of log.
 _FILE_STEPS = frozenset({"replay"})
-_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +171,6 @@ def _step_rows(steps: tuple[_Step, ...], now: float) -> list[Row]:
     # Each step ends where the next one begins.
     ends = [*(step.began for step in steps), now][1:]
     return [step.row(end) for step, end in zip(steps, ends, strict=True)]
-
-
-def resident_bytes() -> int:
-    """Memory that this process holds; 0 where the kernel does not say."""
-    try:
-        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _source_row(source: Callable[[], Row] | None) -> Row:

@@ -45,9 +45,8 @@ class Reloading:
         if self._is_reading:
             self._is_due_again = True
             return
-        self._instance.is_reload_due = self._is_reading = (
-            True  # due until it is followed, in another opening if need be
-        )
+        # Due until it is followed, in another opening if need be.
+        self._instance.is_reload_due = self._is_reading = True
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="reload", daemon=True).start()
 
