@@ -1,13 +1,16 @@
 """One Spark session for the whole run, local[2], started as the command line starts it.
 
 The clusters (a standalone one, a Connect server) are processes of their own, and so is whoever uses them: a process has
-one classic session at most.
+one classic session at most. What starts such processes waits for most of the time, so it can run beside the rest::
+
+    pytest -n 2 --dist loadgroup tests/spark
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +19,16 @@ from support.spark_cluster import FRUGAL, TESTS, ConnectServer, Standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_PROCESSES = {"test_commands", "test_connect", "test_standalone"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two groups: what has the one session, and what starts processes."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            group = "processes" if item.path.stem in _PROCESSES else "session"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(command, "spark_session", session)
     words = (
-        *("audit", "--json", "--store", golden.root, "--segment-size", golden.segment_size),
+        *("audit", "--json", "--queues", "--store", golden.root, "--segment-size", golden.segment_size),
         *("--hash-slot-num", golden.hash_slot_num, "--index-num", golden.index_num),
     )
 
@@ -45,9 +45,19 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
         assert (done.returncode, done.stderr) == (1, "")
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert rows[-1].pop("seconds") > 0
+        assert rows[-1].pop("bytesRead") > 0  # a file that several tasks share is read by each
         return rows
 
     here = lines()
-    assert {row["kind"] for row in here} == {"file", "hole", "finding", "summary"}
+    assert {row["kind"] for row in here} == {
+        "file",
+        "hole",
+        "finding",
+        "queues",
+        "samples",
+        "answers",
+        "crash",
+        "summary",
+    }
     assert here[-1]["missingKeys"] > 10_858
     assert lines("--engine", "spark", "--split-size", golden.segment_size) == here
