@@ -9,11 +9,15 @@ The stages, in the order the data takes::
     recovery    what is on disk -> a plan -> the files as they durably were
     query       by key, by unique key, one message
     verify      everything read again and held against everything else
+    audit       a broker's own index held against its log
+    repair      what is missing or wrong there built beside it, and put in its place
+    spark       rebuild, audit, export and statistics as tasks over many machines
+    serve       metrics, HTTP, the page, MQTT
     service     opens, recovers, starts the tasks, stops them in order
     cli         argv -> Config -> one call
 
-``errors``, ``findings``, ``config`` and ``storage`` (the one seam to the disk) lie below them all; ``demo`` shows the
-whole.
+``errors``, ``findings``, ``config``, ``pages`` (how things are said) and ``storage`` (the one seam to the disk) lie
+below them all; ``demo`` shows the whole.
 """
 
 __version__ = "0.1.0"

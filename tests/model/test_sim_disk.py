@@ -253,3 +253,31 @@ def test_every_operation_can_fail(tmp_path: Path, operation: str) -> None:
         every_call(disk, ROOT)
     assert caught.value.errno == errno.EIO
     assert disk.faults.injected == {f"{operation}=EIO": 1}
+
+
+def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:
+    disk = SimDisk(ROOT)
+    disk.make_dir(ROOT / "d" / "one")
+    disk.make_dir(ROOT / "two")
+    disk.exchange(ROOT / "two", ROOT / "d" / "one")
+
+    def inodes(found: SimDisk) -> tuple[int, int]:
+        return found.stamp(ROOT / "two").inode, found.stamp(ROOT / "d" / "one").inode
+
+    now = inodes(disk)
+    assert after_crashes(disk, inodes) == {now, now[::-1]}
+    disk.sync_dir(ROOT / "d")  # one of the two is enough: it is one transaction
+    assert after_crashes(disk, inodes) == {now}
+
+
+def test_a_linked_file_is_one_file_with_two_names() -> None:
+    disk = made()
+    disk.make_dir(ROOT / "d")
+    disk.link(FILE, ROOT / "d" / "twin")
+    with disk.open_write(FILE) as file:
+        file.pwrite(b"n", 0)
+    assert disk.read(ROOT / "d" / "twin")[:2] == b"no"
+    assert after_crashes(disk, lambda twin: twin.exists(ROOT / "d" / "twin")) == {True, False}
+    disk.sync_dir(ROOT / "d")
+    disk.unlink(FILE)
+    assert after_crashes(disk, lambda twin: twin.exists(ROOT / "d" / "twin")) == {True}

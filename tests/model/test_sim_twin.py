@@ -52,12 +52,14 @@ def test_the_real_disk_makes_the_same_calls_in_the_same_order(tmp_path: Path, mo
     assert real.count("fsync") == 5
 
 
-NAMES = st.sampled_from(["a", "b", "c", "d/a", "d/b", "d", "e/x"])
+ALL_NAMES = ["a", "b", "c", "d/a", "d/b", "d", "e/x"]
+NAMES = st.sampled_from(ALL_NAMES)
 CALLS = st.one_of(
     st.tuples(st.sampled_from(["create", "write", "read", "truncate", "allocate"]), NAMES, st.integers(0, 9000)),
     st.tuples(st.sampled_from(["unlink", "list", "exists", "make_dir", "remove_dir"]), NAMES, st.just(0)),
     st.tuples(st.just("atomically"), NAMES, st.integers(0, 9000)),
     st.tuples(st.just("rename"), st.sampled_from(["a", "b", "c"]), st.integers(0, 2)),
+    st.tuples(st.sampled_from(["link", "exchange"]), NAMES, st.integers(0, len(ALL_NAMES) - 1)),
 )
 
 
@@ -82,6 +84,9 @@ def outcome(disk: Disk, root: Path, call: tuple[str, str, int]) -> object:
             return disk.write_atomically(path, bytes(number), durable=number % 2 == 0)
         if operation == "rename":
             return disk.rename(path, root / "abc"[number])
+        if operation in ("link", "exchange"):
+            getattr(disk, operation)(path, root / ALL_NAMES[number])
+            return disk.stamp(path).inode == disk.stamp(root / ALL_NAMES[number]).inode
         return getattr(disk, operation)(path)
     except DiskError as error:
         return error.errno, error.operation.replace(str(root), ""), str(error).replace(str(root), "")

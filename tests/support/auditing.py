@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexd.audit import Audit, AuditPlan, audit_task, audit_with, join, plan_audit
+from indexd.audit import Audit, AuditPlan, audit_task, join, plan_audit
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
 from indexd.index.flavour import FLAVOURS
@@ -68,7 +68,7 @@ def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int
 
 def audit(config: Config, *, cuts: Sequence[int] = (), size: int | None = None) -> Audit:
     """``indexd audit`` in this process."""
-    return audit_with(plan_audit(Disk(), config, cuts=cuts, size=size), Disk(), config, lambda *_: None, workers=0)
+    return audit_plan(plan_audit(Disk(), config, cuts=cuts, size=size), config)
 
 
 def audit_plan(plan: AuditPlan, config: Config, order: Iterable[int] | None = None) -> Audit:

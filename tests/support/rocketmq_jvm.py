@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "java"
 OLDEST_JAVA = 17
+EARLIER = "5.3.3"
 JVM_FLAGS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -141,14 +142,21 @@ def _spare_home() -> Path:
     return home
 
 
-def java(main: str, *args: str, home: Path | None = None, flags: tuple[str, ...] = ()) -> list[str]:
-    """The command line of a main class; ``home`` becomes Java's user.home, where RocketMQ puts its logs."""
+def java(
+    main: str, *args: str, home: Path | None = None, flags: tuple[str, ...] = (), version: str | None = None
+) -> list[str]:
+    """The command line of a main class; ``home`` becomes Java's user.home, where RocketMQ puts its logs.
+
+    ``version``: the store's classes are of that one, EARLIER, instead of those that the programs are compiled against.
+    """
     found = _ready()
     if isinstance(found, RocketMQError):
         raise found
     path, built = found
     user_home = f"-Duser.home={home or _spare_home()}"
-    return [path, *JVM_FLAGS, user_home, *flags, "-cp", f"{built / 'classes'}:{built / 'lib'}/*", main, *args]
+    libraries = [built / "lib"] if version is None else [built / f"lib-{version}", built / "lib"]
+    class_path = ":".join([str(built / "classes"), *(f"{path}/*" for path in libraries)])
+    return [path, *JVM_FLAGS, user_home, *flags, "-cp", class_path, main, *args]
 
 
 def _log(main: str, home: Path | None) -> Path:
@@ -192,11 +200,11 @@ def run(
 class Program(subprocess.Popen[str]):
     """A running program. As a context manager it closes its input, waits for it to end, and kills it if it does not."""
 
-    def __init__(self, main: str, args: tuple[str, ...], home: Path | None) -> None:
+    def __init__(self, main: str, args: tuple[str, ...], home: Path | None, version: str | None) -> None:
         self.log = _log(main, home)
         with self.log.open("wb") as errors:
             super().__init__(
-                java(main, *args, home=home),
+                java(main, *args, home=home, version=version),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -229,9 +237,9 @@ class Program(subprocess.Popen[str]):
         self.stdout.close()
 
 
-def start(main: str, *args: str, home: Path | None = None) -> Program:
-    """Starts a program and returns at once; use it in a ``with`` block."""
-    return Program(main, args, home)
+def start(main: str, *args: str, home: Path | None = None, version: str | None = None) -> Program:
+    """Starts a program and returns at once; use it in a ``with`` block. ``version`` as for ``java``."""
+    return Program(main, args, home, version)
 
 
 def figures_of(line: str) -> dict[str, Any]:

@@ -26,18 +26,32 @@ STORED = {"segment": SEGMENT_SIZE, "slots": HASH_SLOT_NUM, "entries": INDEX_NUM,
 
 @dataclass
 class Rewriter:
-    """``Rewrite``, a JVM for all tests: RocketMQ's own code at work on one store after another."""
+    """``Rewrite``, a JVM for all tests: RocketMQ's own code at work on one store after another, in one ``version``."""
 
     home: Path
     program: Program | None = None
+    version: str | None = None
 
     def write(self, store: Path, **options: object) -> dict[str, Any]:
         """Open the store and do to it what the options say; the figures."""
         return self._ask("write", store=store, **options)
 
-    def reindex(self, store: Path, index: Path) -> dict[str, Any]:
+    def reindex(self, store: Path, index: Path, **options: object) -> dict[str, Any]:
         """The index that RocketMQ's own IndexService builds from the log as it is now."""
-        return self._ask("reindex", store=store, index=index)
+        return self._ask("reindex", store=store, index=index, **options)
+
+    def find(self, store: Path, **options: object) -> dict[str, Any]:
+        """Every key asked of the index as it is now; see Findable."""
+        return self._ask("find", store=store, **options)
+
+    def stop(self) -> int:
+        """Stop all stores that are open, in order; how many they were."""
+        return int(self._tell("stop").figures(60)["stopped"])
+
+    def halt_after(self, milliseconds: int) -> None:
+        """Everything ends some time from now, in the middle of whatever it does then."""
+        self._tell("halt", str(milliseconds))
+        self.close()
 
     def write_until_halted(self, store: Path, **options: object) -> None:
         """The same, but everything ends in the middle of it."""
@@ -51,11 +65,14 @@ class Rewriter:
         self.program = None
 
     def _say(self, mode: str, **options: object) -> Program:
+        return self._tell(mode, *arguments(**STORED | options))
+
+    def _tell(self, *words: str) -> Program:
         if self.program is None or self.program.poll() is not None:
             self.close()
-            self.program = start("Rewrite", home=self.home)
+            self.program = start("Rewrite", home=self.home, version=self.version)
         assert self.program.stdin is not None
-        self.program.stdin.write(" ".join([mode, *arguments(**STORED, **options)]) + "\n")
+        self.program.stdin.write(" ".join(words) + "\n")
         self.program.stdin.flush()
         return self.program
 

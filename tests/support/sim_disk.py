@@ -22,13 +22,13 @@ from indexd.storage.disk import DiskFile
 from support.sim_fault import CHANGES, WORDS, FaultMap, SimCrash, errno_of
 from support.sim_file import SimFile, stamp_of
 from support.sim_inode import Change, Memo, SimDirectory, SimInode
-from support.sim_tree import SimTree
+from support.sim_links import SimLinks
 
 if TYPE_CHECKING:
     from indexd.storage.disk import Stamp
 
 
-class SimDisk(SimTree):
+class SimDisk(SimLinks):
     """``rand`` decides what a failed or interrupted call leaves; ``limit`` ends a run that does not end by itself."""
 
     def __init__(self, root: Path, seed: int = 0, faults: FaultMap | None = None) -> None:

@@ -26,7 +26,7 @@ from pathlib import PurePath
 OPERATIONS = (
     *("open_read", "open_write", "create", "exists", "list_dir", "stamps"),
     *("size", "stamp", "pread", "pwrite", "allocate", "truncate", "fsync"),
-    *("rename", "unlink", "remove_dir", "make_dir", "sync_dir"),
+    *("rename", "link", "exchange", "unlink", "remove_dir", "make_dir", "sync_dir"),
 )
 # What the real disk calls its operations where an error names them.
 WORDS = {
@@ -36,7 +36,10 @@ WORDS = {
 }  # fmt: skip
 #: Those that leave another disk behind; a crash between two others is a crash before the later one.
 CHANGES = frozenset(
-    {"create", "pwrite", "allocate", "truncate", "fsync", "rename", "unlink", "remove_dir", "make_dir", "sync_dir"}
+    {
+        *("create", "pwrite", "allocate", "truncate", "fsync", "rename", "link", "exchange"),
+        *("unlink", "remove_dir", "make_dir", "sync_dir"),
+    }
 )
 _RULE = re.compile(
     r"(?P<operation>[a-z_]+|\*)(?::(?P<glob>[^#@=;]+))?(?:#(?P<nth>\d+)|(?P<all>@all))?=(?P<fault>[\w-]+)"

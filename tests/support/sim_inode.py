@@ -18,7 +18,7 @@ _ZEROS = bytes(PAGE_SIZE)
 _KEPT_SHARES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _TORN = 0.25
 
-Memo = dict[int, "SimInode | SimDirectory"]
+Memo = dict[int, "SimInode | SimDirectory | Pair"]
 
 
 @dataclass(slots=True)
@@ -142,6 +142,7 @@ class Change(NamedTuple):
     source: str | None
     target: str
     node: SimInode | SimDirectory | None
+    pair: Pair | None = None
 
     def apply(self, names: dict[str, SimInode | SimDirectory]) -> None:
         """To what a process sees, or to what stands on the device."""
@@ -151,6 +152,25 @@ class Change(NamedTuple):
             names.pop(self.target, None)
         else:
             names[self.target] = self.node
+
+    def copy(self, memo: Memo) -> Change:
+        """The same of a twin."""
+        pair = memo.setdefault(id(self.pair), Pair(self.pair.is_kept)) if self.pair is not None else None
+        assert pair is None or isinstance(pair, Pair)
+        return Change(self.source, self.target, self.node.copy(memo) if self.node is not None else None, pair)
+
+
+@dataclass(slots=True)
+class Pair:
+    """What two changes of two directories have in common: of an exchange both are durable, or neither is."""
+
+    is_kept: bool | None = None
+
+    def survives(self, rand: random.Random, share: float) -> bool:
+        """Decided at the first of the two, if it was not synced before."""
+        if self.is_kept is None:
+            self.is_kept = rand.random() < share
+        return self.is_kept
 
 
 @dataclass(slots=True)
@@ -178,6 +198,9 @@ class SimDirectory:
 
     def sync(self) -> None:
         """The names are durable; what they name need not be."""
+        for change in self.pending:
+            if change.pair is not None:
+                change.pair.is_kept = True
         self.disk_names = dict(self.names)
         self.pending.clear()
 
@@ -185,7 +208,7 @@ class SimDirectory:
         """Lose power: of the pending changes any subset has reached the device."""
         share = rand.choice(_KEPT_SHARES)
         for change in self.pending:
-            if rand.random() < share:
+            if change.pair.survives(rand, share) if change.pair is not None else rand.random() < share:
                 change.apply(self.disk_names)
         self.pending.clear()
         self.names = dict(self.disk_names)
@@ -197,8 +220,5 @@ class SimDirectory:
             found = memo[id(self)] = SimDirectory(self.number)
             found.names = {name: node.copy(memo) for name, node in self.names.items()}
             found.disk_names = {name: node.copy(memo) for name, node in self.disk_names.items()}
-            found.pending = [
-                Change(change.source, change.target, change.node.copy(memo) if change.node is not None else None)
-                for change in self.pending
-            ]
+            found.pending = [change.copy(memo) for change in self.pending]
         return found

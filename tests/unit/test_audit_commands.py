@@ -40,14 +40,17 @@ def test_a_sound_store(golden: Golden) -> None:
     before = stamps(golden.root)
     done = indexd_here(*words(golden))
     assert (done.returncode, done.stderr) == (0, "")
-    first, second = done.stdout.splitlines()
-    assert first == f"{golden.root}: 100.00 % of 18,402 keys findable, no holes, no findings"
-    assert second.startswith(
-        "covered: log bytes 0 to 2740160 (2.6 MiB, 4,000 messages), 1 index file of flavour 5.4 (by"
+    first, *more = done.stdout.splitlines()
+    assert first == "all 18,402 keys findable; nothing wrong in the index files"
+    assert [line.split(":")[0] for line in more if ": " in line][-4:] == ["crash", "broker", "flavour", "covered"]
+    assert more[-2] == "flavour: 5.4 (by its entries; headers count every slot: since 4.7.1)"
+    assert more[-1].startswith(
+        f"covered: {golden.root}, log bytes 0 to 2740160 (2.6 MiB, 4,000 messages), 1 index file"
     )
     found = rows(golden)
-    assert [row["kind"] for row in found] == ["file", "summary"]
+    assert [row["kind"] for row in found] == ["file", *["answers"] * 6, "samples", "crash", "summary"]
     assert (found[-1]["keys"], found[-1]["findableKeys"], found[-1]["store"]) == (18402, 18402, str(golden.root))
+    assert found[-1]["sound"]
     assert stamps(golden.root) == before
 
 
@@ -56,11 +59,28 @@ def test_a_store_that_lost_keys(golden: Golden) -> None:
     index_log(config_of_golden(golden), begin=6 * golden.segment_size)
     done = indexd_here(*words(golden))
     assert done.returncode == 1
-    hole, share, _ = done.stdout.splitlines()
-    assert hole.startswith("hole: log bytes 0 to 1572716 (1.5 MiB), stored 20")
-    assert hole.endswith(": 10,858 keys of 2,226 messages are not findable")
-    assert share == f"{golden.root}: 40.99 % of 18,402 keys findable, 1 hole, no findings"
-    assert [row["kind"] for row in rows(golden)] == ["file", "hole", "summary"]
+    verdict, hole, cause, *more = done.stdout.splitlines()
+    assert verdict.startswith("40.9 % of 18,402 keys findable; one hole, 2026-11-21 ")
+    assert ", 1.5 MiB, unclean stop; indexd repair mends it in about " in verdict
+    assert hole.startswith("hole: stored 20")
+    assert hole.endswith(", log bytes 0 to 1572716 (1.5 MiB): 10,858 keys of 2,226 messages not findable")
+    assert cause == "  likely cause: unclean stop"
+    assert more[0] == "  - it begins with the log, and no index file stands before it"
+    assert more[1].startswith("  - it ends where the segment at 1572864 begins: after an unclean stop RocketMQ throws ")
+    found = rows(golden, "--samples", 0)
+    assert [row["kind"] for row in found] == ["file", "hole", "crash", "summary"]
+    assert (found[1]["cause"], found[1]["tail"], len(found[1]["evidence"])) == ("unclean-stop", False, 2)
+
+
+def test_what_the_crash_of_the_golden_will_cost(golden: Golden) -> None:
+    # What its restart did lose is known: see the store that lost keys.
+    (crash,) = [row for row in rows(golden, "--samples", 0) if row["kind"] == "crash"]
+    assert (crash["when"], crash["keys"], crash["lostKeys"]) == ("next-start", 18402, 10858)
+    assert crash["dispatchOffset"] == 6 * golden.segment_size
+    done = indexd_here(*words(golden, "--samples", 0))
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("crash: ")]
+    assert "its next start will throw away index/" in line
+    assert "and 10,858 keys will be lost: of what was stored before 2026-11-21 " in line
 
 
 def test_a_finding(golden: Golden) -> None:
@@ -70,9 +90,10 @@ def test_a_finding(golden: Golden) -> None:
     path.write_bytes(data)
     done = indexd_here(*words(golden))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0].startswith(
-        f"index/{path.name} byte 32: used slot count 0, but 18402 entries use"
-    )
+    verdict, kind, line, *_ = done.stdout.splitlines()
+    assert verdict == "all 18,402 keys findable; 1 finding in the index files"
+    assert kind.startswith("header-used-slot-count, 1 finding: ")
+    assert line.startswith(f"  index/{path.name} byte 32: used slot count 0, but 18402 entries use")
     (finding,) = [row for row in rows(golden) if row["kind"] == "finding"]
     assert (finding["what"], finding["position"]) == ("header-used-slot-count", 32)
 
@@ -80,7 +101,8 @@ def test_a_finding(golden: Golden) -> None:
 def test_a_flavour_that_is_given(golden: Golden) -> None:
     done = indexd_here(*words(golden, "--flavour", "4.7"))
     assert done.returncode == 1
-    assert "of flavour 4.7 (as given)" in done.stdout
+    assert "flavour: 4.7 (as given; headers count every slot: since 4.7.1)" in done.stdout
+    assert "  and 2,573 more; --json has the first 100 of each file" in done.stdout
 
 
 def test_what_cannot_be_audited(golden: Golden, tmp_path: Path) -> None:
@@ -94,3 +116,44 @@ def test_what_cannot_be_audited(golden: Golden, tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "no index file in" in done.stderr
     assert "give --hash-slot-num and --index-num" in done.stderr
+
+
+def test_options_that_are_wrong(golden: Golden, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    inside = golden.root / "page.html"
+    link = tmp_path / "link"
+    link.symlink_to(golden.root)
+    for options, text in (
+        (("--samples", "-1"), "-1 is not within 0 and 100000"),
+        (("--samples", "many"), "'many' is not a whole number"),
+        (("--samples", "1e9"), "is not a whole number"),
+        (("--queues=yes",), "ignored explicit argument"),
+        (("--report", ""), "is empty"),
+        (("--report", inside), "lies in the store, where audit writes nothing"),
+        (("--resume", link / "index" / "kept"), "lies in the store, where audit writes nothing"),
+        (("--report", tmp_path / "folder"), "is a directory"),
+        (("--report", tmp_path / "none" / "page.html"), "there is no directory"),
+        (("--report", tmp_path / "one", "--resume", tmp_path / "one"), "are the same file"),
+    ):
+        done = indexd_here(*words(golden, *options))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert text in done.stderr
+    assert not inside.exists()
+
+
+def test_the_page_is_written_beside_and_renamed(golden: Golden, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("what was there before", "utf-8")
+    done = indexd_here(*words(golden, "--samples", 0, "--report", page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["page.html"]
+
+
+def test_a_page_that_cannot_be_written(golden: Golden, tmp_path: Path) -> None:
+    # What was found is said all the same.
+    page = tmp_path / ("x" * 254)
+    done = indexd_here(*words(golden, "--samples", 0, "--report", page))
+    assert (done.returncode, done.stderr.count("\n")) == (70, 1)
+    assert "cannot create" in done.stderr
+    assert done.stdout.startswith("all 18,402 keys findable")

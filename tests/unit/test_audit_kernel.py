@@ -32,6 +32,7 @@ from indexd.index.check_ground import time_difference
 
 T0 = 1_700_000_000_000
 ROLLBACK = 1 << 0xC
+NEVER = 1 << 62
 
 
 class Message(NamedTuple):
@@ -134,6 +135,7 @@ def test_match_rows_does_what_its_plain_twin_does(messages: list[Message], data:
     findable[sorted(number for number in unreachable if number <= len(entries))] = 0
     header = np.array([T0, len(entries), -1, 0], dtype=np.int64)
     times = np.full(2, -1, dtype=np.int64)
+    strays = np.array([NEVER, -1, 0], dtype=np.int64)
     counts = np.zeros(6, dtype=np.int64)
     noted = np.zeros((5 * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
     all_entries, numbers = entries_of(entries), np.arange(1, len(entries) + 1, dtype=np.uint32)
@@ -142,12 +144,14 @@ def test_match_rows_does_what_its_plain_twin_does(messages: list[Message], data:
         part = all_entries[begin : begin + window].copy()
         row, at = match_rows(
             columns, row, rows, ROLLBACK, part, numbers[begin : begin + window].copy(), 0, findable, header, taken,
-            times, counts, noted,
+            times, strays, counts, noted,
         )  # fmt: skip
         assert rows == 0 or int(at) == len(part)
     if not messages:
         return
     wanted, kinds = plain_match(messages, entries, unreachable)
+    astray = [row[4] for row in noted[: counts[5]].tolist() if row[1] in (WITHOUT_MESSAGE, WITHOUT_KEY, WRONG_HASH)]
+    assert strays.tolist() == [min(astray, default=NEVER), max(astray, default=-1), len(astray)]
     assert dict(enumerate(counts[:5].tolist())) == {kind: kinds[kind] for kind in range(5)}
     assert Counter(noted[: counts[5], 1].tolist()) == kinds
     keys = [key for message in messages for key in message.keys]
@@ -203,13 +207,13 @@ def test_no_more_than_a_hundred_of_a_kind_are_noted() -> None:
     entries = entries_of([Entry(1, 100 * n, 7) for n in range(200)])
     counts = np.zeros(6, dtype=np.int64)
     noted = np.zeros((5 * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
-    times = np.full(2, -1, dtype=np.int64)
-    taken = np.zeros(200, dtype=np.uint8)
+    times = np.full(3, -1, dtype=np.int64)
+    taken, strays = np.zeros(200, dtype=np.uint8), times.copy()
     match_rows(
         columns_of(messages), 0, 200, ROLLBACK, entries, np.arange(1, 201, dtype=np.uint32), 0,
-        np.empty(0, dtype=np.uint8), np.array([T0, 200, -1, 0], dtype=np.int64), taken, times, counts, noted,
+        np.empty(0, dtype=np.uint8), np.array([T0, 200, -1, 0], dtype=np.int64), taken, times, strays, counts, noted,
     )  # fmt: skip
     assert counts[TIME_DIFFERENCE] == 199
     assert noted[: counts[5], 0].tolist() == list(range(2, 102))
     assert taken.all()
-    assert times.tolist() == [T0, T0]
+    assert times.tolist() == [T0, T0, -1]

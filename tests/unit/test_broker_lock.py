@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from indexd.errors import BusyError, DiskError
 from indexd.storage import broker_lock
-from indexd.storage.broker_lock import look_at_lock
-from support.broker_stand_in import stand_in
+from indexd.storage.broker_lock import StoreLock, look_at_lock
+from support.broker_stand_in import STAND_IN, stand_in
 from support.own_mounts import need
 
 
@@ -131,3 +132,49 @@ def test_a_free_lock_on_a_shared_file_system_says_nothing(
     with stand_in(store / "lock") as broker:  # one that is held says all
         broker.start()
         assert look_at_lock(store / "lock").alive is True
+
+
+def test_a_lock_that_keeps_brokers_away(store: Path) -> None:
+    path = store / "lock"
+    lock = StoreLock(path)
+    assert lock.take()
+    assert not lock.is_new
+    # A look of one's own process opens and closes the file: the lock is still there then.
+    for _ in range(2):
+        found = look_at_lock(path)
+        assert (found.alive, found.how) == (False, "none")
+        assert "indexd repair" in str(found.why)
+        path.read_bytes()
+    command = [sys.executable, "-c", STAND_IN, str(path), "r+"]
+    broker = subprocess.run(command, input="\n", capture_output=True, text=True, check=False)
+    assert "BlockingIOError" in broker.stderr
+    lock.release()
+    with stand_in(path) as started:
+        started.start()
+        assert look_at_lock(path).pid == started.pid
+
+
+def test_a_lock_beside_a_broker_or_another_one(store: Path) -> None:
+    path = store / "lock"
+    first, second = StoreLock(path), StoreLock(path)
+    with stand_in(path) as broker:
+        broker.start()
+        assert not first.take()
+    assert first.take()
+    with pytest.raises(BusyError, match="another indexd repair"):
+        second.take()
+    assert first.other() is None
+    with stand_in(path) as broker:
+        assert first.other() == broker.pid
+    first.release()
+    assert second.take()
+    second.release()
+
+
+def test_a_lock_where_there_was_no_lock_file(tmp_path: Path) -> None:
+    lock = StoreLock(tmp_path / "lock")
+    assert lock.take()
+    assert lock.is_new
+    lock.release()
+    with pytest.raises(DiskError, match="cannot lock"):
+        StoreLock(tmp_path / "none" / "lock").take()

@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from indexd.commitlog.writer import FrameSpec
 from indexd.index.format import IndexLayout
+from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.stats.buckets import quantile
 from indexd.spark.stats.chains import FileChains
 from indexd.spark.stats.chains_kernel import Kept
@@ -25,15 +26,7 @@ from indexd.spark.stats.report import VERSION, to_report
 from indexd.spark.stats.tables import SCHEMAS, write_tables
 from indexd.spark.stats.terminal import print_report
 from indexd.spark.stats.verdict import NOTHING, RIGHT, TOO_FEW, TOO_MANY, judge_layout, nice
-from indexd.spark.stats.wording import (
-    show_duration,
-    show_name,
-    show_number,
-    show_repeated,
-    show_share,
-    show_size,
-    show_utc,
-)
+from indexd.spark.stats.wording import show_repeated
 from indexd.storage.disk import Disk
 from support.stats import BASE_TIME, plain_run, written_log
 from support.strategies import Sample

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
+from indexd.pages.markup import Html, element, foreign
 from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
 from indexd.serve.web.asked import TIME_MIN, WAYS, Asked
 from indexd.serve.web.body import body_section
 from indexd.serve.web.drawing import log_strip, timeline
-from indexd.serve.web.markup import Html, element, foreign
 from indexd.serve.web.shell import ASSETS, asset, problems_of, render_page
 from indexd.serve.web.wording import show_duration, show_size, show_utc
 

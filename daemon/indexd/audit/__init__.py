@@ -15,7 +15,20 @@ task of its own: one process goes through them in order, Spark through many at o
 ``holes``     ranges of the log whose keys are not findable
 ``notes``     what does not hold, bounded, the same however the log was cut
 ``part``      what one task came to
-``whole``     parts put together, and the run over all tasks
+``whole``     parts put together
+``standing``  what stands around the index: lock, abort, checkpoint, where segments begin
+``causes``    why the keys of a hole are not findable
+``crash``     what a crash right now would cost
+``samples``   keys asked in time ranges as the broker asks, and what is true
+``queues``    the ConsumeQueues as they stand, and their units beside messages
+``queue_watch``  that, for all queues of a stretch
+``queues_found``  what all stretches came to there
+``kept``      finished tasks in a file, for one that is interrupted
+``gentle``    how it is read: at a rate, without taking memory from the broker, at the lowest priority
+``report``    all of it composed
+``verdict``   the one line that says how it stands
+``meanings``  what each kind of finding means for whoever runs the broker
+``page``      all of it as one HTML page
 ``live``      whether a broker is at work
 ``loading``   the kernels, before there is work for them
 """
@@ -23,7 +36,21 @@ task of its own: one process goes through them in order, Spark through many at o
 from indexd.audit.loading import load_kernels
 from indexd.audit.part import Part
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
+from indexd.audit.report import AuditOptions, AuditReport, audit_here, run_audit
 from indexd.audit.task import audit_task
-from indexd.audit.whole import Audit, audit_with, join
+from indexd.audit.whole import Audit, join
 
-__all__ = ["Audit", "AuditPlan", "AuditTask", "Part", "audit_task", "audit_with", "join", "load_kernels", "plan_audit"]
+__all__ = [
+    "Audit",
+    "AuditOptions",
+    "AuditPlan",
+    "AuditReport",
+    "AuditTask",
+    "Part",
+    "audit_here",
+    "audit_task",
+    "join",
+    "load_kernels",
+    "plan_audit",
+    "run_audit",
+]

@@ -198,7 +198,9 @@ class _Chains:
         last = phy_offset_of(read_entries(self._opened, self._layout, file.count - 1, 1)[0])
         self._compare("begin phy offset", 16, header.begin_phy_offset, first)
         if is_unchanged:
-            self._compare("end phy offset", 24, header.end_phy_offset, last)
+            # A repair leaves one more, so that a broker that starts does not index its last message again.
+            if header.end_phy_offset != last + 1:
+                self._compare("end phy offset", 24, header.end_phy_offset, last)
             used = int(self._state[USED_SLOT_COUNT])
             # Counted once a slot, before 4.7.1 at every put, and in between where a broker was upgraded meanwhile.
             if not used <= header.used_slot_count <= file.entries:

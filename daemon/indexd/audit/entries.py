@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.audit.gentle import IndexPages
 from indexd.audit.ground import BrokerFile, phy_offsets
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.recovery.replay import first_entry_at, read_entries, time_diff_of
@@ -23,7 +24,8 @@ class EntrySource:
     """``entries[at:]`` of ``numbers`` are next; ``load`` brings more. Close it after use.
 
     ``header`` is what match_rows keeps of the file. ``findable``: a byte an entry number, 0 where no walk reaches. With
-    ``grows`` the header is asked again at the end, for a file that the broker is writing.
+    ``grows`` the header is asked again at the end, for a file that the broker is writing. ``pages`` are given back as
+    it goes on.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class EntrySource:
         self.numbers: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
         self.at = 0
         self.grows = False
+        self.pages: IndexPages | None = None
         self.header = np.array([file.header.begin_timestamp, file.count - 1, -1, 0], dtype=np.int64)
         self._layout = layout
         self._opened: DiskFile = disk.open_read(folder / file.name)
@@ -91,6 +94,8 @@ class EntrySource:
         self.numbers = np.arange(self._next, self._next + len(self.entries), dtype=np.uint32)
         # A file that was cut meanwhile has no more of them.
         self._next = self._next + len(self.entries) if len(self.entries) == count else self._count
+        if self.pages is not None:
+            self.pages.give_back(self._layout.entry_position(self._next))
         return len(self.entries) > 0
 
     def take_below(self, phy_offset: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:

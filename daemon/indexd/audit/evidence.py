@@ -118,8 +118,13 @@ class Evidence:
 
 
 def _judge(message: Message, hashes: set[int]) -> str | None:
-    if message.uniq_key is not None and index_key_hash(message.topic, message.uniq_key) not in hashes:
+    own = {index_key_hash(message.topic, key) for key in message.keys}
+    uniq = None if message.uniq_key is None else index_key_hash(message.topic, message.uniq_key)
+    tag = index_key_hash(message.topic, message.tags, "T") if message.tags else None
+    if not hashes <= own | {uniq, tag}:
+        return None  # entries of another message, which stood here before the log was cut
+    if uniq is not None and uniq not in hashes:
         return "3.x"
-    if message.tags:
-        return "5.4" if index_key_hash(message.topic, message.tags, "T") in hashes else "4.7"
+    if tag is not None:
+        return "5.4" if tag in hashes else "4.7"
     return None

@@ -150,11 +150,13 @@ def _written(file: DiskFile, layout: IndexLayout, count: int) -> int:
     # A header may count entries that were never written: those are zeros, to the end of what it counts.
     if count <= 2 or read_entries(file, layout, count - 1, 1).any():
         return count
-    low, high = 1, count - 1
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if read_entries(file, layout, middle, 1).any() else (low, middle)
-    return high
+    while count > 2:
+        first = max(count - _ENTRIES_PER_READ, 1)
+        written = np.flatnonzero(read_entries(file, layout, first, count - first).any(axis=1))
+        if len(written):
+            return first + int(written[-1]) + 1
+        count = max(first, 2)
+    return count
 
 
 def _named(file: DiskFile, layout: IndexLayout, count: int) -> int:

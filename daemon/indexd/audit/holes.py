@@ -21,8 +21,9 @@ _PRUNE_AT = 4 * HOLES_MAX
 class Hole:
     """Messages from physical offset ``begin`` on; ``last`` is where the last of them begins, ``end`` where it ends.
 
-    ``messages`` are those with a key that is not findable, ``keys`` those keys. Times: smallest and largest store
-    timestamp of these messages, ms. ``end`` is 0 until somebody has looked.
+    ``messages`` are those with a key that is not findable, ``keys`` those keys, of which ``unreachable`` have an entry
+    that no walk meets. Times: smallest and largest store timestamp of these messages, ms. ``end`` is 0 until somebody
+    has looked.
     """
 
     begin: int
@@ -32,6 +33,7 @@ class Hole:
     messages: int
     keys: int
     end: int = 0
+    unreachable: int = 0
 
     @property
     def size(self) -> int:
@@ -48,6 +50,7 @@ class Hole:
             self.messages + later.messages,
             self.keys + later.keys,
             later.end,
+            self.unreachable + later.unreachable,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -61,6 +64,7 @@ class Hole:
             "endTimestamp": self.end_timestamp,
             "messages": self.messages,
             "keys": self.keys,
+            "unreachableKeys": self.unreachable,
         }
 
 
@@ -163,8 +167,12 @@ def add_rows(
     phy_offsets: NDArray[np.int64],
     timestamps: NDArray[np.int64],
     missing: NDArray[np.int32],
+    unreachable: NDArray[np.int64] | None = None,
 ) -> None:
-    """The rows of a batch into ``holes``; ``missing``: keys of each that are not findable, -1 for one without."""
+    """The rows of a batch into ``holes``; ``missing``: keys of each that are not findable, -1 for one without.
+
+    ``unreachable``: keys of each that have an entry which no walk meets; such a key may be findable by another one.
+    """
     rows = np.flatnonzero(missing >= 0)
     if len(rows) == 0:
         return
@@ -175,6 +183,8 @@ def add_rows(
     is_lost = lost > 0
     begins = np.flatnonzero(np.diff(is_lost, prepend=~is_lost[:1]))
     keys = np.add.reduceat(lost, begins, dtype=np.int64)
+    broken = np.zeros_like(lost) if unreachable is None else np.minimum(lost, unreachable[rows])
+    reachless = np.add.reduceat(broken, begins, dtype=np.int64)
     oldest, newest = (ufunc.reduceat(timestamps[rows], begins) for ufunc in (np.minimum, np.maximum))
     bounds = [*begins.tolist(), len(rows)]
     for run, (first, behind) in enumerate(pairwise(bounds)):
@@ -182,4 +192,5 @@ def add_rows(
             holes.whole()
             continue
         begin, last = int(phy_offsets[rows[first]]), int(phy_offsets[rows[behind - 1]])
-        holes.add(Hole(begin, last, int(oldest[run]), int(newest[run]), behind - first, int(keys[run])))
+        times = int(oldest[run]), int(newest[run])
+        holes.add(Hole(begin, last, *times, behind - first, int(keys[run]), unreachable=int(reachless[run])))

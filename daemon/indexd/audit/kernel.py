@@ -35,7 +35,10 @@ def _phy_at(entries, at):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _note(kind, number, value, wanted, phy, counts, noted):  # type: ignore[no-untyped-def]
+def _note(kind, number, value, wanted, phy, strays, counts, noted):  # type: ignore[no-untyped-def]
+    if kind <= WRONG_HASH:
+        strays[_0], strays[_1] = min(strays[_0], phy), max(strays[_1], phy)
+        strays[_2] += np.int64(1)
     # The last of ``counts`` is how many rows of ``noted`` are taken.
     rows = np.uint64(len(counts)) - _1
     counts[np.uint64(kind)] += np.int64(1)
@@ -76,30 +79,31 @@ def _take(key_hashes, first, last, expected, key_hash, is_findable, taken):  # t
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def match_rows(columns, row, rows, skip_mask, entries, numbers, at, findable, header, taken, times, counts, noted):  # type: ignore[no-untyped-def]
+def match_rows(  # type: ignore[no-untyped-def]
+    columns, row, rows, skip_mask, entries, numbers, at, findable, header, taken, times, strays, counts, noted
+):
     """Hold ``entries[at:]`` against the messages ``row`` .. ``rows - 1``; returns (row, at) where one of them ended.
 
     ``findable`` has a byte an entry number, 0 for entries that no walk reaches; numbers behind its end are reached.
     ``header``: begin timestamp, number of the last entry, and the message whose entries may go on in the next window
     (its offset, at first -1, and which of its keys is due); ``times`` gets the store timestamps of the messages of
-    entry 1 and of that last entry. An entry's time difference is judged against the begin timestamp, that of entry 1
-    never (spec rocketmq-store 3.4). ``counts`` and ``noted`` go on from call to call.
+    entry 1 and of that last entry. A time difference is judged against the begin timestamp, that of entry 1 never (spec
+    rocketmq-store 3.4). ``strays``, the smallest and largest offset of entries of no key and their number, ``counts``
+    and ``noted`` go on from call to call.
     """
     phy_offsets, timestamps, sys_flags = columns.phy_offset, columns.store_timestamp, columns.sys_flag
     key_starts, key_hashes = columns.key_start, columns.key_hash
     row, rows, at = np.uint64(row), np.uint64(rows), np.uint64(at)
-    end, known = np.uint64(len(entries)), np.uint64(len(findable))
-    begin_timestamp, last_number = header[0], np.uint64(header[1])
+    end, known, last_number = np.uint64(len(entries)), np.uint64(len(findable)), np.uint64(header[1])
     while row < rows and at < end:
         phy = phy_offsets[row]
         entry_phy = _phy_at(entries, at)
         if entry_phy > phy:
             row += _1
             continue
-        key_hash = swap(entries[at, _0])
-        number = np.uint64(numbers[at])
         if entry_phy < phy:
-            _note(WITHOUT_MESSAGE, number, np.int64(key_hash), np.int64(0), entry_phy, counts, noted)
+            key_hash, number = swap(entries[at, _0]), np.uint64(numbers[at])
+            _note(WITHOUT_MESSAGE, number, np.int64(key_hash), np.int64(0), entry_phy, strays, counts, noted)
             at += _1
             continue
         timestamp = timestamps[row]
@@ -112,23 +116,22 @@ def match_rows(columns, row, rows, skip_mask, entries, numbers, at, findable, he
         while expected < last and taken[expected] != np.uint8(MISSING):
             expected += _1
         while at < end and _phy_at(entries, at) == phy:
-            key_hash = swap(entries[at, _0])
-            number = np.uint64(numbers[at])
+            key_hash, number = swap(entries[at, _0]), np.uint64(numbers[at])
             is_findable = number >= known or findable[number] != np.uint8(0)
             outcome, expected = _take(key_hashes, first, last, expected, key_hash, is_findable, taken)
             if outcome == 1:
-                _note(TWICE, number, np.int64(key_hash), np.int64(0), phy, counts, noted)
+                _note(TWICE, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
             elif outcome == 2 and expected < last and taken[expected] == np.uint8(MISSING):
                 wanted = np.int64(key_hashes[expected])
-                _note(WRONG_HASH, number, np.int64(key_hash), wanted, phy, counts, noted)
+                _note(WRONG_HASH, number, np.int64(key_hash), wanted, phy, strays, counts, noted)
                 expected += _1
             elif outcome == 2:
-                _note(WITHOUT_KEY, number, np.int64(key_hash), np.int64(0), phy, counts, noted)
+                _note(WITHOUT_KEY, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
             if number == _1:
                 times[_0] = timestamp
-            elif swap(entries[at, _3]) != time_diff_at(timestamp, begin_timestamp):
-                stored, wanted = np.int64(swap(entries[at, _3])), np.int64(time_diff_at(timestamp, begin_timestamp))
-                _note(TIME_DIFFERENCE, number, stored, wanted, phy, counts, noted)
+            elif swap(entries[at, _3]) != time_diff_at(timestamp, header[_0]):
+                stored, wanted = np.int64(swap(entries[at, _3])), np.int64(time_diff_at(timestamp, header[_0]))
+                _note(TIME_DIFFERENCE, number, stored, wanted, phy, strays, counts, noted)
             if number == last_number:
                 times[_1] = timestamp
             at += _1

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import struct
 from pathlib import Path
 
 from indexd.errors import DiskError
+from indexd.storage.broker_lock import OURS, lock_holder
 from indexd.storage.disk import Disk
-
-# struct flock of Linux, 64 bit: type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 def is_live(disk: Disk, store: Path) -> bool:
@@ -19,12 +15,10 @@ def is_live(disk: Disk, store: Path) -> bool:
         with disk.open_read(store / "lock") as file:
             if file.fileno() < 0:
                 return False  # behind a URI lies a copy
-            question = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0)
-            answer = fcntl.fcntl(file.fileno(), fcntl.F_GETLK, question)
+            return lock_holder(file.fileno()) not in (None, OURS)
     except DiskError as error:
         if not (error.is_missing or error.is_forbidden):
             raise
         return not error.is_missing
     except OSError:
         return True
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from indexd.audit.entries import EntrySource
 from indexd.audit.ground import phy_offsets
 from indexd.audit.holes import add_rows
-from indexd.audit.kernel import NOTED_COLUMNS, NOTED_MAX, count_missing, match_rows
-from indexd.audit.part import Part
+from indexd.audit.kernel import NOTED_COLUMNS, NOTED_MAX, UNREACHABLE, count_missing, match_rows
+from indexd.audit.part import Part, Strays
+from indexd.audit.plan import AuditTask
 from indexd.audit.stretch import Rows
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.index.check_ground import time_difference
@@ -28,9 +29,11 @@ KINDS = (
     ("entry-time-difference", 12, "the time difference is {value}, but for the message at {phy} it is {wanted}"),
 )
 BEHIND_LOG = "entry-behind-log"
+FIRST_DIFFERENCE = "entry-time-difference-first"
 # A broker dispatches a message some milliseconds after it was written.
 _PAUSE = 0.05
 _PATIENCE = 1.0
+_NEVER = 1 << 62
 
 
 class Matched:
@@ -39,6 +42,7 @@ class Matched:
     def __init__(self, source: EntrySource) -> None:
         self.source = source
         self.times = np.full(2, np.iinfo(np.int64).min, dtype=np.int64)
+        self.strays = np.array([_NEVER, -1, 0], dtype=np.int64)
         self.counts = np.zeros(len(KINDS) + 1, dtype=np.int64)
         self.noted = np.zeros((len(KINDS) * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
         self.entries = 0
@@ -59,6 +63,7 @@ class Matched:
                 source.header,
                 taken,
                 self.times,
+                self.strays,
                 self.counts,
                 self.noted,
             )
@@ -101,9 +106,17 @@ class Matched:
         at = int(self.counts[-1])
         rows = self.noted[at : at + min(room, len(entries))]
         rows[:, 0], rows[:, 1] = numbers[: len(rows)], kind
-        rows[:, 4] = phy_offsets(entries[: len(rows)])
+        offsets = phy_offsets(entries)
+        rows[:, 4] = offsets[: len(rows)]
+        self._add_strays(offsets)
         self.counts[kind] += len(entries)
         self.counts[-1] += len(rows)
+
+    def _add_strays(self, offsets: NDArray[np.int64]) -> None:
+        if len(offsets):
+            low, high, _ = self.strays.tolist()
+            self.strays[:2] = min(low, int(offsets.min())), max(high, int(offsets.max()))
+            self.strays[2] += len(offsets)
 
     def say(self, layout: IndexLayout, part: Part) -> None:
         """Put the noted ones into words."""
@@ -115,6 +128,9 @@ class Matched:
         for kind, (what, _, _) in enumerate(KINDS):
             part.notes.count(path, what, int(self.counts[kind]))
         part.entries += self.entries
+        low, high, count = self.strays.tolist()
+        if count:
+            part.strays.append(Strays(self.source.file.name, low, high, count))
 
     def judge_times(self, layout: IndexLayout, part: Part, before: Sequence[int] | None, *, is_settled: bool) -> None:
         """The header's times, and entry 1, which counts from the end of the file before (spec rocketmq-store 3.5).
@@ -126,9 +142,10 @@ class Matched:
         if begin is not None:
             self._compare(part, "begin", 0, header.begin_timestamp, begin)
             stored = self.source.first_time_difference()
-            if before is not None and stored not in {0, *(time_difference(begin, one) for one in before)}:
+            part.first_times.append((file.name, stored, begin))
+            if not counts_from(stored, begin, before):
                 text = f"entry 1: the time difference {stored} counts from the end of no file that is here"
-                part.notes.add(file.path, layout.entry_position(1) + 12, "entry-time-difference-first", text)
+                part.notes.add(file.path, layout.entry_position(1) + 12, FIRST_DIFFERENCE, text)
         if end is not None and is_settled:
             self._compare(part, "end", 8, header.end_timestamp, end)
 
@@ -168,7 +185,9 @@ class Matcher:
         self._totals += totals
         columns = batch.columns
         part = slice(first, last)
-        add_rows(self._part.holes, columns.phy_offset[part], columns.store_timestamp[part], self._missing[part])
+        offsets, timestamps = columns.phy_offset[part], columns.store_timestamp[part]
+        unreachable = _unreachable(rows, taken) if totals[4] else None
+        add_rows(self._part.holes, offsets, timestamps, self._missing[part], unreachable)
 
     def close(self) -> None:
         """Write the totals down."""
@@ -196,3 +215,24 @@ class Matcher:
             totals[:] = 0
             count_missing(batch.columns, first, last, self._skip_mask, taken, self._missing, totals)
         return totals
+
+
+def _unreachable(rows: Rows, taken: NDArray[np.uint8]) -> NDArray[np.int64]:
+    # Keys of each message that have an entry which no walk reaches.
+    starts = rows.batch.columns.key_start[rows.first : rows.last + 1].astype(np.int64)
+    sums = np.concatenate(([0], np.cumsum(taken == UNREACHABLE)))
+    return np.diff(sums[starts])
+
+
+def ends_before(task: AuditTask, name: str) -> list[int] | None:
+    """The ends (ms) that entry 1 of a file may count from, if that is known.
+
+    That is the end of the file that was the last one then; before the first one there may have been one that is gone.
+    """
+    ends = zip(task.names, task.end_timestamps, strict=True)
+    return [end for other, end in ends if other != name] if name in task.names[1:] else None
+
+
+def counts_from(stored: int, begin: int, before: Sequence[int] | None) -> bool:
+    """Whether ``stored`` seconds may lie between one of these ends and ``begin``; they may where none is known."""
+    return before is None or stored in {0, *(time_difference(begin, one) for one in before)}

@@ -50,7 +50,10 @@ class Notes:
             kept = self._kept.setdefault(kind, [])
             kept += found[: NOTED_MAX - len(kept)]
 
+    def kept(self) -> list[Finding]:
+        """Those whose words were kept, in the order in which they were met."""
+        return [finding for kept in self._kept.values() for finding in kept]
+
     def findings(self) -> list[Finding]:
         """All that were kept, by file and position."""
-        found = [finding for kept in self._kept.values() for finding in kept]
-        return sorted(found, key=lambda finding: (finding.file, finding.position, finding.what, finding.text))
+        return sorted(self.kept(), key=lambda finding: (finding.file, finding.position, finding.what, finding.text))

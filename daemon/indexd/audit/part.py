@@ -7,6 +7,7 @@ from typing import Any
 
 from indexd.audit.holes import Holes
 from indexd.audit.notes import Notes
+from indexd.audit.queues.seen import QueuesSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,8 @@ class FileSeen:
     """One index file as it was found; ``expired`` entries point before the log, ``unreachable`` ones no walk meets.
 
     ``used_slots`` by its entries; what the header counts may be these or the entries (before RocketMQ 4.7.1).
+    ``header_count`` is how many entries the header counts, ``header_end`` the offset where it says that they end;
+    ``first_time_difference`` is what entry 1 stores, seconds since the end of the file that was the last one then.
     """
 
     name: str
@@ -26,6 +29,10 @@ class FileSeen:
     used_slot_count: int
     expired: int
     unreachable: int
+    header_count: int = 0
+    header_end: int = 0
+    first_time_difference: int = 0
+    is_full: bool = False
 
     @property
     def counts_every_put(self) -> bool | None:
@@ -49,6 +56,10 @@ class FileSeen:
             "countsEveryPut": self.counts_every_put,
             "expiredEntries": self.expired,
             "unreachableEntries": self.unreachable,
+            "headerEntries": self.header_count,
+            "headerEndOffset": self.header_end,
+            "firstTimeDifference": self.first_time_difference,
+            "full": self.is_full,
         }
 
 
@@ -59,6 +70,16 @@ class Gap:
     begin: int
     end: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """``count`` entries of file ``name`` point to ``low`` .. ``high`` of the log, where no message has their key."""
+
+    name: str
+    low: int
+    high: int
+    count: int
 
 
 @dataclass(slots=True)
@@ -87,3 +108,9 @@ class Part:
     gaps: list[Gap] = field(default_factory=list)
     files: list[FileSeen] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
+    #: Key hash, physical offset and store timestamp (ms) of messages that a sample asks for.
+    sampled: list[tuple[int, int, int]] = field(default_factory=list)
+    queues: QueuesSeen | None = None
+    strays: list[Strays] = field(default_factory=list)
+    #: Of each file whose entry 1 was met: its name, the time difference it stores (s), its message's store time (ms).
+    first_times: list[tuple[str, int, int]] = field(default_factory=list)

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from indexd.audit.evidence import Era, Evidence
+from indexd.audit.gentle import ScatteredDisk
 from indexd.audit.ground import BrokerFile, LogProbe, list_index, look_at
 from indexd.audit.notes import Notes
+from indexd.audit.queues.ground import QueuesGround, QueuesTask
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError, UsageError
 from indexd.index.format import IndexLayout
-from indexd.recovery.settings import decode_rules
+from indexd.recovery.settings import decode_rules, reader_options
 from indexd.storage.disk import Disk
 
 #: Behind every offset: the last stretch goes on to the end of the log, wherever that is.
@@ -34,7 +36,8 @@ class AuditTask:
     ``files`` may point into it; ``owned`` are the names of those whose own check belongs to this task. With ``is_tail``
     no file that was there when the audit began points behind it, and ``growing`` are those that a broker may be
     writing: it may have put the messages of this stretch there since. ``end_timestamps`` are those of all files, oldest
-    name first. ``size`` is what there is to read, roughly: bytes.
+    name first. ``size`` is what there is to read, roughly: bytes; ``log_end`` as in the plan. Messages whose keys have
+    one of the hashes in ``samples`` are written down; ``queues`` are compared, too, if they are asked for.
     """
 
     begin: int
@@ -49,13 +52,23 @@ class AuditTask:
     is_tail: bool
     growing: tuple[BrokerFile, ...]
     size: int
+    folder: Path
+    log_end: int
+    samples: tuple[int, ...] = ()
+    queues: QueuesTask | None = None
+
+    @property
+    def with_queues(self) -> bool:
+        """Whether its part says something about the ConsumeQueues."""
+        return self.queues is not None
 
 
 @dataclass(slots=True)
 class AuditPlan:
     """``tasks`` in the order of the log; ``files`` in the broker's order, that of their names.
 
-    ``log_end`` is where the last segment ends, written or not. ``notes`` are findings about names and sizes.
+    ``log_end`` is where the last segment ends, written or not. A stretch is cut at a segment after ``piece_size``
+    bytes. ``notes`` are findings about names and sizes; ``queues`` are the ConsumeQueues, if they are asked for.
     """
 
     folder: Path
@@ -64,8 +77,11 @@ class AuditPlan:
     files: tuple[BrokerFile, ...]
     eras: tuple[Era, ...]
     is_flavour_given: bool
+    layout: IndexLayout
+    piece_size: int = NEVER
     tasks: list[AuditTask] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
+    queues: QueuesGround | None = None
 
     @property
     def size(self) -> int:
@@ -91,13 +107,22 @@ def layout_of(config: Config) -> IndexLayout:
     return IndexLayout(config.index.hash_slot_num, config.index.index_num)
 
 
-def plan_audit(disk: Disk, config: Config, *, size: int | None = None, cuts: Sequence[int] = ()) -> AuditPlan:
-    """Look at index and log, and cut the work into tasks.
+def plan_audit(
+    disk: Disk,
+    config: Config,
+    *,
+    size: int | None = None,
+    cuts: Sequence[int] = (),
+    folder: Path | None = None,
+    eras: Sequence[Era] = (),
+) -> AuditPlan:
+    """Look at index and log, and cut the work into tasks; ``folder`` holds the index files, else STORE/index does.
 
     With ``size`` (bytes) long stretches with a file are cut at segments, too; each piece reads its file again. ``cuts``
-    are further offsets at which messages begin. Raises UsageError, UnsafeStoreError, MissingStoreError, DiskError.
+    are further offsets at which messages begin; ``eras``, if given, are not asked for. Raises UsageError,
+    UnsafeStoreError, MissingStoreError, DiskError.
     """
-    folder, layout = index_folder(config), layout_of(config)
+    folder, layout, disk = folder or index_folder(config), layout_of(config), ScatteredDisk(disk)
     # The log first: what is written behind it meanwhile may be indexed already, and that harms nothing.
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     notes = Notes()
@@ -105,10 +130,12 @@ def plan_audit(disk: Disk, config: Config, *, size: int | None = None, cuts: Seq
     files = look_at(disk, folder, sizes, layout, LogProbe(disk, log))
     _judge_names(files, sizes, layout, notes)
     given = config.provenance.get("flavour", _DEFAULT) != _DEFAULT
-    eras = [] if given else _eras(disk, config, folder, layout, files)
-    eras = eras or [Era(0, config.index.flavour)]
+    if not (eras or given):
+        eras = _eras(disk, config, folder, layout, files)
+    eras = eras or (Era(0, config.index.flavour),)
     log_end = log.segments[-1].end if log.segments else 0
-    plan = AuditPlan(folder, log.min_offset or 0, log_end, tuple(files), tuple(eras), given, notes=notes)
+    plan = AuditPlan(folder, log.min_offset or 0, log_end, tuple(files), tuple(eras), given, layout, notes=notes)
+    plan.piece_size = NEVER if size is None else size
     cutter = _Cutter(disk, config, log, plan)
     try:
         cutter.cut(size, cuts)
@@ -147,7 +174,13 @@ class _Cutter:
         self._file_size = layout_of(config).file_size
         self._files = [file for file in plan.files if file.is_readable and file.entries]
         store = config.store
-        self._points = SplitPoints(disk, store.commit_log_directories, store.segment_size, decode_rules(config))
+        self._points = SplitPoints(
+            disk,
+            store.commit_log_directories,
+            store.segment_size,
+            decode_rules(config),
+            drop_behind=reader_options(config).drop_behind,
+        )
         # Where a stretch begins, and from where its first message is reached.
         self._aligned: dict[int, int] = {}
 
@@ -212,6 +245,8 @@ class _Cutter:
             is_tail=is_tail,
             growing=tuple(file for file in plan.files if file.is_readable and not file.is_full) if is_tail else (),
             size=max(min(end, plan.log_end) - begin, 0),
+            folder=plan.folder,
+            log_end=plan.log_end,
         )
 
     def _give_files(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from indexd.audit.plan import NEVER
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
@@ -42,14 +43,17 @@ class Stretch:
     end: int
     aligned: int
     flavour: str
+    want_queue: bool = False
     position: int = 0
     log_end: int | None = None
     unreadable: Corrupt | None = None
     log_begin: int | None = None
+    #: Where it may end though a broker writes on, faster than it can be read: no file that is known points behind it.
+    enough: int = NEVER
 
     def read(self, disk: Disk, config: Config, workers: int) -> Iterator[Rows | Skipped]:
         """Rows in the order of the log; Skipped for what could not be read, cut to the stretch."""
-        reader = _reader(disk, config, self.flavour, workers)
+        reader = _reader(disk, config, self.flavour, workers, want_queue=self.want_queue)
         reader.position, self.position = self.aligned, self.begin
         caught_up_at = None
         try:
@@ -72,6 +76,8 @@ class Stretch:
                     break
                 if caught_up_at is not None and time.monotonic() - caught_up_at > _TAIL_SECONDS:
                     break
+                if self.enough <= reader.position < self.end:
+                    break
             if reader.position < self.end:
                 self.log_end = max(reader.position, self.begin)
         finally:
@@ -84,9 +90,9 @@ class Stretch:
             yield Rows(batch, first, last)
 
 
-def _reader(disk: Disk, config: Config, flavour: str, workers: int) -> LogReader:
+def _reader(disk: Disk, config: Config, flavour: str, workers: int, *, want_queue: bool) -> LogReader:
     kind = FLAVOURS[flavour]
-    rules = decode_rules(config)._replace(want_uniq_key=kind.uniq_key, want_tags=kind.tags, want_queue=False)
+    rules = decode_rules(config)._replace(want_uniq_key=kind.uniq_key, want_tags=kind.tags, want_queue=want_queue)
     options = replace(once(reader_options(config)), skip_corrupt=True, check_tail=False, workers=workers)
     reader = LogReader(disk, config.store.commit_log_directories, rules, options)
     reader.refresh()

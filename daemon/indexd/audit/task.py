@@ -8,12 +8,16 @@ import numpy as np
 
 from indexd.audit.chains import Chained, check_chains
 from indexd.audit.entries import EntrySource
+from indexd.audit.gentle import IndexPages
 from indexd.audit.ground import BrokerFile, LogProbe, list_index
 from indexd.audit.kernel import WITHOUT_MESSAGE
 from indexd.audit.live import is_live
-from indexd.audit.match import Matched, Matcher
+from indexd.audit.match import Matched, Matcher, ends_before
 from indexd.audit.part import FileSeen, Gap, Part
-from indexd.audit.plan import NEVER, AuditTask, index_folder, layout_of
+from indexd.audit.plan import NEVER, AuditTask, layout_of
+from indexd.audit.queue_watch import QueueWatcher
+from indexd.audit.queues.seen import QueuesSeen
+from indexd.audit.samples.draw import SampleWatcher
 from indexd.audit.stretch import Rows, Stretch
 from indexd.commitlog.reading import Skipped
 from indexd.commitlog.segments import list_segments
@@ -44,9 +48,10 @@ def audit_task(
 class _Audit:
     def __init__(self, task: AuditTask, disk: Disk, config: Config, on_bytes: Callable[[int], None]) -> None:
         self._task, self._disk, self._config, self._on_bytes = task, disk, config, on_bytes
-        self._folder, self._layout = index_folder(config), layout_of(config)
+        self._folder, self._layout = task.folder, layout_of(config)
         self._part = Part(task.begin, task.end)
         self._matched: list[Matched] = []
+        self._pages: list[IndexPages] = []
         # Files that the broker has made since the audit began, and those it was writing then.
         self._known = set(task.names)
         self._is_live = task.is_tail and config.store.store is not None and is_live(disk, config.store.store)
@@ -54,6 +59,8 @@ class _Audit:
     def close(self) -> None:
         for matched in self._matched:
             matched.source.close()
+        for pages in self._pages:
+            pages.close()
 
     def run(self, workers: int) -> Part:
         task, part = self._task, self._part
@@ -66,6 +73,8 @@ class _Audit:
     def _open(self, file: BrokerFile) -> None:
         task, part = self._task, self._part
         is_owner = file.name in task.owned
+        pages = IndexPages(self._disk, self._config, self._folder, file, task.names[-1])
+        self._pages.append(pages)
         try:
             notes = part.notes if is_owner else None
             chained = check_chains(self._disk, self._folder, self._layout, file, task.log_begin, notes)
@@ -75,9 +84,10 @@ class _Audit:
                 raise
             return  # it has expired; and if not, its messages are a hole now
         if is_owner:
-            part.files.append(_seen(file, chained))
+            part.files.append(_seen(file, chained, source))
             part.expired_entries += chained.expired
             self._on_bytes(self._layout.file_size)
+        source.pages = pages
         source.select(task.begin, task.end, is_ordered=chained.is_ordered)
         self._matched.append(Matched(source))
 
@@ -85,7 +95,9 @@ class _Audit:
         task, part = self._task, self._part
         if self._is_live:
             self._matched += self._growing()
-        stretch = Stretch(task.begin, task.end, task.aligned, task.flavour)
+        stretch = Stretch(task.begin, task.end, task.aligned, task.flavour, want_queue=task.with_queues)
+        stretch.enough = max([task.log_end, *(file.end + 1 for file in task.files)])
+        watchers = self._watchers()
         matcher = Matcher(part, task.flavour, self._matched, self._arrivals if self._is_live else None)
         done = task.begin
         for item in stretch.read(self._disk, self._config, workers):
@@ -93,10 +105,24 @@ class _Audit:
                 matcher.take(item)
             else:
                 self._skip(item)
+            for watcher in watchers:
+                (watcher.take(item) if isinstance(item, Rows) else watcher.skip(item))
             self._on_bytes(stretch.position - done)
             done = stretch.position
         matcher.close()
         self._finish(stretch)
+        for watcher in watchers:
+            watcher.close()
+
+    def _watchers(self) -> list[SampleWatcher | QueueWatcher]:
+        task, part = self._task, self._part
+        watchers: list[SampleWatcher | QueueWatcher] = []
+        if task.samples:
+            watchers.append(SampleWatcher(part, task.samples, task.flavour))
+        if task.queues is not None:
+            part.queues = QueuesSeen()
+            watchers.append(QueueWatcher(self._disk, self._config, task, part, is_live=self._is_live))
+        return watchers
 
     def _skip(self, skipped: Skipped) -> None:
         # Entries that point there stand for themselves; those before it have had their chance.
@@ -125,11 +151,7 @@ class _Audit:
         part.holes.close(self._message_ends([hole.last for hole in part.holes.kept()]))
 
     def _judge_times(self, matched: Matched) -> None:
-        # Entry 1 counts from the end of the file that was the last one then; before the first one there may have been
-        # one that has expired.
-        task, name = self._task, matched.source.file.name
-        ends = zip(task.names, task.end_timestamps, strict=True)
-        before = [end for other, end in ends if other != name] if name in task.names[1:] else None
+        before = ends_before(self._task, matched.source.file.name)
         matched.judge_times(self._layout, self._part, before, is_settled=matched.source.is_settled())
 
     def _message_ends(self, offsets: list[int]) -> dict[int, int]:
@@ -161,7 +183,7 @@ class _Audit:
         return [Matched(source)]
 
 
-def _seen(file: BrokerFile, chained: Chained) -> FileSeen:
+def _seen(file: BrokerFile, chained: Chained, source: EntrySource) -> FileSeen:
     header = file.header
     return FileSeen(
         name=file.name,
@@ -174,4 +196,8 @@ def _seen(file: BrokerFile, chained: Chained) -> FileSeen:
         used_slot_count=header.used_slot_count,
         expired=chained.expired,
         unreachable=chained.unreachable,
+        header_count=header.entries,
+        header_end=header.end_phy_offset,
+        first_time_difference=source.first_time_difference() if file.entries else 0,
+        is_full=file.is_full,
     )

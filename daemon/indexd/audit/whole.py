@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from indexd.audit.evidence import Era
 from indexd.audit.holes import Hole, Holes
 from indexd.audit.notes import Notes
-from indexd.audit.part import FileSeen, Gap, Part
-from indexd.audit.plan import AuditPlan, AuditTask
-from indexd.audit.task import audit_task
-from indexd.config import Config
+from indexd.audit.part import FileSeen, Gap, Part, Strays
+from indexd.audit.plan import AuditPlan
 from indexd.findings import Finding
-from indexd.storage.disk import Disk
-
-# Threads that read ahead where one process does it all.
-_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +22,7 @@ class Audit:
     ``unreachable_keys`` of the missing ones have an entry that no walk meets. ``entries`` were held against messages,
     ``expired_entries`` point before the log, ``left_out_entries`` into ``gaps``, which could not be read. ``holes`` are
     the largest of ``hole_count``; a hole is at the ``tail`` when no key behind it is findable. ``findings`` are the
-    first of a kind and file, ``counts`` how many there are of a kind.
+    first of a kind and file, ``counts`` how many there are of a kind. ``strays``: one for a file that has any.
     """
 
     log_begin: int
@@ -51,6 +45,7 @@ class Audit:
     is_flavour_given: bool
     findings: tuple[Finding, ...]
     counts: dict[str, int]
+    strays: tuple[Strays, ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -109,9 +104,9 @@ def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
         counts[what] += count
     kept, hole_count = holes.all()
     files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
-    log_end, unreadable = _log_end(plan, parts)
+    log_begin, log_end, unreadable = log_bounds(plan, parts)
     return Audit(
-        log_begin=min(max([plan.log_begin, *(part.log_begin or 0 for part in parts)]), log_end),
+        log_begin=log_begin,
         log_end=log_end,
         unreadable=unreadable,
         messages=sum(part.messages for part in parts),
@@ -131,24 +126,17 @@ def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
         is_flavour_given=plan.is_flavour_given,
         findings=tuple(notes.findings()),
         counts=dict(sorted(counts.items())),
+        strays=_strays(parts),
     )
 
 
-def audit_with(
-    plan: AuditPlan, disk: Disk, config: Config, on_progress: Callable[[int, int], None], workers: int = _WORKERS
-) -> Audit:
-    """Every task in this process, one after the other; ``on_progress`` gets (bytes done, bytes in all)."""
-    done = 0
-
-    def on_bytes(more: int) -> None:
-        nonlocal done
-        done += more
-        on_progress(done, plan.size)
-
-    def run(task: AuditTask) -> Part:
-        return audit_task(task, disk, config, workers=workers, on_bytes=on_bytes)
-
-    return join(plan, [run(task) for task in plan.tasks])
+def _strays(parts: Sequence[Part]) -> tuple[Strays, ...]:
+    found: dict[str, Strays] = {}
+    for one in (one for part in parts for one in part.strays):
+        other = found.get(one.name, one)
+        count = one.count + other.count if one.name in found else one.count
+        found[one.name] = Strays(one.name, min(one.low, other.low), max(one.high, other.high), count)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _add_gap(gaps: list[Gap], gap: Gap) -> None:
@@ -158,11 +146,14 @@ def _add_gap(gaps: list[Gap], gap: Gap) -> None:
         gaps.append(gap)
 
 
-def _log_end(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, str | None]:
+def log_bounds(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, int, str | None]:
+    """Where the log began and ended for these parts, and what stands at its end if that is no frame."""
     # The first place where a task met the end, and behind which none met a message.
     last = max((number for number, part in enumerate(parts) if part.messages), default=0)
     ends = [(part.log_end, part.unreadable) for part in parts[last:] if part.log_end is not None]
-    return ends[0] if ends else (plan.log_end, None)
+    log_end, unreadable = ends[0] if ends else (plan.log_end, None)
+    log_begin = min(max([plan.log_begin, *(part.log_begin or 0 for part in parts)]), log_end)
+    return log_begin, log_end, unreadable
 
 
 def _named(plan: AuditPlan, files: Sequence[FileSeen]) -> tuple[Era, ...]:

@@ -12,6 +12,8 @@
 ``inspect``  inspect, with inspect_index, inspect_log, inspect_queue and inspect_sparse for the kinds of file
 ``verify``   verify, which loads the compiler too
 ``audit``    audit: a broker's own index against its log; loads the compiler too
+``audit_words``  what it says to people
+``repair``   repair: a stopped broker's own index mended; loads the compiler too
 ``kafka``    kafka check, kafka rebuild: loads the compiler too
 ``demo``     demo
 ``doctor``   doctor: what Spark would be started with

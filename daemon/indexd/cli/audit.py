@@ -3,121 +3,142 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections import Counter
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from indexd.cli.audit_words import page_of_words
 from indexd.cli.engine import spark_session, uses_spark
 from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, show_time
+from indexd.cli.output import print_json, print_line
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import printable
+from indexd.config.remote_path import RemotePath
+from indexd.config.units import parse_count, parse_path, printable
+from indexd.errors import DiskError, UsageError
+from indexd.storage.disk import Disk
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from indexd.audit import Audit
+    from indexd.audit import AuditOptions, AuditReport
 
-_LINES_PER_KIND = 20
-_HOLES_SHOWN = 20
 _EXIT_FINDINGS = 1
+_SAMPLES_MAX = 100_000
 
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
     text = "hold a broker's own index against its log, changing nothing"
-    add_command(commands, "audit", [common], text).set_defaults(function=audit)
+    parser = add_command(commands, "audit", [common], text)
+    parser.add_argument("--queues", action="store_true", help="hold the broker's ConsumeQueues against the log, too")
+    parser.add_argument(
+        "--samples", type=_samples, metavar="N", help="try the keys of so many messages in time ranges; 0: none"
+    )
+    parser.add_argument("--report", type=_path, metavar="FILE", help="write it all down as one HTML page")
+    parser.add_argument(
+        "--resume", type=_path, metavar="FILE", help="keep what is finished in FILE, and go on with it if it is there"
+    )
+    parser.set_defaults(function=audit)
+
+
+def _samples(text: str) -> int:
+    try:
+        number = parse_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
+    if not 0 <= number <= _SAMPLES_MAX:
+        raise argparse.ArgumentTypeError(f"{number} is not within 0 and {_SAMPLES_MAX}")
+    return number
+
+
+def _path(text: str) -> Path:
+    try:
+        return parse_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
 
 
 def audit(args: argparse.Namespace, config: Config) -> int:
-    """Compare STORE/index with the log; 1 if a key is not findable or something does not hold."""
+    """Compare STORE/index with the log; 1 if a key is not findable or something does not hold.
+
+    Raises UsageError for a FILE that cannot be written there, before anything is read.
+    """
+    _check_places(args, config)
     prepare_compiler()
-    found, seconds = _on_spark(config) if uses_spark(config) else _here(config)
+    report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
     if wants_json(args):
-        for row in found.rows():
-            if row["kind"] == "summary":
-                row |= {"seconds": round(seconds, 3), "store": str(config.store.store)}
+        for row in report.rows():
             print_json(row)
     else:
-        _print_findings(found)
-        _print_summary(found, str(config.store.store), seconds)
-    return 0 if found.is_sound else _EXIT_FINDINGS
+        for line in page_of_words(report):
+            print_line(line)
+    if args.report is not None:
+        from indexd.audit.page.page import audit_page  # noqa: PLC0415 - loads the templates
+
+        # The last thing done: what was found is on standard output, whatever becomes of the page.
+        _write(args.report, audit_page(report).encode("utf-8"))
+    return 0 if report.is_sound else _EXIT_FINDINGS
 
 
-def _here(config: Config) -> tuple[Audit, float]:
-    from indexd.audit import audit_with, load_kernels, plan_audit  # noqa: PLC0415 - loads numba
+def _write(path: Path, page: bytes) -> None:
+    disk = Disk()
+    try:
+        disk.write_atomically(path, page)
+    except DiskError:
+        with suppress(DiskError):
+            disk.unlink(path.with_name(path.name + ".tmp"))
+        raise
+
+
+def _check_places(args: argparse.Namespace, config: Config) -> None:
+    if args.report is not None and args.resume is not None and args.report.resolve() == args.resume.resolve():
+        raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
+    for option in ("report", "resume"):
+        path: Path | None = getattr(args, option)
+        if path is not None:
+            _check_place(f"--{option} {printable(str(path))}", path, config)
+
+
+def _check_place(what: str, path: Path, config: Config) -> None:
+    place = path.resolve()
+    store = config.store
+    for root in (store.store, *store.commit_log_directories):
+        resolved = root.resolve() if root is not None else None
+        if resolved is None or isinstance(resolved, RemotePath):
+            continue
+        if place.is_relative_to(resolved):
+            raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
+    if place.is_dir():
+        raise UsageError(f"{what} is a directory", "name a file")
+    if not place.parent.is_dir():
+        raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{what}: this user may not write to {printable(str(place.parent))}", "name a file elsewhere")
+
+
+def _options(args: argparse.Namespace) -> AuditOptions:
+    from indexd.audit import AuditOptions  # noqa: PLC0415 - loads numba
+
+    options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
+    return options if args.samples is None else replace(options, samples=args.samples)
+
+
+def _here(args: argparse.Namespace, config: Config) -> AuditReport:
+    from indexd.audit import audit_here, load_kernels  # noqa: PLC0415 - loads numba
     from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
 
-    disk = disk_for(config)
     load_kernels(config)
-    started = time.monotonic()
     with ProgressBar("audit") as bar:
-        found = audit_with(plan_audit(disk, config), disk, config, bar.to)
-    return found, time.monotonic() - started
+        return audit_here(config, disk_for(config), _options(args), bar.to)
 
 
-def _on_spark(config: Config) -> tuple[Audit, float]:
+def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
     from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
 
     with spark_session(config, "indexd audit") as spark:
         from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
 
-        started = time.monotonic()
         with ProgressBar("audit") as bar:
-            found = audit_on_spark(spark, config, bar.to)
-        return found, time.monotonic() - started
-
-
-def _print_findings(found: Audit) -> None:
-    shown: Counter[str] = Counter()
-    for finding in found.findings:
-        shown[finding.what] += 1
-        if shown[finding.what] <= _LINES_PER_KIND:
-            print_line(f"{finding.file} byte {finding.position}: {printable(finding.text)}")
-    for what, count in found.counts.items():
-        more = count - min(shown[what], _LINES_PER_KIND)
-        if more > 0:
-            print_line(f"and {more:,} more of the kind {what}")
-
-
-def _print_summary(found: Audit, store: str, seconds: float) -> None:
-    for hole in found.holes[:_HOLES_SHOWN]:
-        where = "from there to the end of the log" if hole == found.tail else f"to {hole.end}"
-        print_line(
-            f"hole: log bytes {hole.begin} {where} ({show_bytes(hole.size)}), stored {show_time(hole.begin_timestamp)} "
-            f"to {show_time(hole.end_timestamp)}: {hole.keys:,} keys of {hole.messages:,} messages are not findable"
-        )
-    if found.hole_count > _HOLES_SHOWN:
-        print_line(f"and {found.hole_count - _HOLES_SHOWN:,} more holes")
-    share = 100 * found.findable_keys / found.keys if found.keys else 100.0
-    # Rounded down: what is not whole must not look so.
-    print_line(
-        f"{printable(store)}: {int(share * 100) / 100:.2f} % of {found.keys:,} keys findable, "
-        f"{_count(found.hole_count, 'hole')}, {_count(sum(found.counts.values()), 'finding')}"
-    )
-    print_line(_covered(found, seconds))
-
-
-def _covered(found: Audit, seconds: float) -> str:
-    flavours = ", ".join(
-        era.flavour if not n else f"{era.flavour} from {era.begin} on" for n, era in enumerate(found.eras)
-    )
-    size = found.log_end - found.log_begin
-    line = (
-        f"covered: log bytes {found.log_begin} to {found.log_end} ({show_bytes(size)}, {found.messages:,} messages), "
-        f"{_count(len(found.files), 'index file')} of flavour {flavours} "
-        f"({'as given' if found.is_flavour_given else 'by its entries'}), {found.entries:,} entries compared, "
-        f"in {seconds:.2f} s"
-    )
-    if found.expired_entries:
-        line += f"; {found.expired_entries:,} entries point before the log begins: their messages have expired"
-    if found.gaps:
-        size = sum(gap.end - gap.begin for gap in found.gaps)
-        line += f"; {_count(len(found.gaps), 'range')} of {show_bytes(size)} in the log could not be read"
-    if found.unreadable is not None:
-        line += f"; behind its end stands {found.unreadable}"
-    return line
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}" if number else f"no {what}s"
+            return audit_on_spark(spark, config, _options(args), bar.to)

@@ -140,7 +140,9 @@ class SegmentCursor:
         return self._pages.give_back(until - self.segment.base, is_last=until >= self.segment.end)
 
     def close(self) -> None:
-        """Close the open segment."""
+        """Close the open segment; what was read of it ahead, by the kernel or by us, is given back, too."""
+        if self._pages is not None and self.segment is not None:
+            self._pages.give_back(self.segment.size, is_last=True)
         if self._file is not None:
             self._file.close()
         self._file = self._pages = self.segment = None

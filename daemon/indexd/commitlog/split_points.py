@@ -27,12 +27,21 @@ _U64 = np.uint64
 
 
 class SplitPoints:
-    """Finds them. ``window`` bytes are read at a time. Raises DiskError, UnsafeStoreError. One owner, no locks."""
+    """Finds them. ``window`` bytes are read at a time; ``drop_behind`` as in ReaderOptions.
+
+    Raises DiskError, UnsafeStoreError. One owner, no locks.
+    """
 
     def __init__(
-        self, disk: Disk, directories: tuple[Path, ...], segment_size: int, rules: Rules, window: int = 4 << 20
+        self,
+        disk: Disk,
+        directories: tuple[Path, ...],
+        segment_size: int,
+        rules: Rules,
+        window: int = 4 << 20,
+        drop_behind: int | None = None,
     ) -> None:
-        self._cursor = SegmentCursor(disk, directories, segment_size, window)
+        self._cursor = SegmentCursor(disk, directories, segment_size, window, drop_behind)
         self._rules = rules._replace(check_crc=True)
         self._batcher = Batcher(1)
         self._window = window
@@ -81,7 +90,13 @@ class SplitPoints:
         return self._cursor.segment
 
     def _open(self, offset: int) -> bool:
-        return self._cursor.holds(offset) or self._cursor.open(offset)
+        if self._cursor.holds(offset):
+            return True
+        if not self._cursor.open(offset):
+            return False
+        # A point is proven by what stands up to a whole frame before it.
+        self._cursor.spare_pages()
+        return True
 
     def _is_enclosed(self, offset: int) -> bool:
         begin = max(offset - int(self._rules.frame_size_max), self._segment.base)

@@ -7,7 +7,7 @@ The service knows no checkpoint: ``mark`` says what stands now, the flusher make
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class IndexCounters:
 
 
 class IndexService:
-    """Builds into ``directory``. Raises DiskError; one owner, no locks."""
+    """Builds into ``directory``; new files are named by ``names``, else by ``clock``. Raises DiskError; no locks."""
 
     def __init__(
         self,
@@ -49,12 +49,14 @@ class IndexService:
         layout: IndexLayout,
         flavour: Flavour,
         clock: Callable[[], float] = time.time,
+        names: Iterator[str] | None = None,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self.layout = layout
         self.flavour = flavour
         self._clock = clock
+        self._names = names
         self._full: list[FileMark] = []
         self._open: IndexFile | None = None
         self._unsynced: list[IndexFile] = []
@@ -181,7 +183,7 @@ class IndexService:
 
     def _create_file(self) -> IndexFile:
         previous = self._full[-1].header if self._full else None
-        name = next_index_name(self._clock(), self._last_name)
+        name = next(self._names) if self._names is not None else next_index_name(self._clock(), self._last_name)
         file = IndexFile.create(self._disk, self._directory / name, self.layout, previous)
         self._last_name = name
         try:

@@ -1,9 +1,8 @@
 """Whether a broker has this store open: the lock on the first byte of STORE/lock, and who has that file open.
 
 A broker opens the file when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
-rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. Nothing is locked
-here: ``F_GETLK`` asks. A process loses its own locks on a file with the first descriptor of it that it closes, so
-nobody who holds a lock on STORE/lock may look with this.
+rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. A look locks
+nothing, it asks (F_GETLK). Whoever keeps brokers away takes a ``StoreLock``, which a look can tell from theirs.
 """
 
 from __future__ import annotations
@@ -19,10 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from indexd.errors import BusyError, DiskError
+
 How = Literal["lock", "proc", "none", "unknown"]
 
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid, padding.
 _FLOCK = struct.Struct("@hhqqi0q")
+_BYTE_0 = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+#: What F_GETLK says for the pid of a lock that belongs to an open file and not to a process; Java takes none of those.
+OURS = -1
 _BROKER = re.compile(rb"org\.apache\.rocketmq\.(?:broker|container|proxy)\.")
 # statfs f_type of file systems whose locks need not reach us, or need not be the other host's: man 2 statfs.
 _SHARED = {
@@ -45,6 +49,50 @@ class BrokerLock:
     pid: int | None
     how: How
     why: str | None = None
+
+
+class StoreLock:
+    """Byte 0 of STORE/lock, locked as a broker locks it, from ``take`` to ``release``: none starts meanwhile.
+
+    The lock belongs to the open file (F_OFD_SETLK): one of the process would go with the first descriptor of that file
+    that anybody in it closes. ``flock``, which brokers do not take, tells another of these from a broker.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self.is_new = False
+
+    def take(self) -> bool:
+        """False while a broker has it; makes the file where there is none. Raises BusyError, DiskError."""
+        try:
+            self.is_new = not self._path.exists()
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise BusyError(f"another indexd repair is at work in {self._path.parent}", "wait for its end") from None
+        except OSError as error:
+            self.release()
+            raise DiskError("lock", self._path, error) from error
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _BYTE_0)
+        except OSError as error:
+            self.release()
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise DiskError("lock", self._path, error) from error
+        return True
+
+    def other(self, proc: Path = Path("/proc")) -> int | None:
+        """Another process that has the file open for writing: a broker that began to load its store; None for none."""
+        return _opener(proc, self._path, os.fstat(self._fd))[0]
+
+    def release(self) -> None:
+        """Give it back; the file stays, as a broker leaves it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
@@ -73,6 +121,8 @@ def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
 
 def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
     holder = lock_holder(fd)
+    if holder == OURS:
+        return BrokerLock(False, None, "none", "indexd repair holds its lock: no broker can start meanwhile")
     if holder is not None:
         why = None if holder else "its process cannot be seen from here: another pid namespace, or another host"
         return BrokerLock(True, holder or None, "lock", why)
@@ -89,10 +139,12 @@ def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
 
 
 def lock_holder(fd: int) -> int | None:
-    """The pid that holds a lock on byte 0 of an open file, 0 when it cannot be named, None when nobody does."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
+    """The pid that holds a lock on byte 0 of an open file, 0 when it cannot be named, None when nobody does.
+
+    OURS when it is a ``StoreLock``.
+    """
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _BYTE_0))
+    return None if kind == fcntl.F_UNLCK else max(int(pid), OURS)
 
 
 def _opener(proc: Path | None, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from indexd.errors import DiskError
+from indexd.storage.exchange import exchange_names
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -202,6 +203,29 @@ class Disk:
         """Rename, replacing a file that is there."""
         with _Named(f"rename {source} to", target):
             source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, on the same file system; neither is a copy of the other."""
+        with _Named(f"link {source} to", target):
+            target.hardlink_to(source)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Two names change places in one step, whatever they name; durable in each directory that is synced then."""
+        with _Named(f"exchange {one} with", other):
+            exchange_names(one, other)
+
+    def free(self, path: Path) -> int:
+        """Bytes that this user may still allocate on the file system of ``path``."""
+        with _Named("stat", path):
+            return (status := os.statvfs(path)).f_bavail * status.f_frsize
+
+    def give(self, path: Path, like: Path) -> None:
+        """The rights of ``like``, and, where root calls, its owner and group: whoever uses that may use this."""
+        with _Named("change the owner of", path):
+            wanted = like.stat()
+            if os.geteuid() == 0:
+                os.chown(path, wanted.st_uid, wanted.st_gid)
+            path.chmod(wanted.st_mode & (0o777 if path.is_dir() else 0o666))
 
     def unlink(self, path: Path) -> None:
         """Remove; a file that is already gone is no error."""

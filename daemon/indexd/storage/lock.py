@@ -27,7 +27,7 @@ class DirectoryLock:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise DiskError("open", self._path, error) from error
-        if not _try_exclusive(fd):
+        if not try_exclusive(fd):
             owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
@@ -65,7 +65,8 @@ class DirectoryLock:
             self._fd = -1
 
 
-def _try_exclusive(fd: int) -> bool:
+def try_exclusive(fd: int) -> bool:
+    """Take ``flock`` on an open file, until it is closed; False while another process has it."""
     # A query that asks owner_pid() holds a shared lock for microseconds; that is no other instance.
     for pause in (0.02, 0.05, 0.1, None):
         try:

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from indexd.config import Config
 from indexd.errors import IndexdError
+from indexd.pages.markup import Html
 from indexd.serve.board import Board
 from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.queries import Queries
 from indexd.serve.web.answer import answer_to, problem_section
 from indexd.serve.web.asked import Asked
-from indexd.serve.web.markup import Html
 from indexd.serve.web.shell import ASSETS, asset, assets_version, render_page
 
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.

@@ -1,8 +1,7 @@
 """The page at /: searches are answered as HTML here; ``page.js`` adds what moves, where there is JavaScript.
 
-Nothing is built and nothing comes from elsewhere. All text of the log is escaped in one place, ``markup``.
+Nothing is built and nothing comes from elsewhere. All text of the log is escaped in one place, ``config.markup``.
 
-``markup``     elements, and the one place where text is escaped
 ``wording``    numbers, sizes, times and names as people read them
 ``asked``      Asked: what the form says
 ``answer``     the answer to a search: hits, or why there are none

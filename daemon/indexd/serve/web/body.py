@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 
+from indexd.pages.markup import Html, element, joined
 from indexd.query.message import Body
 from indexd.serve.web.asked import Asked
-from indexd.serve.web.markup import Html, element, joined
 from indexd.serve.web.wording import show_count, show_size
 
 _TEXT_SIZE_MAX = 256 << 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from indexd.pages.markup import Html, element, joined
 from indexd.query import Coverage, Hit
-from indexd.serve.web.markup import Html, element, joined
 from indexd.serve.web.wording import moment, show_count, show_size, show_utc
 
 _BINS = 60

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from indexd.commitlog.decoder import Message
+from indexd.pages.markup import Child, Html, element, joined
 from indexd.query.message import message_fields, unpack_body
 from indexd.serve.web.asked import Asked
 from indexd.serve.web.body import body_section
-from indexd.serve.web.markup import Child, Html, element, joined
 from indexd.serve.web.wording import age, moment, name, show_count
 
 _TYPES = {0x0: "", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}

@@ -11,8 +11,8 @@ from string import Template
 from typing import Any
 
 from indexd import __version__
+from indexd.pages.markup import Html, element, foreign, joined
 from indexd.serve.web.asked import BY_INDEX, MODES, MOST_DEFAULT, OF_TOPIC, WAYS, Asked
-from indexd.serve.web.markup import Html, element, foreign, joined
 from indexd.serve.web.wording import show_count, show_duration, show_size
 
 Row = Mapping[str, Any]

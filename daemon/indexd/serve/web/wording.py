@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from indexd.config.units import printable
-from indexd.serve.web.markup import Html, element, foreign
+from indexd.pages.markup import Html, element, foreign
 
 _NAME_LENGTH_MAX = 200
 

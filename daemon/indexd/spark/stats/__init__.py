@@ -17,7 +17,7 @@
     collect         the whole of it, on whatever runs tasks
     buckets         bounds of buckets, and quantiles
     report          everything as one plain object
-    wording         numbers and names as people read them
+    wording         what only the statistics say in words
     terminal        the report on a terminal
     tables          the report as Parquet
     plots           the page's plots

@@ -18,6 +18,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from indexd import __version__
+from indexd.pages.markup import page_style
+from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.stats import wording
 from indexd.spark.stats.plots import plots_of
 from indexd.spark.stats.verdict import RIGHT, TOO_FEW
@@ -39,12 +41,12 @@ def render_page(report: Row, top: int) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "number": wording.show_number,
-        "size": wording.show_size,
-        "share": wording.show_share,
-        "duration": wording.show_duration,
-        "utc": wording.show_utc,
-        "name": wording.show_name,
+        "number": show_number,
+        "size": show_size,
+        "share": show_share,
+        "duration": show_duration,
+        "utc": show_utc,
+        "name": show_name,
         "repeated": wording.show_repeated,
     }
     scripts = [get_plotlyjs(), _text("page.js")]
@@ -53,7 +55,7 @@ def render_page(report: Row, top: int) -> str:
         report=report,
         top=top,
         version=__version__,
-        style=Markup(_text("page.css")),
+        style=Markup(page_style() + _text("page.css")),
         scripts=[Markup(script) for script in scripts],
         hashes=" ".join(_hash_of(script) for script in scripts),
         plots=Markup(_as_data(plots_of(report))),

@@ -10,7 +10,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from indexd.spark.stats.wording import show_name, show_range, show_size, show_utc
+from indexd.pages.wording import show_name, show_size, show_utc
+from indexd.spark.stats.wording import show_range
 
 Row = dict[str, Any]
 #: Topics with a colour of their own; the rest are one more.

@@ -13,17 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from indexd.spark.stats.wording import (
-    RANGE_WORDS,
-    show_duration,
-    show_name,
-    show_number,
-    show_range,
-    show_repeated,
-    show_share,
-    show_size,
-    show_utc,
-)
+from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
+from indexd.spark.stats.wording import RANGE_WORDS, show_range, show_repeated
 
 _PLAIN_WIDTH = 110
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -9,7 +9,7 @@ import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 
-/** Messages as the broker hands them to its store: all alike (plain), of one size (even), or of every kind (varied). */
+/** Messages as the broker hands them to its store: all alike (plain), of one size (even), half a transaction each (prepared), or of every kind (varied). */
 final class Messages {
     private static final String UNIQUE_PREFIX = "7F00000100002A13";
     private static final char[] HEX = "0123456789ABCDEF".toCharArray();
@@ -17,6 +17,7 @@ final class Messages {
     private static final InetSocketAddress V6 = new InetSocketAddress("fd00::1", 10911);
 
     private final boolean varied;
+    private final boolean prepared;
     private final String keysFormat;
     private final Random random;
     private final long seed;
@@ -27,8 +28,9 @@ final class Messages {
     Messages(Options options) {
         String profile = options.text("profile", "plain");
         varied = profile.equals("varied");
-        if (!varied && !profile.equals("plain") && !profile.equals("even")) {
-            throw new IllegalArgumentException("profile is plain, even or varied, not " + profile);
+        prepared = profile.equals("prepared");
+        if (!varied && !prepared && !profile.equals("plain") && !profile.equals("even")) {
+            throw new IllegalArgumentException("profile is plain, even, prepared or varied, not " + profile);
         }
         keysFormat = profile.equals("even") ? "order-%08d user-%06d" : "order-%d user-%d";
         seed = options.number("seed", 1);
@@ -55,6 +57,7 @@ final class Messages {
             message.setKeys(String.format(keysFormat, i, random.nextInt(1_000_000)));
             put(message, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, unique(seed << 40 ^ i));
             message.setTags("TagA");
+            message.setSysFlag(prepared ? MessageSysFlag.TRANSACTION_PREPARED_TYPE : 0);
         }
         message.setTagsCode(MessageExtBrokerInner.tagsString2tagsCode(TopicFilterType.SINGLE_TAG, message.getTags()));
         message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));

@@ -104,7 +104,7 @@ public final class Store {
     }
 
     /** A busy page cache or a file that is not there yet passes; every other refusal is an error of the caller. */
-    private static void put(DefaultMessageStore store, MessageExtBrokerInner message) throws InterruptedException {
+    static void put(DefaultMessageStore store, MessageExtBrokerInner message) throws InterruptedException {
         long begin = System.currentTimeMillis();
         while (true) {
             PutMessageStatus status = store.putMessage(message).getPutMessageStatus();
@@ -130,7 +130,7 @@ public final class Store {
             figures.putAll(Stores.indexed(store));
             say(figures);
         }
-        store.getIndexService().shutdown();
+        Versions.index(store).shutdown();
         Runtime.getRuntime().halt(0); // shutting the store down would write a checkpoint and delete files
     }
 
@@ -146,7 +146,7 @@ public final class Store {
         long count = 0;
         try (PrintWriter out = new PrintWriter(Files.newBufferedWriter(Path.of(options.required("out"))))) {
             for (String line : Files.readAllLines(Path.of(options.required("in")))) {
-                out.println(JSON.toJSONString(answer(store.getIndexService(), line.split("\t", -1))));
+                out.println(JSON.toJSONString(answer(Versions.index(store), line.split("\t", -1))));
                 count++;
             }
             if (out.checkError()) {

@@ -14,7 +14,6 @@ import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.index.IndexService;
-import org.apache.rocketmq.store.queue.ConsumeQueueStore;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** How every mode opens a store, waits for it and walks its commitlog. */
@@ -107,7 +106,8 @@ final class Stores {
         config.setMessageIndexEnable(false);
         config.setStorePathRootDir(options.text("index", options.required("store")));
         DefaultMessageStore store = create(config);
-        if (!store.getCommitLog().load() || !store.getIndexService().load(true)) {
+        Versions.closeLock(store);
+        if (!store.getCommitLog().load() || !Versions.index(store).load(true)) {
             throw new IllegalStateException("the store did not load");
         }
         return store;
@@ -118,7 +118,7 @@ final class Stores {
      * which in a log that was cut is behind the cut.
      */
     static Map<String, Object> indexed(DefaultMessageStore store) {
-        IndexService index = store.getIndexService();
+        IndexService index = Versions.index(store);
         index.destroy();
         long[] count = new long[1];
         long begin = System.nanoTime();
@@ -149,7 +149,7 @@ final class Stores {
 
     /** What RocketMQ does every ten seconds: index and queue files that only point before the log's begin go. */
     static void clean(DefaultMessageStore store) {
-        ((ConsumeQueueStore) store.getQueueStore()).new CleanConsumeQueueService().run();
+        Versions.clean(store);
     }
 
     interface Sink {

@@ -1,9 +1,12 @@
-"""Elements of HTML and SVG. Whatever is not ``Html`` already is text and gets escaped, here and nowhere else."""
+"""Elements of HTML and SVG, for the pages that need no template engine. Whatever is not ``Html`` already is text and
+gets escaped, here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable
+from importlib.resources import files
 
 from indexd.config.units import printable
 
@@ -12,7 +15,7 @@ _VOID = frozenset({"input", "link", "meta", "br"})
 
 
 class Html(str):
-    """Text that is markup: only ``element``, ``joined`` and templates of this package make it."""
+    """Text that is markup: only ``element``, ``joined`` and what a package ships makes it."""
 
     __slots__ = ()
 
@@ -42,6 +45,11 @@ def joined(*children: Child) -> Html:
 def foreign(text: str) -> Html:
     """Text out of the log on one line, which neither breaks it nor turns the text around it."""
     return element("bdi", printable(text))
+
+
+def page_style() -> str:
+    """The rules that all pages share which are one file: colours in light and dark, tables, phones, paper."""
+    return files(__package__ or "indexd.pages").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _escaped(child: Child) -> str:

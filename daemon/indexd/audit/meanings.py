@@ -1,0 +1,40 @@
+"""What each kind of finding means for whoever runs the broker."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
+    "chain-loop": "an entry names itself as the one before it: the search ends there, older entries are not found",
+    "chain-previous": "a chain skips entries or leads into another one: entries are not found",
+    "chain-range": "a chain leads out of the file: older entries behind this place are not found",
+    "entry-behind-log": "points behind the end of the log: the log was cut since, the broker finds no message there",
+    "entry-hash": "stands where another key's entry should stand: that key is not found by it",
+    "entry-key-hash": "a negative key hash: no query asks for it",
+    "entry-phy-offset": "a negative offset: the broker finds no message there",
+    "entry-phy-offset-range": "points outside the part of the log that its file says it covers",
+    "entry-time-difference": "carries the wrong time: queries in time ranges miss the message or add it",
+    "entry-time-difference-first": "counts from a file that is gone: one was deleted, or these are from elsewhere",
+    "entry-twice": "a key has a second entry: queries answer with the message twice",
+    "entry-without-key": "names a key that its message does not have: queries for that key get a wrong message",
+    "entry-without-message": "points to where no message begins: the broker finds nothing there",
+    "file-foreign": "no index file, but it lies in their folder",
+    "file-order": "the newest name must be the newest file's, or searches in time ranges end too early",
+    "file-size": "not of the size that the broker is configured for: what it holds is not found",
+    "header-begin-phy-offset": "the header's first offset is not that of the first entry",
+    "header-begin-timestamp": "the header's first time is wrong: queries in time ranges miss messages of this file",
+    "header-end-phy-offset": "the header's last offset is not the last entry's: a restart may index messages twice",
+    "header-end-timestamp": "the header's last time is wrong: queries in time ranges miss messages of this file",
+    "header-index-count": "the header counts other entries than are there: the next ones overwrite, or leave a gap",
+    "header-used-slot-count": "the header counts other slots than are in use; queries do not look at it",
+    "slot-behind-last": "a slot names an entry that is not written yet: its chain is not found",
+    "slot-old": "a slot names an older entry than its newest: newer ones are not found",
+    "slot-other": "a slot names an entry of another slot: its own chain is not found",
+    "slot-range": "a slot names no entry of this file: its chain is not found",
+    "slot-wiped": "a slot is empty but has entries: none of them is found",
+    "slot": "further wrong slots of the file",
+}
+
+
+def meaning_of(what: str) -> str:
+    """One line for a person; the identifier itself, in words, for a kind that has none."""
+    return MEANINGS.get(what) or what.replace("-", " ")

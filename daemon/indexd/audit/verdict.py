@@ -1,0 +1,108 @@
+"""The verdict: the one line that says how a store's index stands, the same on a terminal and on the page."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from indexd.audit.causes.words import Cause
+from indexd.audit.report import AuditReport
+from indexd.pages.wording import show_duration, show_local, show_size
+
+# The cause of a hole that heals by itself.
+_PENDING = "not-dispatched-yet"
+State = Literal["good", "warn", "bad"]
+# A repair reads what it builds about so often, building and checking, at the rate of this audit.
+_READS = 2
+
+
+def verdict_state(report: AuditReport) -> State:
+    """``good``: nothing is wrong; ``bad``: keys are not findable, and not only because a broker is about to index them;
+    ``warn``: anything else.
+    """
+    audit = report.audit
+    if audit.missing_keys and not (len(audit.holes) == audit.hole_count and all(map(is_pending, report.causes))):
+        return "bad"
+    return "good" if report.is_sound else "warn"
+
+
+def verdict_line(report: AuditReport) -> str:
+    """One line: how many keys are findable, the hole or the largest of the holes, and what to do."""
+    audit = report.audit
+    if not audit.keys:
+        parts = ["the log has no keys to be found"]
+    elif not audit.missing_keys:
+        parts = [f"all {audit.keys:,} keys findable" if audit.keys > 1 else "the one key is findable"]
+    else:
+        parts = [f"{show_findable(report)} of {audit.keys:,} keys findable", *_holes(report)]
+    wrong = sum(audit.counts.values())
+    if wrong:
+        parts.append(f"{wrong:,} finding{'' if wrong == 1 else 's'} in the index files")
+    elif not audit.missing_keys:
+        parts.append("nothing wrong in the index files")
+    if report.queues is not None and not report.queues.is_sound:
+        parts.append("the ConsumeQueues have findings")
+    seconds = repair_seconds(report)
+    if seconds is not None:
+        parts.append(f"indexd repair mends it in about {_rounded(seconds)}")
+    return "; ".join(parts)
+
+
+def show_findable(report: AuditReport) -> str:
+    """The share of keys that are findable, rounded down: what is not whole must not look so."""
+    audit = report.audit
+    if not audit.keys or not audit.missing_keys:
+        return "100 %"
+    thousandths = 1000 * audit.findable_keys // audit.keys
+    return "under 0.1 %" if not thousandths and audit.findable_keys else f"{thousandths / 10:.1f} %"
+
+
+def is_pending(cause: Cause) -> bool:
+    """Whether a hole is only what a working broker has not come to yet."""
+    return cause.what == _PENDING
+
+
+def repair_seconds(report: AuditReport) -> float | None:
+    """How long a repair of the holes would take, roughly, at the rate of this audit; None where there is none."""
+    holes = zip(report.audit.holes, report.causes, strict=True)
+    size = sum(hole.size for hole, cause in holes if not is_pending(cause))
+    if not size or not report.bytes_read or report.seconds <= 0:
+        return None
+    return _READS * size * report.seconds / report.bytes_read
+
+
+def show_span(begin: int, end: int, now: int) -> str:
+    """From one store timestamp to another on this machine's clock, ms; the day only where it is not that of ``now``."""
+    first, last = show_local(begin), show_local(end)
+    if first.endswith("ms") or last.endswith("ms"):
+        return f"{first} to {last}"
+    if first[:10] != last[:10]:
+        return f"{first[:16]} to {last[:16]}"
+    cut = slice(11, 16) if first[11:16] != last[11:16] else slice(11, 19)
+    times = first[cut] if first[cut] == last[cut] else f"{first[cut]}-{last[cut]}"
+    return times if first[:10] == show_local(now)[:10] else f"{first[:10]} {times}"
+
+
+def zone_name() -> str:
+    """What this machine's clock shows, as ``CET, UTC+01:00``."""
+    now = time.localtime()
+    minutes = now.tm_gmtoff // 60
+    offset = f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+    return "UTC" if not minutes else f"{now.tm_zone}, {offset}"
+
+
+def _holes(report: AuditReport) -> list[str]:
+    audit = report.audit
+    if not audit.holes:
+        return []
+    number = max(range(len(audit.holes)), key=lambda at: audit.holes[at].keys)
+    hole, cause = audit.holes[number], report.causes[number]
+    span = show_span(hole.begin_timestamp, hole.end_timestamp, report.standing.looked_at)
+    words = f"{span}, {show_size(hole.size)}, {cause.words}"
+    return [f"one hole, {words}" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest {words}"]
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 1:
+        return "a second"
+    return show_duration(round(seconds) * 1000 if seconds < 60 else round(seconds / 60) * 60_000)

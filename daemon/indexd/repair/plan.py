@@ -1,0 +1,178 @@
+"""The plan of a repair: which index files stay as they are, and which parts of the log get new ones.
+
+Ranges and kept files together cover every key of the log once, in the order of the log and of the names, so a query is
+answered as over an index that was built anew. A range is built by itself: those that are not reached keep the files
+that they would have replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from indexd.audit import AuditReport
+from indexd.audit.evidence import Era
+from indexd.audit.ground import BrokerFile
+from indexd.config import Config
+from indexd.repair.edges import Edges
+from indexd.repair.keep import MENDED_BY_NEIGHBOUR, candidates, findings_by_file, index_ends_at, log_order
+from indexd.repair.ranges import Ranges, RepairRange
+from indexd.storage.disk import Disk
+
+__all__ = ["RepairPlan", "RepairRange", "plan_repair"]
+
+_INDEX = "index/"
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """``ranges`` newest first; ``kept`` files in the order of their names, full ones never change any more.
+
+    ``left_out`` are names in the index folder that the new one does without: foreign ones, of other sizes, without an
+    entry that points into the log. ``ends_at``: the log is indexed up to here, and ``unreadable`` says why no further,
+    if it goes on or ends in bytes that are no frame. ``at_stake``: kept files that the broker's next start, an unclean
+    one, would throw away or index the last message of again. Bytes of log and index ``bytes_to_read``, to build and to
+    check; ``bytes_to_write`` of files; ``estimated_seconds`` at the rate of the audit.
+    """
+
+    folder: Path
+    kept: tuple[BrokerFile, ...]
+    ranges: tuple[RepairRange, ...]
+    left_out: tuple[str, ...]
+    eras: tuple[Era, ...]
+    is_flavour_known: bool
+    ends_at: int
+    unreadable: str | None
+    at_stake: tuple[str, ...]
+    bytes_to_read: int
+    bytes_to_write: int
+    estimated_seconds: float
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do at all."""
+        return bool(self.ranges or self.left_out or self.at_stake)
+
+    def lines(self) -> list[str]:
+        """What would be done, for people: a line a kind of thing, what is built in the order in which it is."""
+        found = [f"{_files(len(self.kept))} stay as they are"] if self.kept else ["no index file stays as it is"]
+        for wanted in self.ranges:
+            goes = f", in place of {_files(len(wanted.replaces))}" if wanted.replaces else ""
+            size = _gigabytes(wanted.end - wanted.begin)
+            found.append(f"{size} of log from {wanted.begin} on, about {wanted.keys:,} keys, indexed anew{goes}")
+        if self.at_stake:
+            found.append(
+                "the broker ended without a clean stop: its next start would throw away sound index files, or index "
+                "their last message again; the checkpoint is made to vouch for them"
+            )
+        if self.left_out:
+            found.append(f"left out: {', '.join(self.left_out[:10])}{' and more' if len(self.left_out) > 10 else ''}")
+        if self.ranges and not self.is_flavour_known:
+            found.append(f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it")
+        if self.unreadable is not None:
+            found.append(f"the index ends at log byte {self.ends_at}, where the log is no log: {self.unreadable}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs: kind "plan"."""
+        return {
+            "kind": "plan",
+            "needed": self.is_needed,
+            "kept": [file.name for file in self.kept],
+            "ranges": [
+                {
+                    "beginOffset": wanted.begin,
+                    "endOffset": wanted.end,
+                    "keys": wanted.keys,
+                    "replaces": list(wanted.replaces),
+                }
+                for wanted in self.ranges
+            ],
+            "leftOut": list(self.left_out),
+            "atStake": list(self.at_stake),
+            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
+            "flavourKnown": self.is_flavour_known,
+            "endOffset": self.ends_at,
+            "unreadable": self.unreadable,
+            "bytesToRead": self.bytes_to_read,
+            "bytesToWrite": self.bytes_to_write,
+            "estimatedSeconds": round(self.estimated_seconds, 1),
+        }
+
+
+def plan_repair(
+    disk: Disk, config: Config, report: AuditReport, *, everything: bool = False, in_pieces: bool = False
+) -> RepairPlan:
+    """Decide; reads a few messages and entries where kept files meet ranges, writes nothing.
+
+    ``everything`` keeps no file. ``in_pieces``, for a limited time, cuts long ranges where old files begin. Raises
+    DiskError.
+    """
+    ends_at, unreadable = index_ends_at(report)
+    if report.audit.is_sound and ends_at == report.audit.log_end and not everything:
+        return _plan(report, report.plan.files, [], ends_at, unreadable)
+    files = log_order(
+        file
+        for file in report.plan.files
+        if file.is_readable and file.entries and file.end >= report.audit.log_begin and file.begin < ends_at
+    )
+    edges = Edges(disk, config, report.plan, report.audit.eras)
+    ranges = Ranges(report, edges, files, ends_at, in_pieces=in_pieces)
+    kept = [] if everything else [file for file in candidates(report, ends_at) if not ranges.missing_inside(file)]
+    whats = findings_by_file(report)
+    doubtful = frozenset(file.name for file in kept if whats.get(file.path, set()) & MENDED_BY_NEIGHBOUR)
+    # What one file cannot stay beside, another one may: until all of them can.
+    while isinstance(found := ranges.between(kept, doubtful), BrokerFile):
+        kept.remove(found)
+    return _plan(report, tuple(kept), found, ends_at, unreadable)
+
+
+def _plan(
+    report: AuditReport,
+    kept: tuple[BrokerFile, ...],
+    ranges: list[RepairRange],
+    ends_at: int,
+    unreadable: str | None,
+) -> RepairPlan:
+    audit, layout = report.audit, report.plan.layout
+    foreign = [one.file.removeprefix(_INDEX) for one in audit.findings if one.what == "file-foreign"]
+    names = {*(file.name for file in report.plan.files), *foreign}
+    names -= {file.name for file in kept} | {name for wanted in ranges for name in wanted.replaces}
+    count = sum(-(-wanted.keys // max(layout.index_num - 1, 1)) for wanted in ranges)
+    to_write = count * layout.file_size
+    to_read = 2 * sum(wanted.end - wanted.begin for wanted in ranges) + to_write
+    return RepairPlan(
+        folder=report.plan.folder,
+        kept=kept,
+        ranges=tuple(reversed(ranges)),
+        left_out=tuple(sorted(names)),
+        eras=audit.eras,
+        is_flavour_known=audit.is_flavour_given or any(file.entries for file in audit.files),
+        ends_at=ends_at,
+        unreadable=unreadable,
+        at_stake=_at_stake(report, kept),
+        bytes_to_read=to_read,
+        bytes_to_write=to_write,
+        estimated_seconds=(to_read + to_write) * report.seconds / max(report.bytes_read, 1),
+    )
+
+
+def _at_stake(report: AuditReport, kept: tuple[BrokerFile, ...]) -> tuple[str, ...]:
+    # What an unclean start does to sound files (spec rocketmq-store 1.4, 7.3, 7.5), if one is next. A repair that
+    # builds nothing still has the checkpoint vouch for them, and the last one say that all its messages are indexed.
+    if report.crash.when != "next-start":
+        return ()
+    thrown = set(report.crash.thrown)
+    last = max(kept, key=lambda file: file.name, default=None)
+    if last is not None and last.entries and last.header.end_phy_offset <= last.end:
+        thrown.add(last.name)
+    return tuple(file.name for file in kept if file.name in thrown)
+
+
+def _files(count: int) -> str:
+    return f"{count:,} index file" if count == 1 else f"{count:,} index files"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 100_000_000 else f"{size / 1e6:,.1f} MB"

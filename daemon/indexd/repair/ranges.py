@@ -1,0 +1,242 @@
+"""The log between files that stay, cut into ranges, each with the names that its new files take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from indexd.audit import AuditReport
+from indexd.audit.ground import BrokerFile
+from indexd.audit.holes import Hole
+from indexd.index.format import IndexHeader
+from indexd.repair.edges import Edges, Place
+from indexd.repair.names import Wanted, names_between
+
+# In pieces, no range is expected to take more files than this, if the log has a place to cut it.
+_PIECE_FILES = 4
+_SPARE_FACTOR, _SPARE = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRange:
+    """Keys of the log from one place to another: messages of ``[begin, end)``, read from ``aligned`` on.
+
+    Of the message at ``begin`` the first ``begin_key`` keys belong to the file before; with ``end_key`` that many keys
+    of the message at ``end`` belong here, too. ``replaces`` are the names of old files that go once it is built;
+    ``names`` those that new files take, oldest first, more than are needed as a rule; ``before`` is the header of the
+    kept file in front of it, whose end the first new one inherits. ``keys`` are expected, roughly. ``is_tail``: no kept
+    file is behind it, so what the broker indexes next stands behind its last file.
+    """
+
+    begin: int
+    begin_key: int
+    end: int
+    end_key: int
+    aligned: int
+    keys: int
+    names: tuple[str, ...]
+    replaces: tuple[str, ...]
+    before: IndexHeader | None
+    is_tail: bool
+
+
+@dataclass(slots=True)
+class _Piece:
+    begin: Place
+    end: Place
+    files: list[BrokerFile]
+    # At most so many, and as many as are likely.
+    keys_max: int = 0
+    keys: int = 0
+
+
+class Ranges:
+    """Cuts them. ``files`` are those with entries that point into the log before ``ends_at``, in log order."""
+
+    def __init__(
+        self, report: AuditReport, edges: Edges, files: Sequence[BrokerFile], ends_at: int, *, in_pieces: bool
+    ) -> None:
+        self._report, self._audit, self._edges = report, report.audit, edges
+        self._files, self._ends_at, self._in_pieces = files, ends_at, in_pieces
+        # N - 1 entries a file.
+        self._capacity = max(report.plan.layout.index_num - 1, 1)
+        self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
+        self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
+
+    def between(self, kept: Sequence[BrokerFile], doubtful: frozenset[str]) -> list[RepairRange] | BrokerFile:
+        """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do.
+
+        ``doubtful`` files may stay if their entry 1 counts from the end of what is built before them.
+        """
+        found: list[RepairRange] = []
+        for low, high in pairwise([None, *kept, None]):
+            replaced = self._replaced(low, high, {file.name for file in kept})
+            if not (replaced or self._is_missing(low, high)):
+                if high is not None and high.name in doubtful:
+                    return high
+            elif high is None and low is not None and not low.is_full and low.end >= self._audit.log_begin:
+                return low  # the broker would go on in another file, and this one would stay as empty as it is
+            else:
+                made = self._make(low, high, replaced, kept)
+                if isinstance(made, BrokerFile):
+                    return made
+                found += made
+        return found
+
+    def missing_inside(self, file: BrokerFile) -> bool:
+        """Whether a message between the first and the last one of ``file`` has keys that are not findable."""
+        if any(hole.begin < file.end and hole.last > file.begin for hole in self._holes):
+            return True
+        return not self._has_all_holes and self._is_missing_in(file.begin + 1, file.end - 1)
+
+    def _is_missing_in(self, first: int, last: int) -> bool:
+        # By stretches, where there are too many holes to know each.
+        return not self._report.missing or any(begin <= last and end > first for begin, end, _ in self._report.missing)
+
+    def _replaced(self, low: BrokerFile | None, high: BrokerFile | None, kept: set[str]) -> list[BrokerFile]:
+        first = self._order(low) if low is not None else (-1, -1, "")
+        last = self._order(high) if high is not None else (self._ends_at, 0, "")
+        return [file for file in self._files if file.name not in kept and first < self._order(file) < last]
+
+    @staticmethod
+    def _order(file: BrokerFile) -> tuple[int, int, str]:
+        return file.begin, file.end, file.name
+
+    def _is_missing(self, low: BrokerFile | None, high: BrokerFile | None) -> bool:
+        # The messages where files meet are in here, too: some keys of theirs may stand in neither.
+        first = max(low.end if low is not None else 0, self._audit.log_begin)
+        last = high.begin if high is not None else self._ends_at - 1
+        if any(self._is_between(hole, low, high) for hole in self._holes if hole.last >= first and hole.begin <= last):
+            return True
+        return not self._has_all_holes and first <= last and self._is_missing_in(first, last)
+
+    def _is_between(self, hole: Hole, low: BrokerFile | None, high: BrokerFile | None) -> bool:
+        # Of the message that ends a file its first keys may be missing, which belong before that file; and so behind.
+        if low is not None and hole.last == low.end:
+            place = self._edges.behind(low)
+            return place is None or place.offset <= low.end
+        if high is not None and hole.begin == high.begin:
+            place = self._edges.before(high)
+            return place is None or place.key > 0
+        return True
+
+    def _make(
+        self,
+        low: BrokerFile | None,
+        high: BrokerFile | None,
+        replaced: list[BrokerFile],
+        kept: Sequence[BrokerFile],
+    ) -> list[RepairRange] | BrokerFile:
+        log_begin = self._audit.log_begin
+        if low is not None and low.end < log_begin:
+            begin: Place | None = Place(log_begin, log_begin)
+        else:
+            begin = self._edges.behind(low) if low is not None else Place(log_begin, log_begin)
+        if begin is None:
+            assert low is not None
+            return low
+        end = self._edges.before(high) if high is not None else Place(self._ends_at, self._ends_at)
+        if end is None or begin.order > end.order:
+            return high if high is not None else []
+        if high is not None and not self._follows(high, begin, replaced, kept):
+            return high
+        if begin.order == end.order:
+            return []
+        pieces = self._cut(begin, end, replaced)
+        names = self._names(low, high, pieces)
+        if names is None:
+            assert high is not None, "there is room behind every file but one of the last day of time"
+            return high
+        header = low.header if low is not None and low.end >= log_begin else None
+        return [
+            RepairRange(
+                begin=piece.begin.offset,
+                begin_key=piece.begin.key,
+                end=piece.end.offset,
+                end_key=piece.end.key,
+                aligned=piece.begin.aligned,
+                keys=piece.keys,
+                names=own,
+                replaces=tuple(sorted(file.name for file in piece.files)),
+                before=header if number == 0 else None,
+                is_tail=high is None and number == len(pieces) - 1,
+            )
+            for number, (piece, own) in enumerate(zip(pieces, names, strict=True))
+        ]
+
+    def _follows(self, high: BrokerFile, begin: Place, replaced: list[BrokerFile], kept: Sequence[BrokerFile]) -> bool:
+        # Entry 1 of the file behind counts from the end of the file that was before it: the new one has to end so, too.
+        last = [begin.offset, *(hole.last for hole in self._holes), *(file.end for file in replaced)]
+        before = max((offset for offset in last if begin.offset <= offset < high.begin), default=high.begin)
+        ends = [file.header.end_timestamp for file in kept if file is not high]
+        return self._edges.counts_from(high, ends, before)
+
+    def _cut(self, begin: Place, end: Place, replaced: list[BrokerFile]) -> list[_Piece]:
+        pieces = [_Piece(begin, end, [])]
+        reach = begin.offset
+        for file in replaced:
+            at = self._cut_before(file, pieces[-1], reach) if self._in_pieces else None
+            if at is not None and pieces[-1].begin.order < at.order < end.order:
+                pieces[-1].end = at
+                pieces.append(_Piece(at, end, []))
+            pieces[-1].files.append(file)
+            reach = max(reach, file.end)
+        for piece in pieces:
+            self._count(piece)
+        if self._in_pieces:
+            pieces = [part for piece in pieces for part in self._cut_at_segments(piece)]
+        return pieces
+
+    def _cut_before(self, file: BrokerFile, piece: _Piece, reach: int) -> Place | None:
+        begin = max(file.begin, self._audit.log_begin)
+        is_due = piece.files or self._missing_keys(piece.begin.offset, begin) >= self._capacity
+        if not is_due or file.begin < reach or not self._edges.is_message(begin):
+            return None
+        return self._edges.before(file) if begin == file.begin else None
+
+    def _cut_at_segments(self, piece: _Piece) -> list[_Piece]:
+        # Where no old file stands: with one, nothing may be built before all of it is.
+        free = max([piece.begin.offset, *(file.end for file in piece.files)])
+        places = [one.begin for one in self._report.standing.segments if free < one.begin < piece.end.offset]
+        count = piece.keys // (_PIECE_FILES * self._capacity)
+        step = max(-(-len(places) // max(count, 1)), 1)
+        places = places[step - 1 :: step] if count else []
+        bounds = [piece.begin, *(Place(place, place) for place in places), piece.end]
+        keys = piece.keys // (len(bounds) - 1)
+        return [
+            _Piece(begin, end, piece.files if number == 0 else [], piece.keys_max, keys)
+            for number, (begin, end) in enumerate(pairwise(bounds))
+        ]
+
+    def _count(self, piece: _Piece) -> None:
+        entries = sum(file.entries for file in piece.files)
+        missing = self._missing_keys(piece.begin.offset, piece.end.offset)
+        piece.keys_max = entries + missing + piece.begin.doubled + piece.end.doubled
+        if not self._has_all_holes:
+            piece.keys_max += self._audit.missing_keys
+        piece.keys = max(entries, missing, 1)
+
+    def _missing_keys(self, first: int, last: int) -> int:
+        return sum(hole.keys for hole in self._holes if hole.last >= first and hole.begin <= last)
+
+    def _names(
+        self, low: BrokerFile | None, high: BrokerFile | None, pieces: list[_Piece]
+    ) -> list[tuple[str, ...]] | None:
+        own = {file.name for piece in pieces for file in piece.files}
+        taken = {file.name for file in self._report.plan.files} - own
+        holes = [hole.begin_timestamp for hole in self._holes if hole.last >= pieces[0].begin.offset]
+        files = [file.header.begin_timestamp for piece in pieces for file in piece.files]
+        # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
+        timestamp = min([*holes[:1], *files, self._report.standing.looked_at])
+        bounds = low.name if low is not None else None, high.name if high is not None else None
+        # Many to spare where there is room: a key that a message has twice, and the index once, is not missing.
+        for factor, spare in ((_SPARE_FACTOR, _SPARE), (1, 1), (1, 0)):
+            wanted = [
+                Wanted(factor * -(-piece.keys_max // self._capacity) + spare, tuple(file.name for file in piece.files))
+                for piece in pieces
+            ]
+            names = names_between(*bounds, wanted, taken, timestamp)
+            if names is not None:
+                return names
+        return None

@@ -1,0 +1,248 @@
+"""The exchange of the index and what follows it, forwards and backwards; each step may be the last before a crash.
+
+The new index changes places with the old one in one system call. Then the checkpoint's indexMsgTimestamp is raised: an
+unclean start of the broker throws away every index file that ends behind it (spec rocketmq-store 1.4). Between the two
+the store has the repaired index and a checkpoint that does not vouch for it yet; whoever comes next finishes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.index.format import HEADER_SIZE, IndexHeader
+from indexd.repair.folder import MadeFile, Manifest, RepairFolder
+from indexd.storage.disk import Disk
+
+Where = Literal["before", "swapped", "elsewhere"]
+_INDEX_TIMESTAMP_AT = 16
+_CANNOT_EXCHANGE = {
+    errno.EINVAL: "this file system cannot exchange two directories",
+    errno.ENOSYS: "this system cannot exchange two directories",
+    errno.EBUSY: "STORE/index is a mount point",
+    errno.EXDEV: "STORE/index is on another file system than STORE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """``folder`` as it is called now; ``entries`` were put by the broker since the repair and went with its index."""
+
+    folder: Path
+    entries: int
+
+
+def marks_of(disk: Disk, index: Path) -> tuple[tuple[MadeFile, ...], int]:
+    """The files of an index folder by their headers, and the newest of their end timestamps, ms, 0 for none."""
+    marks, newest = [], 0
+    for name, _ in disk.list_dir(index):
+        if name.isdecimal():
+            with disk.open_read(index / name) as file:
+                header = IndexHeader.unpack(file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0"))
+            marks.append(MadeFile(name, header.index_count, header.end_phy_offset))
+            newest = max(newest, header.end_timestamp)
+    return tuple(marks), newest
+
+
+def index_timestamp_of(disk: Disk, checkpoint: Path) -> int | None:
+    """The indexMsgTimestamp of a checkpoint, ms; None where there is none, or too short a one."""
+    data = _read(disk, checkpoint)
+    return None if data is None else _unpacked(data, checkpoint)
+
+
+def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> Manifest:
+    """Put ``folder.index``, which is durable, in the place of STORE/index. Raises UnsafeStoreError, DiskError.
+
+    Interrupted anywhere, ``settle`` goes on from there. Signals of a terminal wait until it is over.
+    """
+    marks, newest = marks_of(disk, folder.index)
+    old = _read(disk, store / "checkpoint")
+    if old is not None:
+        disk.write_atomically(folder.checkpoint, old)
+    manifest = Manifest(
+        state="ready",
+        new_inode=disk.stamp(folder.index).inode,
+        old_inode=disk.stamp(store / "index").inode,
+        index_timestamp=newest,
+        old_index_timestamp=None if old is None else _unpacked(old, store / "checkpoint"),
+        files=marks,
+        kept=kept,
+        left_out=left_out,
+    )
+    with _undisturbed():
+        folder.write(manifest)
+        _exchange(disk, store, folder)
+        return _finish(disk, store, folder, manifest)
+
+
+def settle(disk: Disk, store: Path) -> list[str]:
+    """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
+
+    What was done, in lines for a person. Raises DiskError.
+    """
+    lines = []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            manifest = folder.read()
+        except CorruptDataError as error:
+            lines.append(f"{error.line()}; it is left as it is")
+            continue
+        line = _settled(disk, store, folder, manifest)
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def unfinished(disk: Disk, store: Path) -> list[str]:
+    """What ``settle`` would have to do, for whoever may not do it."""
+    lines = []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            state = folder.read().state
+        except CorruptDataError as error:
+            lines.append(error.line())
+            continue
+        if state != "done":
+            lines.append(
+                f"{folder.path.name} is of a repair that was interrupted: indexd repair removes or finishes it"
+            )
+    return lines
+
+
+def to_undo(disk: Disk, store: Path) -> tuple[RepairFolder, Manifest, int]:
+    """The newest repair, and how many entries the broker has put into its index since.
+
+    UnsafeStoreError if there is none, or if the index that is there now is not the one that it made.
+    """
+    folders = RepairFolder.all_of(disk, store)
+    if not folders:
+        raise UnsafeStoreError(f"no repair of {store} can be undone: there is no folder of one", "nothing to do")
+    folder = folders[-1]
+    manifest = folder.read()
+    if _where(disk, store, manifest) != "swapped" or manifest.state == "building":
+        raise UnsafeStoreError(
+            f"{store / 'index'} is not the index that the repair of {folder.path.name} made",
+            f"to have the old one back nevertheless, move {folder.path / 'index'} there by hand",
+        )
+    before = {mark.name: mark.index_count for mark in manifest.files}
+    marks, _ = marks_of(disk, store / "index")
+    return folder, manifest, sum(max(mark.index_count - before.get(mark.name, 1), 0) for mark in marks)
+
+
+def undo(disk: Disk, store: Path) -> Undone:
+    """Exchange the two again, and set the checkpoint's indexMsgTimestamp as it was. Raises as ``to_undo`` does."""
+    folder, manifest, entries = to_undo(disk, store)
+    with _undisturbed():
+        folder.set_state("undoing")
+        _exchange(disk, store, folder)
+        _finish_undo(disk, store, folder, manifest)
+    return Undone(folder.names[1], entries)
+
+
+def _settled(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> str | None:
+    if manifest.state == "done":
+        return None
+    where = "before" if manifest.state == "building" else _where(disk, store, manifest)
+    name = folder.path.name
+    if where == "elsewhere":
+        return f"{name} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
+    if manifest.state == "undoing":
+        if where == "swapped":
+            folder.set_state("done")
+            return f"{name} was about to be undone, and is not"
+        _finish_undo(disk, store, folder, manifest)
+        return f"{name} was about to be undone, and is now"
+    if where == "swapped":
+        _finish(disk, store, folder, manifest)
+        return f"{name} had its index in place, and has its checkpoint now: the repair that was interrupted is done"
+    folder.remove()
+    return f"{name} is removed: of a repair that was interrupted before it had changed anything"
+
+
+def _where(disk: Disk, store: Path, manifest: Manifest) -> Where:
+    try:
+        inode = disk.stamp(store / "index").inode
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return "elsewhere"
+    if inode == manifest.new_inode:
+        return "swapped"
+    return "before" if inode == manifest.old_inode else "elsewhere"
+
+
+def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
+    try:
+        disk.exchange(store / "index", folder.index)
+    except DiskError as error:
+        why = _CANNOT_EXCHANGE.get(error.errno or 0)
+        if why is None:
+            raise
+        raise UnsafeStoreError(
+            f"{why}: nothing is changed", "repair a copy of the store on another file system, and copy its index back"
+        ) from error
+
+
+def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
+    # After a crash, too: of an exchange that is seen nobody knows whether it is durable.
+    disk.sync_dir(store)
+    disk.sync_dir(folder.path)
+    now = index_timestamp_of(disk, store / "checkpoint")
+    if now is None or now < manifest.index_timestamp:
+        _set_index_timestamp(disk, store, manifest.index_timestamp)
+    return folder.set_state("done")
+
+
+def _finish_undo(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
+    disk.sync_dir(store)
+    disk.sync_dir(folder.path)
+    _set_index_timestamp(disk, store, manifest.old_index_timestamp or 0)
+    folder.mark_undone()
+
+
+def _set_index_timestamp(disk: Disk, store: Path, value: int) -> None:
+    # By hand, not write_atomically: it must be the broker's own to write before it has its name.
+    path, temporary = store / "checkpoint", store / "checkpoint.indexd-repair"
+    data = bytearray((_read(disk, path) or b"").ljust(CHECKPOINT_SIZE, b"\0"))
+    struct.pack_into(">q", data, _INDEX_TIMESTAMP_AT, value)
+    disk.unlink(temporary)
+    with disk.open_write(temporary, create=True) as file:
+        file.pwrite(data, 0)
+        disk.give(temporary, path if disk.exists(path) else store)
+        file.fsync()
+    disk.rename(temporary, path)
+    disk.sync_dir(store)
+
+
+def _read(disk: Disk, path: Path) -> bytes | None:
+    try:
+        return disk.read(path)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return None
+
+
+def _unpacked(data: bytes, path: Path) -> int | None:
+    try:
+        return StoreCheckpoint.unpack(data, path).index_msg_timestamp
+    except CorruptDataError:
+        return None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    # A Ctrl-C in the middle would leave work for the next one. It is over in milliseconds.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,0 +1,75 @@
+"""``indexd repair`` killed at any moment: the store is as before or repaired, and the next repair ends well."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from support.auditing import lost_keys
+from support.daemon import compile_kernels
+from support.repairing import Forker, folders_of, holed_store, index_of, index_timestamp, newest_end, words_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 10
+
+
+def test_kills_at_any_moment_of_a_repair_and_of_its_undo(tmp_path: Path) -> None:
+    compile_kernels()
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rand = random.Random(seed)
+    config = holed_store(store := tmp_path / "store")
+    words = words_of(config)
+    before, checkpoint = index_of(store), (store / "checkpoint").read_bytes()
+    old_time = index_timestamp(store)
+    states: Counter[str] = Counter()
+    with Forker("repair", *words, "--plan") as indexd:
+
+        def timed(*more: str) -> float:
+            began = time.monotonic()
+            assert indexd.run("repair", *words, "--yes", *more) == 0
+            return time.monotonic() - began
+
+        timed()  # the first ones are slower
+        timed("--undo")
+        shutil.rmtree(store / folders_of(store)[0])
+        seconds = timed()
+        after, new_time = index_of(store), newest_end(store / "index")
+        assert not lost_keys(config, "5.4")
+        undo_seconds = timed("--undo")
+
+        def check() -> str:
+            # In between, for the moment until the checkpoint is written too, the index is the repaired one.
+            index, stamp = index_of(store), index_timestamp(store)
+            assert (index, stamp) in ((before, old_time), (after, old_time), (after, new_time))
+            return "before" if index == before else "between" if stamp == old_time else "after"
+
+        began = time.monotonic()
+        # At the very begin, far behind the end, and then anywhere.
+        shares = chain([0.01, 3.0], iter(lambda: rand.uniform(0.1, 1.1), None))
+        while states.total() < 4 or time.monotonic() < began + SECONDS:
+            share = next(shares)
+            for path in folders_of(store):
+                shutil.rmtree(store / path)
+            code = indexd.run("repair", *words, "--yes", kill_after=share * seconds)
+            assert code in (0, -signal.SIGKILL)
+            states[f"repair: {check()}"] += 1
+            timed()
+            assert check() == "after"
+            assert len(folders_of(store)) == 1
+            code = indexd.run("repair", *words, "--undo", "--yes", kill_after=share * undo_seconds)
+            states[f"undo: {check()}"] += 1
+            timed()  # it finishes what was begun, and repairs what is not repaired then
+            assert check() == "after"
+            timed("--undo")
+            assert check() == "before"
+            assert (store / "checkpoint").read_bytes() == checkpoint
+    print(f"{seconds:.2f} s a repair, {undo_seconds:.2f} s an undo: {dict(states)}")
+    assert {"repair: before", "repair: after"} <= states.keys()

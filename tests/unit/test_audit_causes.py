@@ -1,0 +1,231 @@
+"""Why keys are not findable: stores to which each of the known causes has happened, and what the audit says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.audit.causes.judge import hole_causes
+from indexd.audit.standing import look_around
+from indexd.index.format import IndexLayout
+from indexd.storage.disk import Disk
+from support.data_directory import T0, spec
+from support.indexing_broker import LAYOUT, Broker, causes, checked, one, says
+from support.naive import NaiveIndexFile, NaiveIndexService
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    return Broker(tmp_path)
+
+
+def test_an_unclean_stop(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:59])
+    broker.killed()
+    broker.dispatch(broker.messages[broker.segment_at(57) :])
+    broker.stopped()
+    names = [path.name for path in broker.files]
+    says(
+        one(broker),
+        "unclean-stop",
+        f"right behind index/{names[1]}, which is full",
+        f"where the segment at {broker.messages[broker.segment_at(57)].phy_offset} begins",
+        f"index/{names[2]} counts from the end of index/{names[1]}",
+    )
+
+
+def test_an_unclean_stop_that_takes_the_only_file(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, IndexLayout(7, 101))
+    broker.dispatch(broker.messages[:40])
+    broker.killed()
+    assert not broker.service.files
+    broker.dispatch(broker.messages[broker.segment_at(39) :])
+    broker.stopped()
+    says(one(broker), "unclean-stop", "it begins with the log, and no index file stands before it")
+
+
+def test_a_file_that_was_deleted(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    broker.files[1].unlink()
+    says(
+        one(broker),
+        "file-deleted",
+        "which is full",
+        "40 keys fill exactly 1 index file",
+        "counts from the end of a file that is not here, which ended 1 s before it",
+    )
+
+
+def test_two_files_and_the_first_and_the_last(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    files = broker.files
+    for number in (0, 2, 3):
+        files[number].unlink()
+    first, second = causes(broker)
+    says(first, "file-deleted", "it begins with the log", "40 keys fill exactly 1 index file")
+    says(second, "file-deleted", "80 keys fill exactly 2 index files")
+    files[4].unlink()
+    first, last = causes(broker)
+    says(first, "file-deleted")
+    says(last, "file-deleted", "the last index file, index/20260101000000001, which is full", "stopped cleanly")
+
+
+def test_a_deleted_file_whose_last_message_goes_on_in_the_next(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, IndexLayout(7, 40))
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    broker.files[0].unlink()
+    says(one(broker), "file-deleted", "some keys of its last message are in the file behind it")
+
+
+def test_messages_that_were_passed_over(broker: Broker) -> None:
+    broker.dispatch([*broker.messages[:24], *broker.messages[31:]])
+    broker.stopped()
+    says(one(broker), "index-off", "index/20260101000000001 has entries of messages on both sides of it")
+
+
+def test_an_index_that_was_begun_later(broker: Broker) -> None:
+    broker.dispatch(broker.messages[31:])
+    broker.stopped()
+    says(one(broker), "index-off", "counts from the end of no file: the index was begun there")
+
+
+def test_a_roll_over_that_failed(broker: Broker) -> None:
+    broker.dispatch([*broker.messages[:20], *broker.messages[26:]])
+    broker.stopped()
+    says(one(broker), "roll-over-failure", "which is full", "it ends in the middle of a segment")
+    # Each try leaves a file.
+    os_file = broker.files[1]
+    os_file.rename(os_file.with_name("20260101000000005"))
+    for later, path in enumerate(broker.files[1:-1], 6):
+        path.rename(path.with_name(f"2026010100000000{later}"))
+    os_file.with_name("20260101000000002").write_bytes(bytes(LAYOUT.file_size))
+    (cause,) = [cause for cause in causes(broker) if cause.what == "roll-over-failure"]
+    says(cause, "roll-over-failure", "1 index file between them without an entry: index/20260101000000002")
+
+
+def test_a_log_that_was_cut_and_written_again(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.dispatch(broker.messages[:50])
+    other = Broker(tmp_path / "other", messages=30)
+    for number in range(60):
+        other.store.append(spec(T0 + 60_000 + 1700 * number, size=83, KEYS=f"c{number} d{number}"))
+    other.messages = other.store.messages()
+    other.service = broker.service
+    other.dispatch(other.messages[30:])
+    other.stopped()
+    cause = one(other)
+    says(
+        cause,
+        "log-replaced",
+        "20 entries of index/20260101000000001 point to log bytes",
+        "where the log holds other messages now",
+        f"and the last of these entries points to {broker.messages[49].phy_offset}",
+    )
+
+
+def test_a_log_that_ends_before_its_index(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.dispatch(broker.messages)
+    other = Broker(tmp_path / "other", messages=30)
+    other.store.append(*(spec(T0 + 60_000 + 1700 * number, size=83, KEYS=f"c{number}") for number in range(9)))
+    other.messages = other.store.messages()
+    other.service = broker.service
+    other.stopped()
+    end = broker.messages[-1].phy_offset
+    says(one(other), "log-replaced", f"ends at log byte {end}, and the log ends at")
+
+
+def test_another_log_altogether(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.dispatch(broker.messages[60:])
+    other = Broker(tmp_path / "other", messages=25)
+    other.service = broker.service
+    other.stopped()
+    says(one(other), "log-replaced", "passes over a message below the end of its last file, without a word")
+
+
+def test_slots_that_are_gone(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    data = bytearray(broker.files[1].read_bytes())
+    data[40 : 40 + 28] = bytes(28)
+    broker.files[1].write_bytes(data)
+    says(one(broker), "file-damaged", "40 of its 40 keys have an entry that no walk along the chains meets")
+
+
+def test_one_wrong_entry(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    file = broker.service.files[2]
+    key_hash, *rest = file.entries[7]
+    file.entries[7] = (key_hash + LAYOUT.hash_slot_num, *rest)
+    broker.stopped()
+    says(one(broker), "file-damaged", "is of no key of that message")
+
+
+def test_entries_that_were_never_written(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    path = broker.files[1]
+    data = bytearray(path.read_bytes())
+    at = LAYOUT.entry_position(25)
+    data[at:] = bytes(len(data) - at)
+    path.write_bytes(data)
+    says(causes(broker)[0], "file-damaged")
+    assert {cause.what for cause in causes(broker)} == {"file-damaged"}
+
+
+def test_a_file_of_another_size(broker: Broker) -> None:
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    with broker.files[1].open("r+b") as file:
+        file.truncate(LAYOUT.file_size // 2)
+    (cause,) = causes(broker, check=False)
+    says(cause, "file-unreadable", "by its name index/20260101000000001 belongs there")
+
+
+def test_files_that_were_put_together_by_hand(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:30])
+    later = NaiveIndexService(LAYOUT.hash_slot_num, LAYOUT.index_num)
+    for message in broker.messages[45:]:
+        later.build_index(message)
+    broker.service.files += later.files
+    broker.stopped()
+    says(one(broker), "unknown", "which is not full", "by hand")
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(9, 60), st.integers(20, 80))
+def test_whenever_it_is_killed_the_hole_is_an_unclean_stop(seed: int, index_num: int, killed_at: int) -> None:
+    with TemporaryDirectory() as root:
+        broker = Broker(Path(root), IndexLayout(7, index_num), seed=seed)
+        broker.dispatch(broker.messages[:killed_at])
+        broker.killed()
+        broker.dispatch(broker.messages[broker.segment_at(killed_at - 1) :])
+        broker.stopped()
+        found = checked(broker.config)
+        assert len(found.holes) <= 1
+        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        assert [cause.what for cause in judged] == ["unclean-stop"] * len(found.holes), judged
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(9, 60), st.data())
+def test_whichever_full_files_are_deleted_the_holes_say_so(seed: int, index_num: int, data: st.DataObject) -> None:
+    with TemporaryDirectory() as root:
+        broker = Broker(Path(root), IndexLayout(7, index_num), seed=seed)
+        broker.dispatch(broker.messages)
+        broker.stopped()
+        full = [number for number, file in enumerate(broker.service.files[:-1]) if NaiveIndexFile.is_write_full(file)]
+        files = broker.files
+        for number in data.draw(st.sets(st.sampled_from(full), min_size=1)):
+            files[number].unlink()
+        found = checked(broker.config)
+        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        assert [cause.what for cause in judged] == ["file-deleted"] * len(found.holes), judged

@@ -1,0 +1,220 @@
+"""What an audit keeps for one that goes on: the same in the end, and not believed when what it was made from moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.audit import AuditOptions, AuditTask, Part, audit_task, plan_audit, run_audit
+from indexd.audit.holes import Hole, Holes
+from indexd.audit.kept.plain import from_plain, to_plain
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.config import Config
+from indexd.storage.disk import Disk
+from support.audit_runs import LAYOUT, Runs, wrong_store
+from support.auditing import config_for, index_log
+from support.small_log import SEGMENT_SIZE, messages, write_log
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Much is wrong in it; not to be changed."""
+    return wrong_store(tmp_path_factory.mktemp("wrong") / "store")
+
+
+def test_an_audit_that_is_interrupted_anywhere_goes_on(wrong: Config, tmp_path: Path) -> None:
+    wanted = Runs(wrong).rows(None, samples=20)
+    assert {row["kind"] for row in wanted} >= {"file", "hole", "finding", "summary"}
+
+    @settings(max_examples=10)
+    @given(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), max_size=4),
+        st.sampled_from([None, SEGMENT_SIZE]),
+        st.sampled_from([None, SEGMENT_SIZE]),
+    )
+    def check(runs: list[tuple[int, int]], first_size: int | None, later_size: int | None) -> None:
+        path = tmp_path / "kept"
+        path.unlink(missing_ok=True)
+        kept = 0
+        for most, seed in runs:
+            run = Runs(wrong, most, seed, size=later_size if kept else first_size)
+            try:
+                run.rows(path, samples=20)
+            except KeyboardInterrupt as error:
+                (words,) = error.args
+                assert words.startswith(f"interrupted; {path} keeps ")
+            kept += most
+        last = Runs(wrong, size=later_size)
+        assert last.rows(path, samples=20) == wanted
+        # The stretch at the end of the log is always read again, and with it nothing else.
+        again = Runs(wrong)
+        assert again.rows(path, samples=20) == wanted
+        assert len(again.tasks) == 1
+        assert len(last.tasks) >= 1
+
+    check()
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+def changes(store: Path) -> dict[str, Callable[[], object]]:
+    """What may happen to a store between two runs."""
+
+    def index(number: int) -> Path:
+        return sorted((store / "index").iterdir())[number]
+
+    def segment(number: int) -> Path:
+        return sorted((store / "commitlog").iterdir())[number]
+
+    def blank(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(70_000)
+            file.write(bytes(2000))
+
+    def replace_by_copy(path: Path, position: int) -> None:
+        shutil.copy2(path, path.with_suffix(".new"))
+        flip(path.with_suffix(".new"), position)
+        os.utime(path.with_suffix(".new"), ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+        path.with_suffix(".new").replace(path)
+
+    def grow() -> None:
+        index_log(config_for(store, LAYOUT, SEGMENT_SIZE), begin=4 * SEGMENT_SIZE, name=20270101000000000)
+
+    return {
+        "entry": lambda: flip(index(1), LAYOUT.entry_position(700)),
+        "slot": lambda: flip(index(3), 2000),
+        "header": lambda: flip(index(1), 7),
+        "header of the first": lambda: flip(index(0), 15),
+        "replaced": lambda: replace_by_copy(index(2), LAYOUT.entry_position(50)),
+        "removed": lambda: index(1).unlink(),
+        "first removed": lambda: index(0).unlink(),
+        "last removed": lambda: index(-1).unlink(),
+        "expired": lambda: segment(0).unlink(),
+        "cut": lambda: segment(-1).unlink(),
+        "log": lambda: blank(segment(2)),
+        "log replaced": lambda: replace_by_copy(segment(3), 4),
+        "grown": grow,
+        "foreign": lambda: (store / "index" / "notes.txt").write_text("x"),
+    }
+
+
+@pytest.mark.parametrize("what", changes(Path()))
+def test_what_has_changed_meanwhile_is_done_again(wrong: Config, tmp_path: Path, what: str) -> None:
+    store = Path(shutil.copytree(wrong.store.store or "", tmp_path / "store"))
+    config, kept = config_for(store, LAYOUT, SEGMENT_SIZE), tmp_path / "kept"
+    before = Runs(config).rows(kept)
+    changes(store)[what]()
+    run = Runs(config)
+    assert run.rows(kept) == Runs(config).rows(None) != before
+    assert len(run.tasks) < len(plan_audit(Disk(), config).tasks)
+
+
+def test_any_changes_one_after_the_other(wrong: Config, tmp_path: Path) -> None:
+    @settings(max_examples=5)
+    @given(st.lists(st.sampled_from(sorted(changes(Path()))), min_size=1, max_size=4, unique=True), st.integers(0, 99))
+    def check(names: list[str], seed: int) -> None:
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        (tmp_path / "kept").unlink(missing_ok=True)
+        store = Path(shutil.copytree(wrong.store.store or "", tmp_path / "store"))
+        config = config_for(store, LAYOUT, SEGMENT_SIZE)
+        for name in names:
+            with suppress(KeyboardInterrupt):
+                Runs(config, most=3, seed=seed).rows(tmp_path / "kept")
+            changes(store)[name]()
+        assert Runs(config).rows(tmp_path / "kept") == Runs(config).rows(None)
+
+    check()
+
+
+def test_a_broker_that_works_on(tmp_path: Path) -> None:
+    store, kept = tmp_path / "store", tmp_path / "kept"
+    end = write_log(store, 3000)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    index_log(config)
+    Runs(config, size=SEGMENT_SIZE).rows(kept, samples=20)
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=end) as writer:
+        for spec in islice(messages(1), 3000, 6000):
+            writer.append(spec)
+    index_log(config, begin=end, name=20270101000000000)
+    for path in (store / "commitlog", store / "index"):  # and what is old expires
+        min(path.iterdir()).unlink()
+    run = Runs(config)
+    (summary,) = [row for row in run.rows(kept, samples=20) if row["kind"] == "summary"]
+    assert summary["sound"]
+    old = [task for task in run.tasks if task.end < end - SEGMENT_SIZE]
+    assert [task.begin for task in old if task.begin < task.end] == [SEGMENT_SIZE]
+    again = Runs(config)
+    again.rows(kept, samples=20)
+    assert len(again.tasks) == 1
+
+
+def test_a_copy_in_its_place_is_another_store(wrong: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(wrong.store.store or "", tmp_path / "store"))
+    config, kept = config_for(store, LAYOUT, SEGMENT_SIZE), tmp_path / "kept"
+    Runs(config).rows(kept)
+    store.rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", store)
+    run = Runs(config)
+    run.rows(kept)
+    assert len(run.tasks) == len(plan_audit(Disk(), config).tasks)
+
+
+def test_what_changes_while_a_task_runs_is_not_kept(wrong: Config, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(wrong.store.store or "", tmp_path / "store"))
+    config, kept = config_for(store, LAYOUT, SEGMENT_SIZE), tmp_path / "kept"
+
+    def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
+        parts = [audit_task(task, Disk(), config) for task in tasks]
+        flip(sorted((store / "index").iterdir())[1], LAYOUT.entry_position(9))
+        for task, part in zip(tasks, parts, strict=True):
+            ended(task, part)
+        return parts
+
+    run_audit(config, Disk(), AuditOptions(samples=0, kept=kept), lambda _: plan_audit(Disk(), config), run)
+    assert Runs(config).rows(kept) == Runs(config).rows(None)
+
+
+def test_parts_come_back_as_they_were(wrong: Config) -> None:
+    plan = plan_audit(Disk(), wrong)
+    parts = [audit_task(task, Disk(), wrong) for task in plan.tasks]
+    parts.append(replace(parts[0], sampled=[(1, 2, 3), (-1, 1 << 62, -(1 << 63))], unreadable="\ud800 odd", log_end=9))
+    assert any(part.holes.inner for part in parts)
+    for part in parts:
+        back = from_plain(Part, json.loads(json.dumps(to_plain(part))))
+        assert to_plain(back) == to_plain(part)
+        assert back.notes.findings() == part.notes.findings()
+        assert back.notes.counts == part.notes.counts
+        assert replace(back, notes=part.notes) == part
+        assert (back.holes.first is back.holes.last) == (part.holes.first is part.holes.last)
+
+
+def test_one_hole_stays_one() -> None:
+    holes = Holes()
+    holes.add(Hole(5, 9, 1, 2, 1, 3))
+    back = from_plain(Holes, to_plain(holes))
+    back.add(Hole(11, 12, 3, 4, 1, 1))
+    holes.add(Hole(11, 12, 3, 4, 1, 1))
+    assert (back.all(), back.first is back.last) == (holes.all(), True)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=30))
+def test_nothing_else_comes_out_of_it(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected|none of"):
+        from_plain(Part, plain)

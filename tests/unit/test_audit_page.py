@@ -1,0 +1,263 @@
+"""The page of an audit: the verdict first, holes drawn where they are, all text escaped, small whatever is wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from indexd.audit import AuditOptions, audit_here
+from indexd.audit.causes.words import Cause
+from indexd.audit.chains import ENTRY_KINDS
+from indexd.audit.crash import CrashCost
+from indexd.audit.match import KINDS
+from indexd.audit.meanings import MEANINGS
+from indexd.audit.page.page import audit_page
+from indexd.audit.page.strip import scale_of
+from indexd.audit.part import Gap
+from indexd.audit.report import AuditReport
+from indexd.audit.verdict import show_span, verdict_line, verdict_state
+from indexd.index.format import IndexLayout
+from indexd.storage.broker_lock import BrokerLock
+from indexd.storage.disk import Disk
+from support.audit_reports import GIB, NOON, Made, evenly, with_pid
+from support.auditing import config_for, index_log
+from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, write_log
+
+CRASH = Cause("unclean-stop", "unclean stop", ("the file before it is full",))
+PENDING = Cause("not-dispatched-yet", "not dispatched yet")
+PWN = "document.documentElement.dataset.pwned=1"
+HOSTILE = [
+    f"<script>{PWN}</script>",
+    f'"><img/src=x/onerror={PWN}>',
+    f"</title></style></text><svg/onload={PWN}>",
+    "$verdict ${strip} &amp;<!--",
+    "\u202egnp.exe",
+    "a\nb\x1b[31m\udc80",
+]
+_VOID = {"meta", "br", "link", "input", "img"}
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text that a person reads; that tags are balanced is asserted."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "title"} & set(self._open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, blanks as one."""
+        return " ".join(" ".join(self.words).split())
+
+    def of(self, kind: str) -> list[dict[str, str | None]]:
+        """Attributes of those of a class."""
+        return [attributes for _, attributes in self.found if (attributes.get("class") or "") == kind]
+
+
+def one_hole(cause: Cause = CRASH) -> Made:
+    made = Made(begin=0)
+    made.add_hole(16 * GIB, 8 * GIB, cause)
+    return made
+
+
+def test_the_verdict_is_the_first_line() -> None:
+    report = one_hole().report()
+    words = verdict_line(report)
+    assert words.startswith("87.5 % of 201,326,592 keys findable; one hole, ")
+    assert words.endswith(", 8 GiB, unclean stop; indexd repair mends it in about 27 s")
+    elements = Elements(audit_page(report))
+    assert " ".join(elements.words).split()[:2] == ["87.5", "%"]
+    assert verdict_state(report) == "bad"
+    assert elements.found[[name for name, _ in elements.found].index("h1")][1]["class"] == "verdict bad"
+
+
+def test_a_sound_store_is_said_to_be() -> None:
+    report = Made(8, 3).report()
+    assert verdict_line(report) == "all 25,165,824 keys findable; nothing wrong in the index files"
+    page = audit_page(report)
+    elements = Elements(page)
+    assert not elements.of("hole")
+    assert 'id="holes"' not in page
+    assert 'id="findings"' not in page
+
+
+def test_findings_alone_are_a_warning() -> None:
+    made = Made(8, 3)
+    made.add_finding(f"index/{made.files[1].name}", "entry-twice", "entry 7: once more", 2)
+    report = made.report()
+    assert verdict_state(report) == "warn"
+    assert "2 findings" in verdict_line(report)
+    elements = Elements(audit_page(report))
+    assert len(elements.of("file wrong")) == 2  # the band, and the legend's
+    assert MEANINGS["entry-twice"] in elements.text
+
+
+@pytest.mark.parametrize(("missing", "words"), [(1, "99.9 %"), (25_165_823, "under 0.1 %"), (25_165_824, "0.0 %")])
+def test_shares_are_never_rounded_up(missing: int, words: str) -> None:
+    report = Made(8, 3).report()
+    report = replace(report, audit=replace(report.audit, missing_keys=missing))
+    assert verdict_line(report).startswith(f"{words} of ")
+
+
+def test_a_log_without_keys(tmp_path: Path) -> None:
+    report = Made(0, 0).report()
+    assert verdict_line(report).startswith("the log has no keys to be found")
+    assert "There is none." in Elements(audit_page(report)).text
+
+
+def test_a_hole_is_drawn_where_it_is_and_leads_to_its_row() -> None:
+    elements = Elements(audit_page(one_hole().report()))
+    drawn = [found for found in elements.of("hole") if found.get("y")]
+    assert [(found["x"], found["width"]) for found in drawn] == [("25.000%", "12.500%")]
+    link = next(attributes for name, attributes in elements.found if name == "a")
+    assert link["href"] == "#hole-1"
+    assert "unclean stop" in (link["aria-label"] or "")
+    assert [attributes for name, attributes in elements.found if name == "tr" and attributes.get("id") == "hole-1"]
+    assert "Unclean stop" in elements.text
+    assert CRASH.evidence[0] in elements.text
+
+
+def test_what_a_broker_has_not_come_to_yet_looks_different() -> None:
+    elements = Elements(audit_page(one_hole(PENDING).report()))
+    assert [found["x"] for found in elements.of("pending") if found.get("y")] == ["25.000%"]
+    assert not elements.of("hole")
+
+
+def test_a_hole_narrower_than_a_line_is_still_seen() -> None:
+    made = Made(2000, 10, 0)
+    made.add_hole(GIB, 1024, CRASH)
+    (drawn,) = (found for found in Elements(audit_page(made.report())).of("hole") if found.get("y"))
+    assert drawn["width"] == "0.150%"
+
+
+def test_thousands_of_holes_stay_small_and_readable() -> None:
+    made = Made(4000, 3000, 0)
+    evenly(made, 1000, 50 << 20, [Cause("unclean-stop", "unclean stop", ("a line of evidence " * 8,) * 4), PENDING])
+    for number in range(3000):
+        made.add_finding(f"index/{made.files[number].name}", "entry-twice", "x" * 5000, 1000)
+        made.gaps.append(Gap(number * GIB, number * GIB + 4096, "y" * 500))
+    page = audit_page(made.report(more_holes=54_321))
+    assert len(page.encode()) < 1_000_000
+    elements = Elements(page)
+    marks = [found for name, found in elements.found if name == "a"]
+    assert 80 < len(marks) <= 120
+    rows = {attributes["id"] for name, attributes in elements.found if name == "tr" and attributes.get("id")}
+    assert len(rows) == 100
+    links = {(found["href"] or "")[1:] for found in marks}
+    assert rows <= links | rows
+    assert links - rows == {"holes"}
+    assert "And 55,221 smaller still" in elements.text
+    numbers = [float((found["x"] or "")[:-1]) for found in elements.of("number") + elements.of("number wide")]
+    assert len(numbers) < 60
+
+
+def hostile() -> AuditReport:
+    made = Made(8, 3, 0)
+    made.store = "/data/" + HOSTILE[0]
+    for number, text in enumerate(HOSTILE):
+        made.files[number % 3] = replace(made.files[number % 3], name=text)
+        made.add_finding(f"index/{text}", text, text)
+        made.add_hole(number * GIB, 1 << 20, Cause(text, text, (text,)))
+        made.gaps.append(Gap(number * GIB + (1 << 29), number * GIB + (1 << 30), text))
+    made.crash = CrashCost(tuple(HOSTILE), 10, 5, 0)
+    made.standing = replace(made.standing, lock=BrokerLock(None, 7, "unknown", HOSTILE[1]))
+    report = made.report()
+    return replace(report, audit=replace(report.audit, unreadable=HOSTILE[2]))
+
+
+def test_what_the_store_says_stays_text() -> None:
+    page = audit_page(hostile())
+    elements = Elements(page)
+    names = {name for name, _ in elements.found}
+    assert not names & {"script", "img", "iframe", "link", "object", "form", "input"}
+    assert not [key for _, attributes in elements.found for key in attributes if key.startswith("on") or key == "src"]
+    assert {a["href"] for name, a in elements.found if name == "a"} <= {f"#hole-{number}" for number in range(1, 7)}
+    for text in HOSTILE[:4]:
+        assert text in elements.text
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    page.encode("utf-8")
+
+
+def test_the_page_asks_nobody_for_anything() -> None:
+    page = audit_page(one_hole().report())
+    elements = Elements(page)
+    policy = next(a["content"] for _, a in elements.found if a.get("http-equiv") == "Content-Security-Policy") or ""
+    rules = dict(rule.strip().partition(" ")[::2] for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "script-src" not in rules
+    assert not re.search(r"https?:|url\((?!#)|@import", page)
+
+
+def test_who_is_alive_is_said() -> None:
+    made = Made(8, 3)
+    with_pid(made, 4711)
+    assert "its broker runs, process 4711" in Elements(audit_page(made.report())).text
+    made.standing = replace(made.standing, lock=BrokerLock(False, None, "none"), has_lock_file=False)
+    assert "no lock file: a copy" in Elements(audit_page(made.report())).text
+
+
+def test_expired_log_and_what_lies_behind_the_end_do_not_push_the_log_aside() -> None:
+    made = Made(8, 2, begin=1000 * GIB)
+    made.files[0] = replace(made.files[0], begin=5, expired=1000)
+    made.files[1] = replace(made.files[1], end=10**15)
+    report = made.report()
+    scale = scale_of(report)
+    assert (scale.at(0), scale.at(5), scale.at(1000 * GIB)) == (0, 0, 7.0)
+    assert (scale.at(1008 * GIB), scale.at(10**15 + 1), scale.at(10**18)) == (96.0, 100.0, 100.0)
+    elements = Elements(audit_page(report))
+    assert elements.of("expired")
+    assert elements.of("behind")
+
+
+def test_every_kind_of_finding_has_a_meaning() -> None:
+    entries = {what for what, _, _ in (*ENTRY_KINDS, *KINDS)} - {"entry-order"}
+    assert entries <= MEANINGS.keys()
+
+
+def test_a_span_says_the_day_where_it_is_another() -> None:
+    day = 86_400_000
+    assert re.fullmatch(r"\d\d:\d\d-\d\d:\d\d", show_span(NOON, NOON + 120_000, NOON))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d-\d\d:\d\d:\d\d", show_span(NOON, NOON + 5000, NOON))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", show_span(NOON, NOON, NOON))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d-\d\d:\d\d", show_span(NOON, NOON + 120_000, NOON + 3 * day))
+    assert " to " in show_span(NOON, NOON + day, NOON)
+    assert show_span(2**62, 2**62, NOON).count("ms") == 2
+
+
+def test_the_page_of_a_real_store_with_a_file_deleted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write_log(store, 6000)
+    config = config_for(store, IndexLayout(HASH_SLOT_NUM, INDEX_NUM), SEGMENT_SIZE)
+    index_log(config)
+    names = sorted(path.name for path in (store / "index").iterdir())
+    (store / "index" / names[1]).unlink()
+    report = audit_here(config, Disk(), AuditOptions(samples=20, queues=True), lambda *_: None)
+    elements = Elements(audit_page(report))
+    assert verdict_line(report)[1:] in elements.text
+    assert f"{report.audit.missing_keys:,}" in elements.text
+    assert all(name in elements.text for name in names if name != names[1])
+    assert len([found for found in elements.of("hole") if found.get("y")]) == 1
+    assert "What the broker answers today" in elements.text
+    assert "the ConsumeQueues have findings" in elements.text  # there are none
+    assert "queue-missing" in elements.text

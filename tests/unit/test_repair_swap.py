@@ -1,0 +1,163 @@
+"""The exchange of the index on a simulated disk: what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexd.errors import UnsafeStoreError
+from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.repair.carry import carry
+from indexd.repair.folder import Manifest, RepairFolder
+from indexd.repair.swap import index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from support.repair_steps import (
+    AFTER,
+    BEFORE,
+    NEW,
+    NEW_TIME,
+    OLD,
+    OLD_TIME,
+    STORE,
+    fields,
+    file_of,
+    index_of,
+    made,
+    repair,
+    write,
+)
+from support.sim_fault import FaultMap
+
+
+def test_a_repair_and_its_undo() -> None:
+    disk = made()
+    folder = repair(disk)
+    assert index_of(disk) == AFTER
+    assert fields(disk) == (7, 8, NEW_TIME, 9, 10)
+    assert disk.peek(folder.checkpoint) == StoreCheckpoint(7, 8, OLD_TIME, 9, 10).pack()
+    assert {name: disk.peek(folder.index / name) for name in BEFORE} == BEFORE
+    manifest = folder.read()
+    assert (manifest.state, manifest.index_timestamp, manifest.old_index_timestamp) == ("done", NEW_TIME, OLD_TIME)
+    assert [mark.name for mark in manifest.files] == [OLD, NEW]
+    assert unfinished(disk, STORE) == settle(disk, STORE) == []
+    undone = undo(disk, STORE)
+    assert (undone.folder, undone.entries) == (folder.path.with_name(folder.path.name + ".undone"), 0)
+    assert index_of(disk) == BEFORE
+    assert fields(disk) == (7, 8, OLD_TIME, 9, 10)
+    assert disk.exists(undone.folder / "index" / NEW)
+    with pytest.raises(UnsafeStoreError, match="no repair of"):
+        undo(disk, STORE)
+
+
+def test_a_checkpoint_that_is_ahead_already_is_not_touched() -> None:
+    disk = made(checkpoint=StoreCheckpoint(index_msg_timestamp=NEW_TIME + 1).pack())
+    before = disk.stamp(STORE / "checkpoint")
+    repair(disk)
+    assert disk.stamp(STORE / "checkpoint") == before
+
+
+def test_without_a_checkpoint_one_is_made_that_vouches_for_the_index_alone() -> None:
+    disk = made(checkpoint=None)
+    folder = repair(disk)
+    assert fields(disk) == (0, 0, NEW_TIME, 0, 0)
+    assert len(disk.peek(STORE / "checkpoint")) == 4096
+    assert not disk.exists(folder.checkpoint)
+    undo(disk, STORE)
+    assert index_timestamp_of(disk, STORE / "checkpoint") == 0
+
+
+def test_what_the_broker_wrote_meanwhile_stays_in_the_checkpoint_after_an_undo() -> None:
+    disk = made()
+    repair(disk)
+    disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
+    undo(disk, STORE)
+    assert fields(disk) == (70, 80, OLD_TIME, 90, 100)
+
+
+def test_what_the_broker_has_indexed_since_is_counted() -> None:
+    disk = made()
+    folder = repair(disk)
+    with disk.open_write(STORE / "index" / NEW) as file:
+        file.pwrite(file_of(6000, 20), 0)
+    write(disk, STORE / "index" / "20260103000000000", file_of(6001, 5))
+    assert to_undo(disk, STORE)[2] == 8 + 4
+    assert undo(disk, STORE).entries == 12
+    assert index_of(disk) == BEFORE
+    assert folder.path.name not in disk.list_dirs(STORE)
+
+
+def test_repairs_are_undone_one_after_the_other() -> None:
+    disk = made()
+    first = repair(disk)
+    second = RepairFolder.make(disk, STORE, 1_800_000_000)
+    assert second.path.name > first.path.name
+    write(disk, second.index / "20260104000000000", file_of(7000, 2))
+    swap(disk, STORE, second, (), (OLD, NEW))
+    assert list(index_of(disk)) == ["20260104000000000"]
+    undo(disk, STORE)
+    assert index_of(disk) == AFTER
+    assert fields(disk)[2] == NEW_TIME
+    undo(disk, STORE)
+    assert index_of(disk) == BEFORE
+    assert fields(disk)[2] == OLD_TIME
+
+
+def test_repairs_and_undos_within_one_second() -> None:
+    disk = made()
+    for _ in range(3):
+        repair(disk)
+        undo(disk, STORE)
+    assert index_of(disk) == BEFORE
+    assert len(disk.list_dirs(STORE)) == 4
+
+
+def test_an_index_that_the_repair_did_not_make_is_not_undone() -> None:
+    disk = made()
+    repair(disk)
+    disk.rename(STORE / "index", STORE / "moved")
+    disk.make_dir(STORE / "index")
+    with pytest.raises(UnsafeStoreError, match="is not the index that the repair of"):
+        undo(disk, STORE)
+    assert index_of(disk) == {}
+
+
+def test_a_manifest_of_another_version_is_left_alone() -> None:
+    disk = made()
+    folder = repair(disk)
+    disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
+    (line,) = settle(disk, STORE)
+    assert "no manifest of a repair: it is of another version" in line
+    assert len(unfinished(disk, STORE)) == 1
+    assert disk.exists(folder.index)
+
+
+@pytest.mark.parametrize("name", ["EINVAL", "ENOSYS", "EBUSY", "EXDEV"])
+def test_where_nothing_can_be_exchanged_nothing_is_changed(name: str) -> None:
+    disk = made()
+    disk.faults = FaultMap.parse(f"exchange={name}")
+    with pytest.raises(UnsafeStoreError, match="nothing is changed"):
+        repair(disk)
+    assert index_of(disk) == BEFORE
+    assert fields(disk)[2] == OLD_TIME
+
+
+def test_a_file_system_without_links_gets_copies() -> None:
+    disk = made()
+    disk.faults = FaultMap.parse("link=EPERM")
+    folder = repair(disk)
+    assert index_of(disk) == AFTER
+    assert disk.stamp(STORE / "index" / OLD).inode != disk.stamp(folder.index / OLD).inode
+
+
+def test_what_will_change_is_copied() -> None:
+    disk = made()
+    folder = RepairFolder.make(disk, STORE, 0)
+    carry(disk, STORE / "index" / OLD, folder.index / OLD, will_change=True)
+    with disk.open_write(folder.index / OLD) as file:
+        file.pwrite(b"other", 0)
+    assert index_of(disk) == BEFORE
+
+
+def test_a_manifest_says_the_same_when_it_is_read() -> None:
+    disk = made()
+    folder = repair(disk)
+    manifest = folder.read()
+    assert Manifest.unpack(manifest.pack(), folder.manifest_path) == manifest
