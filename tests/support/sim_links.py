@@ -76,6 +76,6 @@ class SimLinks(SimTree):
     def free(self, path: Path) -> int:
         return self.space if self.holds(path) else super().free(path)
 
-    def give(self, path: Path, like: Path) -> None:
+    def give(self, path: Path, like: Path, rights: int | None = None) -> None:
         if not self.holds(path):  # owners are not simulated
-            super().give(path, like)
+            super().give(path, like, rights)

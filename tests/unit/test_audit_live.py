@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from indexd.audit import Audit, audit_task, join, plan_audit, task
 from indexd.audit.live import is_live
 from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.reader import LogReader
+from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.index.flavour import FLAVOURS
 from indexd.index.format import IndexLayout
@@ -20,8 +22,10 @@ from indexd.index.service import IndexService
 from indexd.recovery.settings import decode_rules, reader_options
 from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
-from support.auditing import audit, config_for, rows_of
-from support.small_log import SEGMENT_SIZE, write_log
+from indexd.storage.names import segment_name
+from support.auditing import audit, config_for, index_log, rows_of
+from support.data_directory import SEGMENT, T0, Store, spec
+from support.small_log import SEGMENT_SIZE, messages, write_log
 
 LAYOUT = IndexLayout(500, 2000)
 
@@ -128,3 +132,51 @@ def test_a_broker_is_known_by_its_lock(tmp_path: Path) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         holder.communicate()
     assert not is_live(Disk(), tmp_path)
+
+
+def test_a_broker_that_is_caught_up_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All is indexed when the audit looks, and the next segment is there already, empty.
+    store = tmp_path / "store"
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    every = messages(5)
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+        for _ in range(1500):
+            writer.append(next(every))
+        begin = writer.max_offset
+        (store / "commitlog" / segment_name(-(-begin // SEGMENT_SIZE) * SEGMENT_SIZE)).write_bytes(bytes(SEGMENT_SIZE))
+        index_log(config)
+        plan = plan_audit(Disk(), config)
+        while writer.max_offset % SEGMENT_SIZE < SEGMENT_SIZE - 20_000:
+            writer.append(next(every))
+    shutil.rmtree(store / "index")
+    index_log(config)
+    monkeypatch.setattr(task, "is_live", lambda *_: True)
+    found = join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
+    assert found.is_sound, rows_of(found)
+    assert found.log_end > begin + 10_000
+
+
+def test_a_broker_between_two_keys_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, LAYOUT)
+    for number in range(20):
+        store.append(spec(T0 + number, KEYS="a b c", UNIQ_KEY=f"u{number}"))
+    config = config_for(store.root, LAYOUT, SEGMENT, flavour="5.4")
+    index_log(config)
+    (path,) = (store.root / "index").iterdir()
+    whole = path.read_bytes()
+    # As it was two entries ago: their slots name those before them, and the header does not count them.
+    count = int.from_bytes(whole[36:40], "big")
+    data = bytearray(whole)
+    for number in (count - 1, count - 2):
+        at = LAYOUT.entry_position(number)
+        slot = LAYOUT.slot_position(LAYOUT.slot_of(int.from_bytes(data[at : at + 4], "big")))
+        data[slot : slot + 4] = data[at + 16 : at + 20]
+        data[at : at + 20] = bytes(20)
+    data[36:40] = (count - 2).to_bytes(4, "big")
+    path.write_bytes(data)
+    plan = plan_audit(Disk(), config)
+    path.write_bytes(whole)
+    monkeypatch.setattr(task, "is_live", lambda *_: True)
+    found = join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
+    assert found.is_sound, rows_of(found)
+    assert found.keys == 80

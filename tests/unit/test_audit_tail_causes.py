@@ -63,7 +63,7 @@ def test_a_copy_whose_index_is_older_than_its_log(broker: Broker) -> None:
 
 
 def test_no_index_at_all(broker: Broker) -> None:
-    says(one(broker), "index-off", "no index file points before it")
+    says(one(broker), "unknown", "there is no index file")
     had = standing_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
     says(one(broker, had), "file-deleted", "by the checkpoint there was a full index file")
 

@@ -75,6 +75,18 @@ def test_a_lock_file_that_is_removed_while_a_broker_has_it(store: Path) -> None:
         assert "removed" in str(found.why)
 
 
+def test_a_removed_lock_file_is_known_by_any_path_of_the_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(store)
+    monkeypatch.chdir(tmp_path)
+    with stand_in(store / "lock") as broker:
+        broker.start()
+        (store / "lock").unlink()
+        for path in (tmp_path / "link" / "lock", Path("store/lock")):
+            assert (look_at_lock(path).alive, look_at_lock(path).pid) == (True, broker.pid)
+
+
 def test_without_a_lock_file_no_broker_has_been_here(store: Path) -> None:
     (store / "lock").unlink()
     found = look_at_lock(store / "lock")

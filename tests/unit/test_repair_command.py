@@ -19,6 +19,7 @@ from indexd.repair import run, swap, work
 from support.auditing import lost_keys
 from support.daemon import compile_kernels, indexd_here
 from support.repairing import (
+    INDEX_NUM,
     assert_repaired,
     folders_of,
     holed_store,
@@ -224,3 +225,60 @@ def test_new_files_belong_to_whom_the_old_ones_belong(config: Config, store: Pat
         assert (status.st_uid, status.st_gid) == owner, path
         assert status.st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
     assert newest_end(store / "index") == index_timestamp(store)
+
+
+def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> None:
+    # One that root has put back, and a foreign one that sorts first, with fewer rights than all others.
+    names = sorted(index_of(store))
+    (store / "index" / ".nfs0001").write_text("x")
+    for name in (".nfs0001", names[0]):
+        (store / "index" / name).chmod(0o600)
+    (store / "index" / names[1]).unlink()
+    before = {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
+    if os.geteuid() == 0:
+        for path in (store, *store.rglob("*")):
+            os.chown(path, 4321, 4321)
+        os.chown(store / "index" / names[0], 0, 0)
+        before = {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
+    assert repair(config, "--yes")[0] == 0
+    after = {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
+    assert after[names[0]] == before[names[0]]
+    assert {status for name, status in after.items() if name != names[0]} == {before[names[2]]}
+    assert repair(config, "--undo", "--yes")[0] == 0
+    assert before == {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
+
+
+def test_an_undo_that_was_interrupted_behind_its_exchange(
+    config: Config, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = index_of(store)
+
+    def broken(*_: object) -> None:
+        raise DiskError("write", store / "checkpoint", OSError(errno.EIO, "Input/output error"))
+
+    assert repair(config, "--yes")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(swap, "_set_index_timestamp", broken)
+        assert repair(config, "--undo", "--yes")[0] == 70
+    code, out, _ = repair(config, "--undo", "--yes")
+    assert (code, "the old index is back" in out) == (0, True)
+    assert index_of(store) == before
+    assert all(name.endswith(".undone") for name in folders_of(store))
+
+
+def test_the_only_index_file_cut_short_is_a_finding_where_the_sizes_are_given(config: Config, store: Path) -> None:
+    names = sorted(index_of(store))
+    for name in names[1:]:
+        (store / "index" / name).unlink()
+    data = (store / "index" / names[0]).read_bytes()
+    for size in (len(data) + 20, len(data)):
+        (store / "index" / names[0]).write_bytes(data.ljust(size, b"\0"))
+        sizes = words_of(config)[:-1]
+        done = indexd_here("repair", *sizes, 3 * INDEX_NUM if size == len(data) else INDEX_NUM, "--plan")
+        assert done.returncode == (1 if size == len(data) else 3), done.stderr
+    assert "so these are not the broker's numbers" in indexd_here("audit", *sizes, INDEX_NUM - 1).stderr
+    (store / "index" / names[0]).write_bytes(data[:100])
+    done = indexd_here("audit", *words_of(config), "--samples", 0)
+    assert (done.returncode, "file-size" in done.stdout) == (1, True)
+    assert repair(config, "--yes")[0] == 0
+    assert_repaired(config)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.audit.verdict import verdict_line
 from indexd.config import Config
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from support.auditing import audit, config_for, config_of_golden, index_log, lost_keys
@@ -17,6 +18,7 @@ from support.data_directory import SEGMENT, T0, Store, spec
 from support.goldens import unpack
 from support.mending import (
     differences,
+    entry_counts,
     index_files,
     mended,
     planned,
@@ -63,25 +65,72 @@ def test_unreadable_bytes_in_a_sealed_segment_are_passed_over(config: Config) ->
     assert [gap.begin for gap in found.gaps] == [offset]
 
 
-@pytest.mark.parametrize("is_indexed", [False, True])
-def test_unreadable_bytes_where_a_broker_cuts_its_log_end_the_index(config: Config, *, is_indexed: bool) -> None:
-    if not is_indexed:
-        for path in index_files(config):
-            path.unlink()
-    # The last segment that is in use: the writer has made the next one ahead.
+def gap_at_the_end(config: Config) -> int:
+    """One in the last segment that is in use: the writer has made the next one ahead."""
     last = max(segment.begin for segment in report_of(config).standing.segments if segment.store_timestamp is not None)
-    offset = planted_gap(config, last // SEGMENT)
+    return planted_gap(config, last // SEGMENT)
+
+
+def test_what_is_built_ends_where_a_broker_cuts_its_log(config: Config) -> None:
+    for path in index_files(config):
+        path.unlink()
+    offset = gap_at_the_end(config)
     plan = repair(config)
     assert plan.ends_at == offset
     assert plan.unreadable is not None
-    assert plan.is_needed
-    assert all(file.end < offset for file in plan.kept)
     ends = [IndexHeader.unpack(path.read_bytes()[:HEADER_SIZE]).end_phy_offset for path in index_files(config)]
     assert max(ends) < offset
-    found = audit(config)
-    assert not found.counts
-    assert [gap.begin for gap in found.gaps] == [offset]
-    assert [hole.begin > offset for hole in found.holes] == [True]
+    report = report_of(config)
+    (hole,), (cause,) = report.audit.holes, report.causes
+    assert (report.audit.counts, hole.begin > offset) == ({"log-unreadable": 1}, True)
+    assert (cause.what, cause.words) == ("behind-unreadable", "behind unreadable log")
+    assert "repair" not in verdict_line(report)
+    again = planned(config)
+    assert (again.is_needed, again.keys_behind) == (False, hole.keys)
+    assert f"about {hole.keys} keys behind the unreadable bytes at {offset} are left out" in again.behind_lines()[0]
+
+
+def test_a_sound_index_that_points_behind_unreadable_bytes_needs_no_repair(config: Config) -> None:
+    gap_at_the_end(config)
+    plan = planned(config)
+    assert (plan.is_needed, plan.keys_behind, plan.behind_lines()) == (False, 0, [])
+    assert len(plan.kept) == len(index_files(config))
+
+
+@pytest.mark.parametrize("has_abort", [False, True])
+def test_sound_files_behind_unreadable_bytes_stay_beside_what_is_built(config: Config, *, has_abort: bool) -> None:
+    assert config.store.store is not None
+    if has_abort:
+        (config.store.store / "abort").touch()
+    offset = gap_at_the_end(config)
+    index_files(config)[3].unlink()
+    before = entry_counts(config)
+    plan = repair(config)
+    assert any(file.end > offset for file in plan.kept)
+    assert not before - entry_counts(config)
+    assert plan.keys_behind == 0
+    report = report_of(config)
+    assert report.audit.is_sound
+    again = planned(config)
+    assert not again.ranges
+    assert again.at_stake if has_abort else not again.is_needed
+    assert not {file.name for file in again.kept if file.end >= offset} & set(again.at_stake)
+
+
+def test_a_hole_across_unreadable_bytes_is_mended_up_to_them(config: Config) -> None:
+    offset = gap_at_the_end(config)
+    across = [file.name for file in report_of(config).plan.files if file.begin < offset <= file.end]
+    before = entry_counts(config)
+    for path in index_files(config):
+        if path.name in across:
+            path.unlink()
+    plan = repair(config)
+    assert plan.keys_behind > 0
+    lost = before - entry_counts(config)
+    assert {at for _, at in lost} <= {at for _, at in before if at >= offset}
+    report = report_of(config)
+    assert {cause.what for cause in report.causes} <= {"behind-unreadable"}
+    assert not planned(config).is_needed
 
 
 def test_a_log_that_was_cut_back(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
-from indexd.errors import CorruptDataError
+from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.repair import work
+from indexd.repair.place import check_place
 from indexd.storage import disk as disk_module
 from indexd.storage.broker_lock import StoreLock
 from support.broker_stand_in import stand_in
@@ -109,6 +111,51 @@ def test_a_link_instead_of_an_index(config: Config, store: Path) -> None:
     (store / "index").symlink_to(store.parent / "elsewhere")
     code, _, errors = repair(config, "--yes")
     assert (code, "is a symbolic link" in errors) == (3, True)
+
+
+def test_a_mount_point_of_the_same_file_system(config: Config, store: Path, tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    escaped = str(store / "index").replace("s", "\\163")
+    mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/a rw\n36 22 8:1 /x {escaped} rw - ext4 /dev/a rw\n")
+    with pytest.raises(UnsafeStoreError, match="is a mount point"):
+        check_place(store, mounts)
+    mounts.write_text(mounts.read_text().splitlines()[0])
+    check_place(store, mounts)
+
+
+@pytest.mark.parametrize("name", ["index", "checkpoint", "lock"])
+def test_a_file_where_a_folder_is_to_be_or_the_other_way_round(config: Config, store: Path, name: str) -> None:
+    (store / name).rename(store / "moved")
+    if name == "index":
+        (store / name).write_text("x")
+    else:
+        (store / name).mkdir()
+    stamps = tree(store)
+    for words in (["--yes"], ["--plan"], ["--undo", "--yes"]):
+        if words == ["--plan"] and name == "lock":
+            continue  # it only looks
+        code, _, errors = repair(config, *words)
+        assert (code, "move" in errors or "cannot be told" in errors) == (3, True), errors
+    assert tree(store) == stamps
+
+
+def test_a_store_that_may_only_be_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(lock: StoreLock) -> bool:
+        raise DiskError("lock", store / "lock", OSError(errno.EROFS, "Read-only file system"))
+
+    monkeypatch.setattr(StoreLock, "take", read_only)
+    code, _, errors = repair(config, "--yes")
+    assert (code, "remount the file system read-write, or repair a copy" in errors) == (3, True)
+    assert "--data" not in errors
+
+
+def test_an_undo_without_room(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repair(config, "--yes")[0] == 0
+    stamps = tree(store)
+    monkeypatch.setattr(disk_module.Disk, "free", lambda *_: 1000)
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, "1,000 are free; free space" in errors) == (3, True)
+    assert tree(store) == stamps
 
 
 def test_no_time(config: Config, store: Path) -> None:

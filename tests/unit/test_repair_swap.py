@@ -8,7 +8,8 @@ from indexd.errors import UnsafeStoreError
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.repair.carry import carry
 from indexd.repair.folder import Manifest, RepairFolder
-from indexd.repair.swap import index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.repair.settle import left_alone, settle, unfinished
+from indexd.repair.swap import index_timestamp_of, swap, to_undo, undo
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -78,7 +79,7 @@ def test_what_the_broker_has_indexed_since_is_counted() -> None:
     with disk.open_write(STORE / "index" / NEW) as file:
         file.pwrite(file_of(6000, 20), 0)
     write(disk, STORE / "index" / "20260103000000000", file_of(6001, 5))
-    assert to_undo(disk, STORE)[2] == 8 + 4
+    assert to_undo(disk, STORE).entries == 8 + 4
     assert undo(disk, STORE).entries == 12
     assert index_of(disk) == BEFORE
     assert folder.path.name not in disk.list_dirs(STORE)
@@ -123,9 +124,9 @@ def test_a_manifest_of_another_version_is_left_alone() -> None:
     disk = made()
     folder = repair(disk)
     disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
-    (line,) = settle(disk, STORE)
+    (line,) = left_alone(disk, STORE)
     assert "no manifest of a repair: it is of another version" in line
-    assert len(unfinished(disk, STORE)) == 1
+    assert settle(disk, STORE) == unfinished(disk, STORE) == []
     assert disk.exists(folder.index)
 
 

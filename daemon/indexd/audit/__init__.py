@@ -5,13 +5,16 @@ task of its own: one process goes through them in order, Spark through many at o
 
 ``ground``    the index folder as it stands: files, foreign ones, headers, which part of the log each file points into
 ``evidence``  which RocketMQ wrote the entries, by the entries themselves
+``votes``     what single messages say of that, and the history that fits them
 ``plan``      tasks that together cover the whole log exactly once
 ``task``      one stretch of the log, decoded and compared
 ``stretch``   the messages of a stretch, and where the log ends
 ``chains``    one file against itself: links, slots, header; what the broker's walk does not reach
+``checked``   that, and what is written down of it
 ``entries``   the entries of a file that point into a stretch, in the order of the log
 ``match``     messages and entries side by side
 ``kernel``    the two loops of that, compiled
+``covered``   which part of the log was read; what is missing or unreadable in it
 ``holes``     ranges of the log whose keys are not findable
 ``notes``     what does not hold, bounded, the same however the log was cut
 ``part``      what one task came to

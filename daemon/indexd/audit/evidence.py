@@ -1,30 +1,36 @@
 """Which RocketMQ wrote the entries, by the entries themselves: are unique keys there, are tags?
 
-A broker that was upgraded goes on in the file it has open, so what is indexed may change at any message. A few messages
-at both ends of each file are asked; where two answers differ, the message between them is searched by bisection. 4.0
-and 4.7 index the same and differ in how a header counts, which the check of the file looks at; here both are 4.7.
+A broker that was upgraded goes on in the file it has open, so what is indexed may change at any message. Messages at
+both ends of each file are asked; where it seems to change, those between, each time in the middle of what was not
+asked. 4.0 and 4.7 index the same and differ in how a header counts, which the check of the file looks at; here both are
+4.7. What no message tells apart indexes the same, but for the odd message: then it is the newest that fits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from indexd.audit.ground import BrokerFile, phy_offsets
-from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.audit.votes import NAMES, Run, Vote, history, runs_of, votes_of
+from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.lookup import MessageLookup
 from indexd.config import Config
 from indexd.index.format import IndexLayout
-from indexd.index.key_hash import index_key_hash
 from indexd.recovery.replay import first_entry_at, read_entries
 from indexd.recovery.settings import frame_size_max
 from indexd.storage.disk import Disk, DiskFile
 
-_WINDOW = 64
-# Windows that are asked, one behind the other, where messages have neither tags nor unique keys.
-_TRIES = 8
+# Entries that are read at once; more where single messages have as many.
+_WINDOW, _WINDOW_MAX = 64, 4096
+_RUNS_MIN = 4
+# Windows of a file that are asked for one that says anything, and of all for one that tells 4.7 and 5.4 apart: messages
+# may have neither tags nor unique keys, and few may have tags.
+_TRIES, _TRIES_FOR_TAGS = 8, 48
+# Windows that are asked where what is indexed seems to change.
+_ROUNDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,6 @@ class Evidence:
 
     def __init__(self, disk: Disk, config: Config, folder: Path, layout: IndexLayout) -> None:
         self._disk, self._folder, self._layout = disk, folder, layout
-        self._asks_all = False
         options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
         store = config.store
         self._lookup = MessageLookup(disk, store.commit_log_directories, store.segment_size, options)
@@ -51,80 +56,117 @@ class Evidence:
 
     def eras(self, files: Sequence[BrokerFile]) -> list[Era]:
         """Where what is indexed changes; empty when no message that has entries shows it."""
-        found = self._eras(files)
-        if not found:
-            self._asks_all = True
-            found = self._eras(files)
-        return found
-
-    def _eras(self, files: Sequence[BrokerFile]) -> list[Era]:
         log_begin = self._lookup.log.min_offset or 0
-        eras: list[Era] = []
-        for file in sorted(files, key=lambda file: (file.begin, file.name)):
-            if not file.is_readable or file.entries == 0 or file.end < log_begin:
-                continue
-            with self._disk.open_read(self._folder / file.name) as opened:
-                low = first_entry_at(opened, self._layout, 1, file.count, max(file.begin, log_begin))
-                first = self._flavour_at(opened, file, low)
-                last = self._flavour_at(opened, file, max(low, file.count - _WINDOW))
-                if first is not None and (not eras or eras[-1].flavour != first):
-                    eras.append(Era(file.begin if eras else 0, first))
-                if last is not None and (not eras or eras[-1].flavour != last):
-                    begin = 0 if first is None else self._switch(opened, file, low, first, last)
-                    eras.append(Era(begin if eras else 0, last))
+        asked = [
+            _Asked(self._disk, self._folder, self._layout, file, log_begin)
+            for file in sorted(files, key=lambda file: (file.begin, file.name))
+            if file.is_readable and file.entries and file.end >= log_begin
+        ]
+        for one in asked:
+            self._ask_ends(one)
+        for _ in range(_TRIES_FOR_TAGS):
+            is_told = any(vote.fits[1] != vote.fits[2] for one in asked for vote in one.votes.values())
+            if is_told or not self._ask_widest(asked):
+                break
+        for _ in range(_ROUNDS):
+            votes = _in_order(asked)
+            found = history([vote for _, vote in votes])
+            changes = [at for at, (old, new) in enumerate(pairwise(found), 1) if old != new]
+            # All of them are asked, and then once more what they say now.
+            if not sum(self._ask_between(asked, *_around(votes, found, at)) for at in changes):
+                break
+        eras = [Era(0, NAMES[found[0]])] if votes else []
+        for at in changes:
+            # Between two that say it, the newer one: it finds what the older one finds.
+            begin = votes[at - 1][1].end if found[at] > found[at - 1] else votes[at][1].phy_offset
+            eras.append(Era(begin, NAMES[found[at]]))
         return eras
 
-    def _switch(self, opened: DiskFile, file: BrokerFile, low: int, before: str, behind: str) -> int:
-        # The first message that was indexed as ``behind`` says; at ``low`` it still was ``before``.
-        high = file.count
-        while high - low > 2 * _WINDOW:
-            middle = (low + high) // 2
-            if self._flavour_at(opened, file, middle) == behind:
-                high = middle
-            else:
-                low = middle
-        votes = list(self._votes(opened, file, low, high + _WINDOW - low))
-        costs = [
-            sum(flavour == behind for _, flavour in votes[:split])
-            + sum(flavour == before for _, flavour in votes[split:])
-            for split in range(len(votes))
-        ]
-        return votes[costs.index(min(costs))][0] if votes else file.begin
-
-    def _flavour_at(self, opened: DiskFile, file: BrokerFile, number: int) -> str | None:
+    def _ask_ends(self, asked: _Asked) -> None:
+        asked.ask(asked.low, self._lookup)
+        asked.ask(asked.count - 1, self._lookup)
         for _ in range(_TRIES):
-            votes = Counter(flavour for _, flavour in self._votes(opened, file, number, _WINDOW))
-            if votes:
-                return votes.most_common(1)[0][0]
-            number += _WINDOW
-        return None
+            if asked.votes or not self._ask_widest([asked]):
+                break
 
-    def _votes(self, opened: DiskFile, file: BrokerFile, number: int, count: int) -> Iterator[tuple[int, str]]:
-        # (physical offset, flavour) of each message with entries among these that shows how it was indexed.
-        count = min(count, file.count - number)
-        if count <= 0:
+    def _ask_widest(self, asked: Iterable[_Asked]) -> bool:
+        widest = max(asked, key=lambda one: one.widest(one.low, one.count)[0], default=None)
+        return widest is not None and widest.ask_between(widest.low, widest.count, self._lookup)
+
+    def _ask_between(self, asked: Iterable[_Asked], old: tuple[_Asked, Vote], new: tuple[_Asked, Vote]) -> bool:
+        # In every file that has entries of messages between the two.
+        found = False
+        for one in asked:
+            if one.file.end >= old[1].phy_offset and one.file.begin <= new[1].phy_offset:
+                low = old[1].number if one is old[0] else one.low
+                high = new[1].number if one is new[0] else one.count
+                found |= one.ask_between(low, high, self._lookup)
+        return found
+
+
+def _in_order(asked: Iterable[_Asked]) -> list[tuple[_Asked, Vote]]:
+    # Of files that have the same messages, too.
+    votes = [(one, vote) for one in asked for vote in one.votes.values()]
+    return sorted(votes, key=lambda vote: vote[1].phy_offset)
+
+
+def _around(votes: list[tuple[_Asked, Vote]], found: list[int], at: int) -> tuple[tuple[_Asked, Vote], ...]:
+    # The last vote before the change at ``at``, and the first one behind it, that do not fit both sides.
+    old, new = found[at - 1], found[at]
+    before = (one for one in reversed(votes[:at]) if not one[1].fits[new])
+    behind = (one for one in votes[at:] if not one[1].fits[old])
+    return next(before, votes[at - 1]), next(behind, votes[at])
+
+
+class _Asked:
+    # One file, which of its entries were not asked yet, and what the others said, by the numbers of entries.
+
+    def __init__(self, disk: Disk, folder: Path, layout: IndexLayout, file: BrokerFile, log_begin: int) -> None:
+        self._disk, self._path, self._layout = disk, folder / file.name, layout
+        self.file, self.count = file, file.count
+        with disk.open_read(self._path) as opened:
+            self.low = first_entry_at(opened, layout, 1, file.count, max(file.begin, log_begin))
+        self._left = [(self.low, self.count)] if self.low < self.count else []
+        self.votes: dict[int, Vote] = {}
+
+    def widest(self, low: int, high: int) -> tuple[int, int]:
+        """Of what was not asked in ``[low, high)``: how many entries follow one another, and the one in the middle."""
+        bounds = [(max(begin, low), min(end, high)) for begin, end in self._left]
+        return max(((end - begin, (begin + end) // 2) for begin, end in bounds if begin < end), default=(0, 0))
+
+    def ask_between(self, low: int, high: int, lookup: MessageLookup) -> bool:
+        """Ask in the middle of the widest; False when all was asked."""
+        width, number = self.widest(low, high)
+        if width:
+            self.ask(number, lookup)
+        return width > 0
+
+    def ask(self, number: int, lookup: MessageLookup) -> None:
+        """Ask the messages of the entries around ``number``."""
+        if not self.low <= number < self.count:
             return
-        entries = read_entries(opened, self._layout, number, count)
-        hashes = entries[:, 0].byteswap().tolist()
-        by_message: dict[int, set[int]] = {}
-        for phy_offset, key_hash in zip(phy_offsets(entries).tolist(), hashes, strict=True):
-            by_message.setdefault(phy_offset, set()).add(key_hash)
-        # Of the first and of the last message some entries may stand elsewhere, in another file even.
-        for phy_offset in list(by_message) if self._asks_all else list(by_message)[1:-1]:
-            message = self._lookup.at(phy_offset)
-            flavour = _judge(message, by_message[phy_offset]) if isinstance(message, Message) else None
-            if flavour is not None:
-                yield phy_offset, flavour
+        size, runs = _WINDOW, list[Run]()
+        with self._disk.open_read(self._path) as opened:
+            while True:
+                first = max(min(number - size // 2, self.count - size), self.low)
+                behind = min(first + size, self.count)
+                runs = self._runs(opened, first, behind, lookup)
+                is_all = first == self.low and behind == self.count
+                if len(runs) >= _RUNS_MIN or is_all or size >= _WINDOW_MAX:
+                    break
+                size *= 4
+        begins, ends = first == 1, behind == self.count
+        for vote in votes_of(runs, begins=begins, ends=ends):
+            self.votes[vote.number] = vote
+        # Those at its ends are whole in another window.
+        inner = runs[0 if first == self.low else 1 : None if ends else -1]
+        done = (inner[0].number, inner[-1].behind) if inner else (number, number + 1)
+        self._take_out(min(done[0], number), max(done[1], number + 1))
 
+    def _runs(self, opened: DiskFile, first: int, behind: int, lookup: MessageLookup) -> list[Run]:
+        entries = read_entries(opened, self._layout, first, behind - first)
+        return runs_of(first, phy_offsets(entries).tolist(), entries[:, 0].byteswap().tolist(), lookup)
 
-def _judge(message: Message, hashes: set[int]) -> str | None:
-    own = {index_key_hash(message.topic, key) for key in message.keys}
-    uniq = None if message.uniq_key is None else index_key_hash(message.topic, message.uniq_key)
-    tag = index_key_hash(message.topic, message.tags, "T") if message.tags else None
-    if not hashes <= own | {uniq, tag}:
-        return None  # entries of another message, which stood here before the log was cut
-    if uniq is not None and uniq not in hashes:
-        return "3.x"
-    if tag is not None:
-        return "5.4" if tag in hashes else "4.7"
-    return None
+    def _take_out(self, begin: int, end: int) -> None:
+        parts = [part for low, high in self._left for part in ((low, min(high, begin)), (max(low, end), high))]
+        self._left = [(low, high) for low, high in parts if low < high]

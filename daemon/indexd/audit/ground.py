@@ -19,13 +19,14 @@ from indexd.commitlog.segments import SegmentList
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.index.format import HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, unpack_slot
 from indexd.recovery.replay import phy_offset_of, read_entries
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import INDEX_DIGITS
 
 # What Java's Long.parseLong takes: a broker opens a file of such a name as an index file, and makes it one in size.
 _JAVA_LONG = re.compile(r"[+-]?\d{1,19}")
 _SAMPLES = 64
 _ENTRIES_PER_READ = 1 << 20
+_NO_FOLDER_HINT = "move it away; if indexing is meant to be off, no folder is needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,37 @@ class LogProbe:
 
 
 def list_index(disk: Disk, folder: Path, notes: Notes | None = None) -> dict[str, int]:
-    """Names and sizes of the index files, in the broker's order; whatever else is there into ``notes``."""
+    """Names and sizes of the index files, in the broker's order; whatever else is there into ``notes``.
+
+    UnsafeStoreError where something else stands than a folder.
+    """
     try:
-        sizes = dict(disk.list_dir(folder))
+        stamps = disk.stamps(folder)
         folders = disk.list_dirs(folder)
     except DiskError as error:
         if not error.is_missing:
             raise
+        if disk.exists(folder):
+            raise UnsafeStoreError(f"{folder} is a file, and a broker has a folder there", _NO_FOLDER_HINT) from None
         return {}
+    sizes = {name: stamp.size for name, stamp in stamps.items()}
     if notes is not None:
+        _note_links(stamps, notes)
         for name in [*(name for name in sizes if not is_index_file(name)), *folders]:
             notes.add(f"index/{name}", 0, "file-foreign", _foreign(name, is_folder=name in folders))
     return {name: size for name, size in sorted(sizes.items()) if is_index_file(name)}
+
+
+def _note_links(stamps: dict[str, Stamp], notes: Notes) -> None:
+    # Which of both is the link cannot be told of a hard one, and to a broker it is the same.
+    first: dict[Stamp, str] = {}
+    for name, stamp in stamps.items():
+        if stamp.inode and is_index_file(name):
+            other = first.setdefault(stamp, name)
+            if other != name:
+                notes.add(
+                    f"index/{name}", 0, "file-link", f"the same file as index/{other}: one is a link to the other"
+                )
 
 
 def is_index_file(name: str) -> bool:
@@ -113,10 +133,19 @@ def _foreign(name: str, *, is_folder: bool) -> str:
     return "no index file, but its name is a number: a broker opens it as one and gives it the size of one"
 
 
-def look_at(disk: Disk, folder: Path, sizes: dict[str, int], layout: IndexLayout, probe: LogProbe) -> list[BrokerFile]:
+def look_at(
+    disk: Disk,
+    folder: Path,
+    sizes: dict[str, int],
+    layout: IndexLayout,
+    probe: LogProbe,
+    *,
+    is_layout_given: bool = False,
+) -> list[BrokerFile]:
     """Each file's header, and what it may hold; one that expires meanwhile is left out.
 
-    UnsafeStoreError when none of them has the size of ``layout``: it is not the broker's.
+    UnsafeStoreError when none of them has the size of ``layout``: it is not the broker's, or, if somebody has said that
+    it is, those files look as if they were of another one.
     """
     found = []
     for name in sizes:
@@ -127,12 +156,23 @@ def look_at(disk: Disk, folder: Path, sizes: dict[str, int], layout: IndexLayout
             if not error.is_missing:
                 raise
     if found and not any(file.is_readable for file in found):
-        raise UnsafeStoreError(
-            f"no index file in {folder} has the {layout.file_size} bytes that {layout.hash_slot_num} slots and "
-            f"{layout.index_num} entries make; {found[-1].name} has {sizes[found[-1].name]}",
-            "give --hash-slot-num and --index-num as the broker has them, or its own file with --broker-conf",
-        )
+        cut = [size for size in sizes.values() if HEADER_SIZE < size < layout.file_size]
+        if not is_layout_given or max(sizes.values()) > layout.file_size or len(set(cut)) < len(cut):
+            raise _no_such_size(folder, found[-1].name, sizes, layout, is_given=is_layout_given)
     return found
+
+
+def _no_such_size(
+    folder: Path, name: str, sizes: dict[str, int], layout: IndexLayout, *, is_given: bool
+) -> UnsafeStoreError:
+    text = (
+        f"no index file in {folder} has the {layout.file_size} bytes that {layout.hash_slot_num} slots and "
+        f"{layout.index_num} entries make; {name} has {sizes[name]}"
+    )
+    hint = "give --hash-slot-num and --index-num as the broker has them, or its own file with --broker-conf"
+    if is_given:
+        hint = "so these are not the broker's numbers; if they are, move the files of other sizes away"
+    return UnsafeStoreError(text, hint)
 
 
 def _look(file: DiskFile, name: str, layout: IndexLayout, probe: LogProbe) -> BrokerFile:

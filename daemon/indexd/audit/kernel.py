@@ -78,6 +78,68 @@ def _take(key_hashes, first, last, expected, key_hash, is_findable, taken):  # t
     return 1, expected
 
 
+@numba.njit(nogil=True, error_model="numpy", forceinline=True)
+def _take_whole(key_hashes, first, last, phy, time_diff, entries, numbers, at, last_number, taken):  # type: ignore[no-untyped-def]
+    """The rule: every key of a message has its entry, in order, and nothing else points there; how many, or 0.
+
+    Those of a file's first and last entry are for the careful way, as is whatever is not of the rule.
+    """
+    count, high = last - first, swap(np.uint32(np.uint64(phy) >> np.uint64(32)))
+    low, seconds = swap(np.uint32(np.uint64(phy) & _LOW)), swap(np.uint32(time_diff))
+    if at + count >= np.uint64(len(entries)) or np.uint64(numbers[at]) == _1:
+        return _0
+    i = _0
+    while i < count:
+        entry, key = at + i, first + i
+        if (
+            entries[entry, _2] != low
+            or entries[entry, _1] != high
+            or swap(entries[entry, _0]) != np.uint32(key_hashes[key])
+            or entries[entry, _3] != seconds
+            or taken[key] != np.uint8(MISSING)
+            or np.uint64(numbers[entry]) == last_number
+        ):
+            return _0
+        i += _1
+    if entries[at + count, _2] == low and entries[at + count, _1] == high:
+        return _0
+    while first < last:
+        taken[first] = np.uint8(FINDABLE)
+        first += _1
+    return count
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _take_each(  # type: ignore[no-untyped-def]
+    columns, row, first, last, expected, time_diff, entries, numbers, at, findable, header, taken, times,
+    strays, counts, noted,
+):  # fmt: skip
+    # The entries of one message, one after the other.
+    phy, timestamp, key_hashes = columns.phy_offset[row], columns.store_timestamp[row], columns.key_hash
+    end, known, last_number = np.uint64(len(entries)), np.uint64(len(findable)), np.uint64(header[1])
+    while at < end and _phy_at(entries, at) == phy:
+        key_hash, number = swap(entries[at, _0]), np.uint64(numbers[at])
+        is_findable = number >= known or findable[number] != np.uint8(0)
+        outcome, expected = _take(key_hashes, first, last, expected, key_hash, is_findable, taken)
+        if outcome == 1:
+            _note(TWICE, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
+        elif outcome == 2 and expected < last and taken[expected] == np.uint8(MISSING):
+            wanted = np.int64(key_hashes[expected])
+            _note(WRONG_HASH, number, np.int64(key_hash), wanted, phy, strays, counts, noted)
+            expected += _1
+        elif outcome == 2:
+            _note(WITHOUT_KEY, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
+        if number == _1:
+            times[_0] = timestamp
+        elif swap(entries[at, _3]) != time_diff:
+            stored = np.int64(swap(entries[at, _3]))
+            _note(TIME_DIFFERENCE, number, stored, np.int64(time_diff), phy, strays, counts, noted)
+        if number == last_number:
+            times[_1] = timestamp
+        at += _1
+    return at, expected
+
+
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def match_rows(  # type: ignore[no-untyped-def]
     columns, row, rows, skip_mask, entries, numbers, at, findable, header, taken, times, strays, counts, noted
@@ -110,31 +172,23 @@ def match_rows(  # type: ignore[no-untyped-def]
         first, last = np.uint64(key_starts[row]), np.uint64(key_starts[row + _1])
         if (skip_mask >> (np.int64(sys_flags[row]) & np.int64(0xC))) & np.int64(1) != np.int64(0):
             last = first
+        time_diff = time_diff_at(timestamp, header[_0])
+        if known == _0 and header[_2] != phy:
+            whole = _take_whole(key_hashes, first, last, phy, time_diff, entries, numbers, at, last_number, taken)
+            if whole != _0:
+                header[_2], header[_3] = phy, np.int64(whole)
+                at += whole
+                row += _1
+                continue
         expected = first
         if header[_2] == phy:
             expected = min(first + np.uint64(header[_3]), last)
         while expected < last and taken[expected] != np.uint8(MISSING):
             expected += _1
-        while at < end and _phy_at(entries, at) == phy:
-            key_hash, number = swap(entries[at, _0]), np.uint64(numbers[at])
-            is_findable = number >= known or findable[number] != np.uint8(0)
-            outcome, expected = _take(key_hashes, first, last, expected, key_hash, is_findable, taken)
-            if outcome == 1:
-                _note(TWICE, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
-            elif outcome == 2 and expected < last and taken[expected] == np.uint8(MISSING):
-                wanted = np.int64(key_hashes[expected])
-                _note(WRONG_HASH, number, np.int64(key_hash), wanted, phy, strays, counts, noted)
-                expected += _1
-            elif outcome == 2:
-                _note(WITHOUT_KEY, number, np.int64(key_hash), np.int64(0), phy, strays, counts, noted)
-            if number == _1:
-                times[_0] = timestamp
-            elif swap(entries[at, _3]) != time_diff_at(timestamp, header[_0]):
-                stored, wanted = np.int64(swap(entries[at, _3])), np.int64(time_diff_at(timestamp, header[_0]))
-                _note(TIME_DIFFERENCE, number, stored, wanted, phy, strays, counts, noted)
-            if number == last_number:
-                times[_1] = timestamp
-            at += _1
+        at, expected = _take_each(
+            columns, row, first, last, expected, time_diff, entries, numbers, at, findable, header, taken, times,
+            strays, counts, noted,
+        )  # fmt: skip
         header[_2], header[_3] = phy, np.int64(expected - first)
         if at < end:
             row += _1

@@ -8,6 +8,7 @@ from typing import Any
 from indexd.audit.holes import Holes
 from indexd.audit.notes import Notes
 from indexd.audit.queues.seen import QueuesSeen
+from indexd.commitlog.gaps import SEGMENTS_MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,22 @@ class FileSeen:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """``[begin, end)`` of the log could not be read: why."""
+    """``[begin, end)`` of the log could not be read: why; ``entries`` of index files point there."""
 
     begin: int
     end: int
     reason: str
+    entries: int = 0
+
+    @property
+    def is_missing(self) -> bool:
+        """No segment is there at all."""
+        return self.reason == SEGMENTS_MISSING
+
+    def to_json(self) -> dict[str, Any]:
+        """An item of the summary of ``--json``."""
+        row = {"beginOffset": self.begin, "endOffset": self.end, "reason": self.reason, "entries": self.entries}
+        return row | {"missing": self.is_missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,8 @@ class Part:
 
     ``keys`` of ``keyed_messages`` of ``messages``: ``missing_keys`` of them are not findable, of which
     ``unreachable_keys`` have entries that no walk meets. ``entries`` were held against messages; ``left_out_entries``
-    point into ``gaps``, ``expired_entries`` before the log. ``log_end`` is where the log ends, if that is in here.
+    point into ``gaps``, ``expired_entries`` before the log. ``log_end`` is where the log ends, if that is in here;
+    ``log_begin`` where it began at last, and what had ``expired`` before it could be read.
     """
 
     begin: int
@@ -106,6 +119,7 @@ class Part:
     unreadable: str | None = None
     holes: Holes = field(default_factory=Holes)
     gaps: list[Gap] = field(default_factory=list)
+    expired: list[Gap] = field(default_factory=list)
     files: list[FileSeen] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     #: Key hash, physical offset and store timestamp (ms) of messages that a sample asks for.

@@ -127,7 +127,8 @@ def plan_audit(
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     notes = Notes()
     sizes = list_index(disk, folder, notes)
-    files = look_at(disk, folder, sizes, layout, LogProbe(disk, log))
+    is_given = all(config.provenance.get(key, _DEFAULT) != _DEFAULT for key in ("hash_slot_num", "index_num"))
+    files = look_at(disk, folder, sizes, layout, LogProbe(disk, log), is_layout_given=is_given)
     _judge_names(files, sizes, layout, notes)
     given = config.provenance.get("flavour", _DEFAULT) != _DEFAULT
     if not (eras or given):
@@ -199,14 +200,14 @@ class _Cutter:
         begins = sorted(self._aligned)
         last_end = max((file.end for file in self._files), default=-1)
         for begin, end in zip(begins, [*begins[1:], NEVER], strict=True):
-            plan.tasks.append(self._task(begin, end, is_tail=end == NEVER or begin > last_end))
+            plan.tasks.append(self._task(begin, end, is_tail=end > last_end))
         self._give_files()
 
     def _cut_behind(self, offset: int) -> None:
         # The first message behind the last one of a file, unless another file goes on there.
         plan = self._plan
-        if not plan.log_begin <= offset < plan.log_end:
-            return
+        if not plan.log_begin <= offset < plan.log_end or not self._points.is_closed(offset):
+            return  # to the end of the segment being written it is not far, and what is behind there is hard to tell
         behind = self._first_at(offset + 1)
         if behind is None:
             segment = self._log.after(offset)

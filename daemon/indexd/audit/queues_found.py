@@ -18,9 +18,11 @@ from indexd.audit.queues.seen import KINDS, Difference, QueueName, QueuesSeen
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT_SIZE, file_name
 from indexd.findings import Finding
+from indexd.pages.wording import show_name
 from indexd.storage.disk import Disk
 
 _WORST_SAID = 3
+_TOPIC_LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class QueueFound:
 
     @property
     def path(self) -> str:
-        """Its folder inside the store."""
-        return f"{FOLDER}/{self.topic}/{self.queue_id}"
+        """Its folder inside the store, as it is shown: a long topic is cut."""
+        return f"{FOLDER}/{show_name(self.topic, _TOPIC_LONGEST)}/{self.queue_id}"
 
     @property
     def total(self) -> int:
@@ -119,7 +121,10 @@ class QueuesAudit:
         lines = [f"ConsumeQueues: {len(self.found):,} of {self.queues:,} queues differ from the log: {kinds}"]
         for queue in self.found[:_WORST_SAID]:
             first = queue.findings[0] if queue.findings else None
-            text = f", first {first.file} at byte {first.position}: {first.text}" if first is not None else ""
+            where = ""
+            if first is not None and first.what != "queue-missing":
+                where = f"{first.file.rpartition('/')[2]} at byte {first.position}: "
+            text = f", first {where}{first.text}" if first is not None else ""
             lines.append(f"  {queue.path}: {queue.total:,}{text}")
         if len(self.found) > _WORST_SAID:
             lines.append(f"  and {len(self.found) - _WORST_SAID:,} queues more")

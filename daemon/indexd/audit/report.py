@@ -73,8 +73,9 @@ class AuditReport:
 
     @property
     def is_sound(self) -> bool:
-        """Every key is findable and nothing is wrong; what a crash would cost is no finding."""
-        return self.audit.is_sound and (self.queues is None or self.queues.is_sound)
+        """Every key is findable, all of the log was read and nothing is wrong; a crash's cost is no finding."""
+        is_whole = self.audit.is_sound and not self.audit.gaps
+        return is_whole and (self.queues is None or self.queues.is_sound)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The lines of ``--json``: files, holes, findings, queues, answers, the crash, and the summary last."""

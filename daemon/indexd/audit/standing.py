@@ -42,6 +42,7 @@ class Standing:
     checkpoint: StoreCheckpoint | None
     segments: tuple[SegmentStart, ...]
     looked_at: int
+    has_index_folder: bool = True
 
     @property
     def is_live(self) -> bool:
@@ -60,6 +61,7 @@ def look_around(disk: Disk, config: Config) -> Standing:
         checkpoint=_checkpoint(disk, config),
         segments=tuple(_start(disk, segment) for segment in log.segments),
         looked_at=int(time.time() * 1000),
+        has_index_folder=disk.exists(store / "index"),
     )
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Self
 
 import numpy as np
 
-from indexd.audit.chains import Chained, check_chains
+from indexd.audit.chains import Chained
+from indexd.audit.checked import SOUND, Checked, check_file
 from indexd.audit.entries import EntrySource
 from indexd.audit.gentle import IndexPages
 from indexd.audit.ground import BrokerFile, LogProbe, list_index
 from indexd.audit.kernel import WITHOUT_MESSAGE
 from indexd.audit.live import is_live
 from indexd.audit.match import Matched, Matcher, ends_before
-from indexd.audit.part import FileSeen, Gap, Part
+from indexd.audit.part import Gap, Part
 from indexd.audit.plan import NEVER, AuditTask, layout_of
 from indexd.audit.queue_watch import QueueWatcher
 from indexd.audit.queues.seen import QueuesSeen
@@ -37,56 +41,76 @@ def audit_task(
     """Decode the log of a task and compare; ``config`` is the one that the plan was made with.
 
     ``workers`` threads read ahead; ``on_bytes`` is told how many bytes more have been read. Raises what reading raises.
+    With workers, the files' own checks run beside the comparison, which takes them for sound meanwhile: it begins again
+    for the few that are not.
     """
-    audit = _Audit(task, disk, config, on_bytes)
-    try:
-        return audit.run(workers)
-    finally:
-        audit.close()
+    layout = layout_of(config)
+    part: Part | None = None
+    with _Audit(task, disk, config, workers, on_bytes) as audit, ThreadPoolExecutor(1, "chains") as thread:
+        pending = [thread.submit(check_file, disk, layout, task, file) for file in task.files]
+        if workers:
+            with suppress(_InVainError):
+                part = audit.run([SOUND for _ in pending], pending)
+        checks = [one.result() for one in pending]
+    if part is None or not all(check.is_sound for check in checks):
+        with _Audit(task, disk, config, workers, _silent if workers else on_bytes) as audit:
+            part = audit.run(checks, [])
+    for check in checks:
+        if check.seen is not None:
+            part.files.append(check.seen)
+            part.expired_entries += check.seen.expired
+            part.notes.merge(check.notes)
+            on_bytes(layout.file_size)
+    return part
+
+
+class _InVainError(Exception):
+    # A file turned out not to be what it was taken for.
+    pass
 
 
 class _Audit:
-    def __init__(self, task: AuditTask, disk: Disk, config: Config, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self, task: AuditTask, disk: Disk, config: Config, workers: int, on_bytes: Callable[[int], None]
+    ) -> None:
         self._task, self._disk, self._config, self._on_bytes = task, disk, config, on_bytes
-        self._folder, self._layout = task.folder, layout_of(config)
+        self._folder, self._layout, self._workers = task.folder, layout_of(config), workers
         self._part = Part(task.begin, task.end)
         self._matched: list[Matched] = []
-        self._pages: list[IndexPages] = []
+        # What is in memory already is looked at before anybody reads.
+        self._pages = [IndexPages(disk, config, self._folder, file, task.names[-1]) for file in task.files]
+        self._pending: list[Future[Checked]] = []
         # Files that the broker has made since the audit began, and those it was writing then.
         self._known = set(task.names)
         self._is_live = task.is_tail and config.store.store is not None and is_live(disk, config.store.store)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for matched in self._matched:
             matched.source.close()
         for pages in self._pages:
             pages.close()
 
-    def run(self, workers: int) -> Part:
-        task, part = self._task, self._part
-        for file in task.files:
-            self._open(file)
+    def run(self, checks: list[Checked], pending: list[Future[Checked]]) -> Part:
+        """Compare; ``pending`` are checks under way that ``checks`` are taken for: _InVainError if one is not."""
+        task, self._pending = self._task, pending
+        for file, check, pages in zip(task.files, checks, self._pages, strict=True):
+            if check.chained is not None:
+                self._open(file, check.chained, pages)
         if task.begin < task.end:
-            self._compare(workers)
-        return part
+            self._compare(self._workers)
+        return self._part
 
-    def _open(self, file: BrokerFile) -> None:
-        task, part = self._task, self._part
-        is_owner = file.name in task.owned
-        pages = IndexPages(self._disk, self._config, self._folder, file, task.names[-1])
-        self._pages.append(pages)
+    def _open(self, file: BrokerFile, chained: Chained, pages: IndexPages) -> None:
+        task = self._task
         try:
-            notes = part.notes if is_owner else None
-            chained = check_chains(self._disk, self._folder, self._layout, file, task.log_begin, notes)
             source = EntrySource(self._disk, self._folder, self._layout, file, chained.findable)
         except DiskError as error:
             if not error.is_missing:
                 raise
-            return  # it has expired; and if not, its messages are a hole now
-        if is_owner:
-            part.files.append(_seen(file, chained, source))
-            part.expired_entries += chained.expired
-            self._on_bytes(self._layout.file_size)
+            return
         source.pages = pages
         source.select(task.begin, task.end, is_ordered=chained.is_ordered)
         self._matched.append(Matched(source))
@@ -109,6 +133,8 @@ class _Audit:
                 (watcher.take(item) if isinstance(item, Rows) else watcher.skip(item))
             self._on_bytes(stretch.position - done)
             done = stretch.position
+            if any(one.done() and not one.result().is_sound for one in self._pending):
+                raise _InVainError
         matcher.close()
         self._finish(stretch)
         for watcher in watchers:
@@ -126,16 +152,17 @@ class _Audit:
 
     def _skip(self, skipped: Skipped) -> None:
         # Entries that point there stand for themselves; those before it have had their chance.
-        part = self._part
+        part, passed = self._part, 0
         for matched in self._matched:
             matched.strays_below(skipped.begin, WITHOUT_MESSAGE, self._layout, part)
-            passed = matched.pass_over(skipped.end)
-            if skipped.is_expired:
-                part.expired_entries += passed
-            else:
-                part.left_out_entries += passed
-        if not skipped.is_expired:
-            part.gaps.append(Gap(skipped.begin, skipped.end, skipped.reason))
+            passed += matched.pass_over(skipped.end)
+        gap = Gap(skipped.begin, skipped.end, skipped.reason, passed)
+        if skipped.is_expired:
+            part.expired_entries += passed
+            part.expired.append(gap)
+        else:
+            part.left_out_entries += passed
+            part.gaps.append(gap)
 
     def _finish(self, stretch: Stretch) -> None:
         task, part = self._task, self._part
@@ -181,23 +208,3 @@ class _Audit:
         source.follow(self._task.begin)
         self._known.add(file.name)
         return [Matched(source)]
-
-
-def _seen(file: BrokerFile, chained: Chained, source: EntrySource) -> FileSeen:
-    header = file.header
-    return FileSeen(
-        name=file.name,
-        entries=file.entries,
-        begin=file.begin,
-        end=file.end,
-        begin_timestamp=header.begin_timestamp,
-        end_timestamp=header.end_timestamp,
-        used_slots=chained.used_slots,
-        used_slot_count=header.used_slot_count,
-        expired=chained.expired,
-        unreachable=chained.unreachable,
-        header_count=header.entries,
-        header_end=header.end_phy_offset,
-        first_time_difference=source.first_time_difference() if file.entries else 0,
-        is_full=file.is_full,
-    )

@@ -11,6 +11,8 @@ from indexd.pages.wording import show_duration, show_local, show_size
 
 # The cause of a hole that heals by itself.
 _PENDING = "not-dispatched-yet"
+# The causes of those that nobody mends before the log is mended.
+_LOG = frozenset({"behind-unreadable", "log-damaged"})
 State = Literal["good", "warn", "bad"]
 # A repair reads what it builds about so often, building and checking, at the rate of this audit.
 _READS = 2
@@ -31,20 +33,24 @@ def verdict_line(report: AuditReport) -> str:
     audit = report.audit
     if not audit.keys:
         parts = ["the log has no keys to be found"]
+    elif not audit.missing_keys and audit.gaps:
+        parts = [f"all {audit.keys:,} keys that could be read are findable"]
     elif not audit.missing_keys:
         parts = [f"all {audit.keys:,} keys findable" if audit.keys > 1 else "the one key is findable"]
     else:
         parts = [f"{show_findable(report)} of {audit.keys:,} keys findable", *_holes(report)]
-    wrong = sum(audit.counts.values())
+    parts += _gaps(report)
+    wrong = audit.index_findings
     if wrong:
         parts.append(f"{wrong:,} finding{'' if wrong == 1 else 's'} in the index files")
-    elif not audit.missing_keys:
+    elif not audit.missing_keys and not audit.gaps:
         parts.append("nothing wrong in the index files")
     if report.queues is not None and not report.queues.is_sound:
         parts.append("the ConsumeQueues have findings")
     seconds = repair_seconds(report)
     if seconds is not None:
-        parts.append(f"indexd repair mends it in about {_rounded(seconds)}")
+        what = "the rest" if any(cause.what in _LOG for cause in report.causes) else "it"
+        parts.append(f"indexd repair mends {what} in about {_rounded(seconds)}")
     return "; ".join(parts)
 
 
@@ -63,9 +69,9 @@ def is_pending(cause: Cause) -> bool:
 
 
 def repair_seconds(report: AuditReport) -> float | None:
-    """How long a repair of the holes would take, roughly, at the rate of this audit; None where there is none."""
+    """How long a repair of the holes would take, roughly, at the rate of this audit; None where it would do nothing."""
     holes = zip(report.audit.holes, report.causes, strict=True)
-    size = sum(hole.size for hole, cause in holes if not is_pending(cause))
+    size = sum(hole.size for hole, cause in holes if cause.what not in {_PENDING, *_LOG})
     if not size or not report.bytes_read or report.seconds <= 0:
         return None
     return _READS * size * report.seconds / report.bytes_read
@@ -100,6 +106,19 @@ def _holes(report: AuditReport) -> list[str]:
     span = show_span(hole.begin_timestamp, hole.end_timestamp, report.standing.looked_at)
     words = f"{span}, {show_size(hole.size)}, {cause.words}"
     return [f"one hole, {words}" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest {words}"]
+
+
+def _gaps(report: AuditReport) -> list[str]:
+    # What is missing from the log, and what of it cannot be read.
+    found = []
+    for is_missing, words in ((True, "missing from the middle of the log"), (False, "of the log not readable")):
+        gaps = [gap for gap in report.audit.gaps if gap.is_missing == is_missing]
+        if gaps:
+            entries = sum(gap.entries for gap in gaps)
+            named = f", and {entries:,} {'entry names' if entries == 1 else 'entries name'} messages there"
+            size = show_size(sum(gap.end - gap.begin for gap in gaps))
+            found.append(f"{size} {words}{named if entries else ''}")
+    return found
 
 
 def _rounded(seconds: float) -> str:

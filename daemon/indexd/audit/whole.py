@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from indexd.audit.covered import LOG_FINDINGS, joined, log_bounds, note_gaps
 from indexd.audit.evidence import Era
 from indexd.audit.holes import Hole, Holes
 from indexd.audit.notes import Notes
@@ -23,6 +24,8 @@ class Audit:
     ``expired_entries`` point before the log, ``left_out_entries`` into ``gaps``, which could not be read. ``holes`` are
     the largest of ``hole_count``; a hole is at the ``tail`` when no key behind it is findable. ``findings`` are the
     first of a kind and file, ``counts`` how many there are of a kind. ``strays``: one for a file that has any.
+    ``log_begin_now`` is where the log began in the end: a broker may have deleted segments that were read, and
+    ``expired`` before they could be.
     """
 
     log_begin: int
@@ -46,11 +49,23 @@ class Audit:
     findings: tuple[Finding, ...]
     counts: dict[str, int]
     strays: tuple[Strays, ...] = ()
+    log_begin_now: int = 0
+    expired: tuple[Gap, ...] = ()
 
     @property
     def is_sound(self) -> bool:
-        """Every key is findable and nothing is wrong."""
-        return not self.missing_keys and not self.counts
+        """Every key that could be read is findable, and nothing is wrong with the index files."""
+        return not self.missing_keys and not self.index_findings
+
+    @property
+    def index_findings(self) -> int:
+        """How many findings there are about index files; the others are about the log."""
+        return sum(count for what, count in self.counts.items() if what not in LOG_FINDINGS)
+
+    @property
+    def log_size(self) -> int:
+        """Bytes of log that were read, what could not be read included."""
+        return self.log_end - self.log_begin - sum(gap.end - gap.begin for gap in self.expired)
 
     @property
     def findable_keys(self) -> int:
@@ -82,7 +97,9 @@ class Audit:
             "comparedEntries": self.entries,
             "expiredEntries": self.expired_entries,
             "leftOutEntries": self.left_out_entries,
-            "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
+            "leftOut": [gap.to_json() for gap in self.gaps],
+            "logBegin": self.log_begin_now,
+            "expired": [{"beginOffset": gap.begin, "endOffset": gap.end} for gap in self.expired],
             "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
             "flavourGiven": self.is_flavour_given,
             "findings": sum(self.counts.values()),
@@ -92,18 +109,19 @@ class Audit:
 
 def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
     """Put the parts together; ``parts[i]`` is what ``plan.tasks[i]`` came to."""
-    notes, holes, gaps = Notes(), Holes(), list[Gap]()
+    notes, holes = Notes(), Holes()
     notes.merge(plan.notes)
     for part in parts:
         notes.merge(part.notes)
         holes.merge(part.holes)
-        for gap in part.gaps:
-            _add_gap(gaps, gap)
+    gaps = joined(gap for part in parts for gap in part.gaps)
+    note_gaps(gaps, notes)
     counts: Counter[str] = Counter()
     for (_, what), count in notes.counts.items():
         counts[what] += count
     kept, hole_count = holes.all()
     files = sorted((file for part in parts for file in part.files), key=lambda file: file.name)
+    expired = joined(gap for part in parts for gap in part.expired)
     log_begin, log_end, unreadable = log_bounds(plan, parts)
     return Audit(
         log_begin=log_begin,
@@ -127,6 +145,8 @@ def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
         findings=tuple(notes.findings()),
         counts=dict(sorted(counts.items())),
         strays=_strays(parts),
+        log_begin_now=max([plan.log_begin, *(part.log_begin or 0 for part in parts)]),
+        expired=tuple(gap for gap in expired if log_begin < gap.end <= log_end),
     )
 
 
@@ -137,23 +157,6 @@ def _strays(parts: Sequence[Part]) -> tuple[Strays, ...]:
         count = one.count + other.count if one.name in found else one.count
         found[one.name] = Strays(one.name, min(one.low, other.low), max(one.high, other.high), count)
     return tuple(found[name] for name in sorted(found))
-
-
-def _add_gap(gaps: list[Gap], gap: Gap) -> None:
-    if gaps and gaps[-1].end == gap.begin and gaps[-1].reason == gap.reason:
-        gaps[-1] = Gap(gaps[-1].begin, gap.end, gap.reason)
-    else:
-        gaps.append(gap)
-
-
-def log_bounds(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, int, str | None]:
-    """Where the log began and ended for these parts, and what stands at its end if that is no frame."""
-    # The first place where a task met the end, and behind which none met a message.
-    last = max((number for number, part in enumerate(parts) if part.messages), default=0)
-    ends = [(part.log_end, part.unreadable) for part in parts[last:] if part.log_end is not None]
-    log_end, unreadable = ends[0] if ends else (plan.log_end, None)
-    log_begin = min(max([plan.log_begin, *(part.log_begin or 0 for part in parts)]), log_end)
-    return log_begin, log_end, unreadable
 
 
 def _named(plan: AuditPlan, files: Sequence[FileSeen]) -> tuple[Era, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,7 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     Raises UsageError for a FILE that cannot be written there, before anything is read.
     """
     _check_places(args, config)
+    page = args.report.resolve() if args.report is not None else None
     prepare_compiler()
     report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
     if wants_json(args):
@@ -74,11 +76,11 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     else:
         for line in page_of_words(report):
             print_line(line)
-    if args.report is not None:
+    if page is not None:
         from indexd.audit.page.page import audit_page  # noqa: PLC0415 - loads the templates
 
         # The last thing done: what was found is on standard output, whatever becomes of the page.
-        _write(args.report, audit_page(report).encode("utf-8"))
+        _write(page, audit_page(report).encode("utf-8"))
     return 0 if report.is_sound else _EXIT_FINDINGS
 
 
@@ -112,10 +114,24 @@ def _check_place(what: str, path: Path, config: Config) -> None:
             raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
     if place.is_dir():
         raise UsageError(f"{what} is a directory", "name a file")
+    # A device, a pipe: it would be replaced, not written to.
+    temporary = place.with_name(place.name + ".tmp")
+    if not _is_plain_or_nothing(place):
+        raise UsageError(f"{what} is no plain file", "name a file, or a name that nothing has")
+    if not _is_plain_or_nothing(temporary):
+        raise UsageError(f"{what} is written as {printable(temporary.name)} first, which is no plain file", "remove it")
     if not place.parent.is_dir():
         raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{what}: this user may not write to {printable(str(place.parent))}", "name a file elsewhere")
+
+
+def _is_plain_or_nothing(path: Path) -> bool:
+    # A link, too, is none; a name that cannot be is met when it is opened.
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return True
 
 
 def _options(args: argparse.Namespace) -> AuditOptions:

@@ -110,9 +110,9 @@ def _meanings(found: Audit) -> str:
 
 def _covered(report: AuditReport) -> Iterator[str]:
     found = report.audit
-    size = found.log_end - found.log_begin
     line = (
-        f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} ({show_bytes(size)}, "
+        f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
+        f"({show_bytes(found.log_size)}, "
         f"{_count(found.messages, 'message')}), {_count(len(found.files), 'index file')}, "
         f"{found.entries:,} entries compared, in {report.seconds:.2f} s"
     )
@@ -122,9 +122,13 @@ def _covered(report: AuditReport) -> Iterator[str]:
         line += f"; {report.resumed_tasks:,} of {_count(len(report.plan.tasks), 'task')} taken over from an earlier run"
     if found.expired_entries:
         line += f"; {found.expired_entries:,} entries point before the log begins: their messages have expired"
+    if found.log_begin_now > found.log_begin:
+        line += f"; its beginning has expired meanwhile: the log begins at {found.log_begin_now} now"
     if found.unreadable is not None:
         line += f"; behind its end stands {printable(found.unreadable)}"
     yield line
+    for gap in found.expired[:_CUTS_SHOWN]:
+        yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
     for gap in found.gaps[:_CUTS_SHOWN]:
         size = gap.end - gap.begin
         yield f"not covered: log bytes {gap.begin} to {gap.end} ({show_bytes(size)}): {printable(gap.reason)}"

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import Any
 
+_LONE = re.compile("[\ud800-\udfff]")
+
 
 def print_json(row: dict[str, Any]) -> None:
-    """One object, one line; text in any script stays readable where standard output is UTF-8."""
+    """One object, one line; text in any script stays readable where standard output is UTF-8.
+
+    A file's name that is no UTF-8 makes the whole line ASCII: a lone surrogate for each such byte, as ``os.fsencode``
+    takes it back.
+    """
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    sys.stdout.write(json.dumps(row, ensure_ascii=not is_utf8, separators=(",", ":")) + "\n")
+    line = json.dumps(row, ensure_ascii=not is_utf8, separators=(",", ":"))
+    if _LONE.search(line):
+        line = json.dumps(row, separators=(",", ":"))
+    sys.stdout.write(line + "\n")
 
 
 def print_line(text: str = "") -> None:

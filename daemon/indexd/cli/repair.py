@@ -97,7 +97,7 @@ def _plan(args: argparse.Namespace, config: Config, options: RepairOptions) -> i
         print_json(_plan_row(planned))
     else:
         _print_plan(planned)
-    return _EXIT_LEFT if planned.is_needed else 0
+    return _EXIT_LEFT if planned.is_needed or planned.plan.keys_behind else 0
 
 
 def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
@@ -123,7 +123,8 @@ def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) ->
         print_json(done.to_json())
     else:
         _print_done(done)
-    return _EXIT_LEFT if done.planned.plan.is_needed and (done.folder is None or done.left) else 0
+    is_left = done.planned.plan.is_needed and (done.folder is None or done.left)
+    return _EXIT_LEFT if is_left or done.is_declined or done.planned.plan.keys_behind else 0
 
 
 def _undo(args: argparse.Namespace, config: Config) -> int:
@@ -162,10 +163,10 @@ def _print_plan(planned: Planned) -> None:
     # Rounded down: what is not whole must not look so.
     print_line(
         f"{printable(planned.report.store)}: {int(share * 100) / 100:.2f} % of {audit.keys:,} keys findable, "
-        f"{_count(audit.hole_count, 'hole')}, {_count(sum(audit.counts.values()), 'finding')}"
+        f"{_count(audit.hole_count, 'hole')}, {_count(audit.index_findings, 'finding')}"
     )
     lines = plan.lines() if plan.is_needed else [] if planned.is_needed else ["nothing to do"]
-    for line in (*planned.notes, *planned.unfinished, *lines):
+    for line in (*planned.notes, *planned.unfinished, *lines, *plan.behind_lines()):
         print_line(printable(line))
     if plan.is_needed:
         print_line(
@@ -176,8 +177,11 @@ def _print_plan(planned: Planned) -> None:
 
 def _print_done(done: Repaired) -> None:
     planned = done.planned
-    if not planned.plan.is_needed:
-        _print_plan(planned)
+    for line in done.settled:
+        print_line(printable(line))
+    if not planned.plan.is_needed and not done.is_declined:
+        if not planned.is_needed:
+            _print_plan(planned)
         return
     if done.folder is None:
         why = "as you say" if done.is_declined else "there is not even time for the newest part"
@@ -192,6 +196,8 @@ def _print_done(done: Repaired) -> None:
     for gap in done.gaps:
         size = show_bytes(gap.end - gap.begin)
         print_line(f"log bytes {gap.begin} to {gap.end} ({size}) could not be read: {printable(gap.reason)}")
+    for line in planned.plan.behind_lines():
+        print_line(printable(line))
     if done.left:
         print_line(f"{_count(len(done.left), 'older part')} not reached in time, as before: run it again")
     if done.index_timestamp is not None:

@@ -7,6 +7,8 @@ from indexd.commitlog.reading import Skipped
 from indexd.commitlog.segments import SegmentList
 from indexd.errors import DisturbedError
 
+SEGMENTS_MISSING = "segments are missing"
+
 
 def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWritten | Corrupt | Skipped:
     """What a reader at ``position`` has met; DisturbedError for a log that ends before what was read of it."""
@@ -23,4 +25,4 @@ def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWr
         return NotYetWritten(position)
     if not skip_corrupt:
         return Corrupt(position, f"the segments between here and {later.path} are missing", None)
-    return Skipped(position, later.base, "segments are missing")
+    return Skipped(position, later.base, SEGMENTS_MISSING)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 JAVA_INT_MAX = 2**31 - 1
+# Where Python puts the bytes of a file's name that are no UTF-8 (PEP 383).
+_BYTES_AT = 0xDC00
 
 SIZE_UNITS = {
     "b": 1,
@@ -177,8 +179,16 @@ def show_size(value: int) -> str:
 
 
 def printable(text: str) -> str:
-    """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes.
+
+    A byte of a file's name that is no UTF-8 becomes that byte: ``\\xff``.
+    """
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char) - _BYTES_AT
+    return f"\\x{code:02x}" if 0x80 <= code <= 0xFF else char.encode("unicode_escape").decode("ascii")
 
 
 def shown(value: object, limit: int = 120) -> str:

@@ -107,6 +107,7 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
     rows = np.uint64(len(entries))
     block = np.empty(_BLOCK + _1, dtype=np.uint32)
     block_start = block_end = _0
+    last_phy, used = state[LAST_PHY_OFFSET], np.int64(0)
     i = _0
     while i < rows:
         if i >= block_end:
@@ -117,10 +118,12 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
         high = swap(entries[i, _1])
         time_diff = swap(entries[i, _3])
         phy = np.int64(np.uint64(high) << np.uint64(32) | np.uint64(swap(entries[i, _2])))
-        if phy < state[LAST_PHY_OFFSET] or phy > end_phy:
+        if phy < last_phy or phy > end_phy:
+            state[LAST_PHY_OFFSET] = last_phy
             _judge_phy(phy, number, begin_phy, end_phy, state, counts, found)
+            last_phy = state[LAST_PHY_OFFSET]
         else:
-            state[LAST_PHY_OFFSET] = phy
+            last_phy = phy
         if time_diff & _SIGN:
             _note(TIME_NEGATIVE, number, _signed(time_diff), np.int64(0), state, counts, found)
         if key_hash & _SIGN:
@@ -133,7 +136,9 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
                 previous = _signed(swap(entries[i, _4]))
                 _judge_previous(previous, np.int64(swap(old)), number, index_num, state, counts, found)
             if old == np.uint32(0) or counts_every_put:
-                state[USED_SLOT_COUNT] += np.int64(1)
+                used += np.int64(1)
             slots[slot] = swap(np.uint32(number))
         number += _1
         i += _1
+    state[LAST_PHY_OFFSET] = last_phy
+    state[USED_SLOT_COUNT] += used

@@ -8,12 +8,15 @@ the log once more, and put in the place of the old ones in one step that can be 
 ``edges``    at which key of which message a file that stays meets a range
 ``ranges``   the log between those files, cut
 ``names``    names for new files, in the order of the log
+``losses``   keys that a repair would take away, which it does not
 ``build``    one range built
 ``check``    what was built, audited
 ``run``      all of it composed, and the undo
 ``work``     what is done once a plan is wanted
 ``carry``    old files in a new index folder
 ``folder``   where a repair makes everything, and its manifest
+``place``    whether folders can be exchanged there
+``settle``   what interrupted repairs have left
 ``swap``     the exchange, the checkpoint, and the way back
 ``broker_stopped``  the broker's lock, held throughout
 """

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Self
 
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DiskError, UnsafeStoreError
 from indexd.storage.broker_lock import StoreLock, look_at_lock
 from indexd.storage.disk import Disk
 
 _STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
+_HINTS = {
+    errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
+    errno.EISDIR: "a broker keeps a file of that name: move the folder away",
+}
 
 
 class BrokerStopped:
@@ -26,7 +31,7 @@ class BrokerStopped:
         """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
         self._refuse_alive()
         self._check_rights()
-        if not self._lock.take():
+        if not self._take():
             self._refuse_alive()
             raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
         try:
@@ -47,6 +52,15 @@ class BrokerStopped:
         pid = self._lock.other()
         if pid is not None:
             raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
+
+    def _take(self) -> bool:
+        try:
+            return self._lock.take()
+        except DiskError as error:
+            if not (error.is_forbidden or error.is_full or error.errno == errno.EISDIR):
+                raise
+            hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
+            raise UnsafeStoreError(str(error), hint) from error
 
     def _refuse_alive(self) -> None:
         found = look_at_lock(self._path)

@@ -95,11 +95,12 @@ def _stretches(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRange
     switches = [era.begin for era in plan.eras if wanted.begin < era.begin < end]
     for begin, stop in pairwise([wanted.begin, *switches, end]):
         flavour = [era.flavour for era in plan.eras if era.begin <= begin][-1]
-        aligned = wanted.aligned if begin == wanted.begin else _aligned(disk, config, begin)
+        aligned = wanted.aligned if begin == wanted.begin else aligned_at(disk, config, begin)
         yield Stretch(begin, stop, aligned, flavour)
 
 
-def _aligned(disk: Disk, config: Config, offset: int) -> int:
+def aligned_at(disk: Disk, config: Config, offset: int) -> int:
+    """From where a stretch that begins at ``offset`` is read: there, if a message is, else the begin of its segment."""
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     segment = log.at(offset)
     if segment is None or LogProbe(disk, log).frame_end(offset) is not None:

@@ -13,8 +13,11 @@ _COPY_SIZE = 1 << 20
 _NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
 
 
-def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> None:
-    """Have ``source`` as ``target``, too, durable but for its name. What changes there must not change here."""
+def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
+    """Have ``source`` as ``target``, too, durable but for its name. What changes there must not change here.
+
+    Whether ``target`` is a file of its own: else its owner and rights are those of ``source``, and stay so.
+    """
     if not will_change:
         try:
             disk.link(source, target)
@@ -25,8 +28,9 @@ def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> None:
             # A broker that was killed has left it in the page cache, perhaps.
             with disk.open_read(target) as file:
                 file.fsync()
-            return
+            return False
     _copy(disk, source, target)
+    return True
 
 
 def _copy(disk: Disk, source: Path, target: Path) -> None:

@@ -64,8 +64,9 @@ def _message_ends(disk: Disk, config: Config, plan: RepairPlan, built: Sequence[
 def _judge_names(audit: AuditPlan, plan: RepairPlan) -> None:
     for finding in audit.notes.findings():
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
+    kept = {file.name for file in plan.kept}
     for file in audit.files:
-        if file.end >= plan.ends_at:
+        if file.end >= plan.ends_at and file.name not in kept:
             raise CorruptDataError(f"the new index does not hold: {file.path} reaches behind {plan.ends_at}", _HINT)
 
 

@@ -3,74 +3,99 @@
 ::
 
     STORE/indexd-repair-20260102T030405Z/
-        manifest     JSON, one object: how far the repair is, and which of two directories is the new index
+        manifest     JSON, one object: how far the repair is, and which of two directories is the new index; made first
         checkpoint   the broker's checkpoint as it was; missing where there was none
         index/       the new index while it is made; from the exchange on, the old one
 
 ``state`` goes from ``building`` (nothing of the store is touched) over ``ready`` (index/ is durable, and the next step
 is the exchange) to ``done``; an undo goes from there to ``undoing``. The manifest is replaced by rename, so a crash
 leaves the one before or the one after. Whether an exchange has happened is told by the inode that STORE/index has.
+Without a manifest that holds, a folder is nobody's of ours: it may be all that is left of an old index.
 """
 
 from __future__ import annotations
 
-import json
+import errno
 import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from indexd.audit.ground import is_index_file
 from indexd.errors import CorruptDataError, DiskError
 from indexd.storage.disk import Disk
 
 State = Literal["building", "ready", "done", "undoing"]
-_FORMAT = 1
 _PREFIX = "indexd-repair-"
 _NAME = re.compile(_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
 _UNDONE = ".undone"
+_TEMPORARY = "manifest.tmp"
+_OURS = frozenset({"manifest", _TEMPORARY, "checkpoint", "checkpoint.tmp"})
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_Long = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class MadeFile:
     """An index file as the repair left it: the count in its header, and where its last entry points."""
 
     name: str
-    index_count: int
-    end_phy_offset: int
+    index_count: _Long
+    end_phy_offset: _Long
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Manifest:
     """``new_inode`` and ``old_inode`` are those of the two directories. ``index_timestamp`` is what the checkpoint's
     indexMsgTimestamp is raised to, ms, ``old_index_timestamp`` what it was, None without a checkpoint. ``files`` are
     all of the new index; of them ``kept`` were there before. ``left_out`` were, too, and are no longer.
     """
 
-    state: State = "building"
-    new_inode: int = 0
-    old_inode: int = 0
-    index_timestamp: int = 0
-    old_index_timestamp: int | None = None
-    files: tuple[MadeFile, ...] = ()
-    kept: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    # None has a default: what is not in a manifest is not known.
+    format: Literal[1]
+    state: State
+    new_inode: _Count
+    old_inode: _Count
+    index_timestamp: _Long
+    old_index_timestamp: _Long | None
+    files: tuple[MadeFile, ...]
+    kept: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def first(cls) -> Manifest:
+        """Of a repair that has just begun."""
+        return cls(1, "building", 0, 0, 0, None, (), (), ())
 
     def pack(self) -> bytes:
         """One line of JSON."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}).encode() + b"\n"
+        return _MANIFEST.dump_json(self) + b"\n"
 
     @classmethod
     def unpack(cls, data: bytes, path: Path) -> Manifest:
         """What ``pack`` made; CorruptDataError for anything else."""
         try:
-            row: dict[str, Any] = json.loads(data)
-            if row.pop("format") != _FORMAT:
-                raise ValueError("it is of another version of indexd")
-            marks = tuple(MadeFile(**mark) for mark in row.pop("files"))
-            return cls(files=marks, kept=tuple(row.pop("kept")), left_out=tuple(row.pop("left_out")), **row)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CorruptDataError(f"{path} is no manifest of a repair: {error}", "move its folder away") from None
+            return _MANIFEST.validate_json(data)
+        except ValidationError as errors:
+            error = errors.errors(include_url=False)[0]
+            where = ".".join(map(str, error["loc"]))
+            text = f"{where}: {error['msg']}" if where else str(error["msg"])
+            if where == "format":
+                text = "it is of another version of indexd"
+            raise CorruptDataError(f"{path} is no manifest of a repair: {text}", move_away(path.parent)) from None
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def move_away(folder: Path) -> str:
+    """What to do about a folder that cannot be judged."""
+    return f"move {folder} away: nothing in it was touched"
 
 
 class RepairFolder:
@@ -90,14 +115,15 @@ class RepairFolder:
 
     @classmethod
     def make(cls, disk: Disk, store: Path, now: float) -> RepairFolder:
-        """A new one with an empty index/, named by ``now``, Unix seconds; durable."""
+        """A new one with a manifest and an empty index/, named by ``now``, Unix seconds; durable."""
         folder = cls(disk, _path_at(store, now))
         while any(disk.exists(path) for path in folder.names):
             now += 1
             folder = cls(disk, _path_at(store, now))
-        disk.make_dir(folder.index)
+        disk.make_dir(folder.path)
         disk.give(folder.path, store)
-        folder.write(Manifest())
+        folder.write(Manifest.first())
+        disk.make_dir(folder.index)
         return folder
 
     @classmethod
@@ -106,13 +132,20 @@ class RepairFolder:
         return [cls(disk, store / name) for name in disk.list_dirs(store) if _NAME.fullmatch(name)]
 
     def read(self) -> Manifest:
-        """Its manifest; that of a repair which has just begun where there is none. Raises CorruptDataError."""
+        """Its manifest; that of a repair which has just begun, if there is none and nothing else either.
+
+        CorruptDataError for a manifest that does not hold, and for a folder that no repair has made.
+        """
         try:
             return Manifest.unpack(self._disk.read(self.manifest_path), self.manifest_path)
         except DiskError as error:
+            if error.errno == errno.EINVAL:  # no plain file
+                raise self._strange("its manifest is no file") from None
             if not error.is_missing:
                 raise
-            return Manifest()
+        if not self._is_just_made():
+            raise self._strange("it has no manifest, so no repair is known that has made it")
+        return Manifest.first()
 
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, durably."""
@@ -124,15 +157,34 @@ class RepairFolder:
         self.write(manifest)
         return manifest
 
+    def check_removable(self) -> None:
+        """CorruptDataError if there is anything in it that a repair does not make before the exchange."""
+        disk = self._disk
+        folders = disk.list_dirs(self.path)
+        strange = [name for name, _ in disk.list_dir(self.path) if name not in _OURS]
+        strange += [name for name in folders if name != "index"]
+        if "index" in folders:
+            strange += [f"index/{name}" for name in disk.list_dirs(self.index)]
+            strange += [f"index/{name}" for name, _ in disk.list_dir(self.index) if not is_index_file(name)]
+        if strange:
+            raise self._strange(f"no repair has made {strange[0]} in it")
+
     def remove(self) -> None:
-        """All of it: of a repair that has not touched the store. Files of the broker's have their other name."""
+        """All of it: of a repair that has not touched the store. Files of the broker's have their other name.
+
+        The manifest is the last to go. Raises as ``check_removable`` does, and nothing is removed then.
+        """
+        self.check_removable()
         disk = self._disk
         if disk.exists(self.index):
             for name, _ in disk.list_dir(self.index):
                 disk.unlink(self.index / name)
             disk.remove_dir(self.index)
         for name, _ in disk.list_dir(self.path):
-            disk.unlink(self.path / name)
+            if name != self.manifest_path.name:
+                disk.unlink(self.path / name)
+        disk.sync_dir(self.path)
+        disk.unlink(self.manifest_path)
         disk.remove_dir(self.path)
         disk.sync_dir(self.path.parent)
 
@@ -140,6 +192,17 @@ class RepairFolder:
         """Rename it so that nobody takes it for one that can be undone."""
         self._disk.rename(*self.names)
         self._disk.sync_dir(self.path.parent)
+
+    def _is_just_made(self) -> bool:
+        # Empty, or with what a crash has left of the first manifest.
+        disk = self._disk
+        names = [name for name, _ in disk.list_dir(self.path)]
+        if disk.list_dirs(self.path) or names not in ([], [_TEMPORARY]):
+            return False
+        return not names or Manifest.first().pack().startswith(disk.read(self.path / _TEMPORARY).rstrip(b"\0"))
+
+    def _strange(self, text: str) -> CorruptDataError:
+        return CorruptDataError(f"{self.path} is left as it is: {text}", move_away(self.path))
 
 
 def _path_at(store: Path, now: float) -> Path:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from indexd.audit import AuditReport
 from indexd.audit.ground import BrokerFile
+from indexd.recovery.replay import first_entry_at
+from indexd.storage.disk import Disk
 
 #: It holds again where what is built in front of the file ends as its old neighbour did.
 MENDED_BY_NEIGHBOUR = frozenset({"entry-time-difference-first"})
-# Segments whose frames a broker goes through when it starts, before and from 5.4 on (spec rocketmq-store 7.2).
-_CHECKED_SEGMENTS = 3
-_CHECKED_SEGMENTS_5_4 = 1
 
 
 def log_order(files: Iterable[BrokerFile]) -> list[BrokerFile]:
@@ -27,35 +26,36 @@ def findings_by_file(report: AuditReport) -> dict[str, set[str]]:
     return found
 
 
-def index_ends_at(report: AuditReport) -> tuple[int, str | None]:
-    """How far the log may be indexed, and why no further if it ends in bytes that are no frame.
+def candidates(report: AuditReport) -> list[BrokerFile]:
+    """Files that could stay, in the order of the log and of their names; what is missing inside them is not asked.
 
-    A broker that starts cuts its log at the first bytes that are no frame, in the segments that it goes through. An
-    index that reaches behind that would have it pass over what it writes there (spec rocketmq-store 4.2, 7.4, 7.5).
+    Those, too, that point behind bytes where a broker cuts its log: what they find now must not go for a repair.
     """
-    audit, standing = report.audit, report.standing
-    begins = [segment.begin for segment in standing.segments if segment.begin < audit.log_end]
-    count = _CHECKED_SEGMENTS_5_4 if audit.eras[-1].flavour == "5.4" else _CHECKED_SEGMENTS
-    checked_from = begins[-count:][0] if begins else audit.log_begin
-    if standing.has_abort or standing.is_live:
-        checked_from = min(checked_from, report.crash.dispatch_offset)
-    for gap in audit.gaps:
-        if gap.end > checked_from:
-            return max(gap.begin, checked_from), gap.reason
-    return audit.log_end, audit.unreadable
-
-
-def candidates(report: AuditReport, ends_at: int) -> list[BrokerFile]:
-    """Files that could stay, in the order of the log and of their names; what is missing inside them is not asked."""
     whats, seen = findings_by_file(report), {file.name for file in report.audit.files}
     overlapping = _overlapping(log_order(file for file in report.plan.files if file.is_readable and file.entries))
     found: list[BrokerFile] = []
     for file in log_order(report.plan.files):
-        is_good = file.is_readable and file.entries and file.name in seen and file.end < ends_at
+        is_good = file.is_readable and file.entries and file.name in seen and file.end < report.audit.log_end
         if not is_good or file.name in overlapping or whats.get(file.path, set()) - MENDED_BY_NEIGHBOUR:
             continue
         if not found or found[-1].name < file.name:
             found.append(file)
+    return found
+
+
+def keys_behind(disk: Disk, report: AuditReport, kept: Collection[BrokerFile], ends_at: int) -> int:
+    """Keys of messages from ``ends_at`` on that are not findable, or will not be when the files not ``kept`` are gone.
+
+    Of a hole that lies on both sides all are counted. Reads some entries of files. Raises DiskError.
+    """
+    log_end, layout = report.audit.log_end, report.plan.layout
+    found = sum(hole.keys for hole in report.audit.holes if hole.last >= ends_at)
+    names = {file.name for file in kept}
+    for file in report.plan.files:
+        if file.name not in names and file.points_into(ends_at, log_end):
+            with disk.open_read(report.plan.folder / file.name) as opened:
+                first, behind = (first_entry_at(opened, layout, 1, file.count, offset) for offset in (ends_at, log_end))
+            found += behind - first
     return found
 
 

@@ -7,16 +7,18 @@ that they would have replaced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from indexd.audit import AuditReport
+from indexd.audit.causes.log_cut import log_cut
 from indexd.audit.evidence import Era
 from indexd.audit.ground import BrokerFile
 from indexd.config import Config
 from indexd.repair.edges import Edges
-from indexd.repair.keep import MENDED_BY_NEIGHBOUR, candidates, findings_by_file, index_ends_at, log_order
+from indexd.repair.keep import MENDED_BY_NEIGHBOUR, candidates, findings_by_file, keys_behind, log_order
 from indexd.repair.ranges import Ranges, RepairRange
 from indexd.storage.disk import Disk
 
@@ -30,10 +32,11 @@ class RepairPlan:
     """``ranges`` newest first; ``kept`` files in the order of their names, full ones never change any more.
 
     ``left_out`` are names in the index folder that the new one does without: foreign ones, of other sizes, without an
-    entry that points into the log. ``ends_at``: the log is indexed up to here, and ``unreadable`` says why no further,
-    if it goes on or ends in bytes that are no frame. ``at_stake``: kept files that the broker's next start, an unclean
-    one, would throw away or index the last message of again. Bytes of log and index ``bytes_to_read``, to build and to
-    check; ``bytes_to_write`` of files; ``estimated_seconds`` at the rate of the audit.
+    entry that points into the log. ``ends_at``: what is built ends here, and ``unreadable`` says why no further, if the
+    log goes on or ends in bytes that are no frame; behind it ``keys_behind``, roughly, are not findable afterwards.
+    ``at_stake``: kept files that the broker's next start, an unclean one, would throw away or index the last message of
+    again. Bytes of log and index ``bytes_to_read``, to build and to check; ``bytes_to_write`` of files;
+    ``estimated_seconds`` at the rate of the audit.
     """
 
     folder: Path
@@ -44,6 +47,7 @@ class RepairPlan:
     is_flavour_known: bool
     ends_at: int
     unreadable: str | None
+    keys_behind: int
     at_stake: tuple[str, ...]
     bytes_to_read: int
     bytes_to_write: int
@@ -56,7 +60,8 @@ class RepairPlan:
 
     def lines(self) -> list[str]:
         """What would be done, for people: a line a kind of thing, what is built in the order in which it is."""
-        found = [f"{_files(len(self.kept))} stay as they are"] if self.kept else ["no index file stays as it is"]
+        stays = "stays as it is" if len(self.kept) == 1 else "stay as they are"
+        found = [f"{_files(len(self.kept))} {stays}"] if self.kept else ["no index file stays as it is"]
         for wanted in self.ranges:
             goes = f", in place of {_files(len(wanted.replaces))}" if wanted.replaces else ""
             size = _gigabytes(wanted.end - wanted.begin)
@@ -70,9 +75,19 @@ class RepairPlan:
             found.append(f"left out: {', '.join(self.left_out[:10])}{' and more' if len(self.left_out) > 10 else ''}")
         if self.ranges and not self.is_flavour_known:
             found.append(f"no index file says what the broker indexes: as flavour {self.eras[0].flavour} has it")
-        if self.unreadable is not None:
-            found.append(f"the index ends at log byte {self.ends_at}, where the log is no log: {self.unreadable}")
+        reaches = any(wanted.end >= self.ends_at for wanted in self.ranges)
+        if reaches and self.unreadable is not None and not self.keys_behind:
+            found.append(f"what is built ends at log byte {self.ends_at}, where the log is no log: {self.unreadable}")
         return found
+
+    def behind_lines(self) -> list[str]:
+        """What no repair makes findable, whether anything else is to be done or not."""
+        if not self.keys_behind:
+            return []
+        return [
+            f"about {self.keys_behind:,} keys behind the unreadable bytes at {self.ends_at} are left out, because a "
+            f"broker cuts its log there when it starts: the log wants a look first ({self.unreadable})"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The same for programs: kind "plan"."""
@@ -95,6 +110,7 @@ class RepairPlan:
             "flavourKnown": self.is_flavour_known,
             "endOffset": self.ends_at,
             "unreadable": self.unreadable,
+            "keysBehind": self.keys_behind,
             "bytesToRead": self.bytes_to_read,
             "bytesToWrite": self.bytes_to_write,
             "estimatedSeconds": round(self.estimated_seconds, 1),
@@ -109,9 +125,9 @@ def plan_repair(
     ``everything`` keeps no file. ``in_pieces``, for a limited time, cuts long ranges where old files begin. Raises
     DiskError.
     """
-    ends_at, unreadable = index_ends_at(report)
-    if report.audit.is_sound and ends_at == report.audit.log_end and not everything:
-        return _plan(report, report.plan.files, [], ends_at, unreadable)
+    ends_at, unreadable = log_cut(report.audit, report.standing, report.crash.dispatch_offset)
+    if report.audit.is_sound and not everything:
+        return _plan(report, report.plan.files, [], (ends_at, unreadable), 0)
     files = log_order(
         file
         for file in report.plan.files
@@ -119,21 +135,22 @@ def plan_repair(
     )
     edges = Edges(disk, config, report.plan, report.audit.eras)
     ranges = Ranges(report, edges, files, ends_at, in_pieces=in_pieces)
-    kept = [] if everything else [file for file in candidates(report, ends_at) if not ranges.missing_inside(file)]
+    kept = [] if everything else [file for file in candidates(report) if not ranges.missing_inside(file)]
     whats = findings_by_file(report)
     doubtful = frozenset(file.name for file in kept if whats.get(file.path, set()) & MENDED_BY_NEIGHBOUR)
     # What one file cannot stay beside, another one may: until all of them can.
     while isinstance(found := ranges.between(kept, doubtful), BrokerFile):
         kept.remove(found)
-    return _plan(report, tuple(kept), found, ends_at, unreadable)
+    behind = keys_behind(disk, report, kept, ends_at) if unreadable is not None else 0
+    return _plan(report, tuple(kept), found, (ends_at, unreadable), behind)
 
 
 def _plan(
     report: AuditReport,
     kept: tuple[BrokerFile, ...],
     ranges: list[RepairRange],
-    ends_at: int,
-    unreadable: str | None,
+    cut: tuple[int, str | None],
+    behind: int,
 ) -> RepairPlan:
     audit, layout = report.audit, report.plan.layout
     foreign = [one.file.removeprefix(_INDEX) for one in audit.findings if one.what == "file-foreign"]
@@ -149,25 +166,27 @@ def _plan(
         left_out=tuple(sorted(names)),
         eras=audit.eras,
         is_flavour_known=audit.is_flavour_given or any(file.entries for file in audit.files),
-        ends_at=ends_at,
-        unreadable=unreadable,
-        at_stake=_at_stake(report, kept),
+        ends_at=cut[0],
+        unreadable=cut[1],
+        keys_behind=behind,
+        at_stake=_at_stake(report, kept, cut[0]),
         bytes_to_read=to_read,
         bytes_to_write=to_write,
         estimated_seconds=(to_read + to_write) * report.seconds / max(report.bytes_read, 1),
     )
 
 
-def _at_stake(report: AuditReport, kept: tuple[BrokerFile, ...]) -> tuple[str, ...]:
+def _at_stake(report: AuditReport, kept: Sequence[BrokerFile], ends_at: int) -> tuple[str, ...]:
     # What an unclean start does to sound files (spec rocketmq-store 1.4, 7.3, 7.5), if one is next. A repair that
     # builds nothing still has the checkpoint vouch for them, and the last one say that all its messages are indexed.
+    # Not for one that reaches behind where that start cuts the log: what comes there would be passed over.
     if report.crash.when != "next-start":
         return ()
     thrown = set(report.crash.thrown)
     last = max(kept, key=lambda file: file.name, default=None)
     if last is not None and last.entries and last.header.end_phy_offset <= last.end:
         thrown.add(last.name)
-    return tuple(file.name for file in kept if file.name in thrown)
+    return tuple(file.name for file in kept if file.name in thrown and file.end < ends_at)
 
 
 def _files(count: int) -> str:

@@ -72,8 +72,10 @@ class Ranges:
         found: list[RepairRange] = []
         for low, high in pairwise([None, *kept, None]):
             replaced = self._replaced(low, high, {file.name for file in kept})
+            if low is not None and low.end >= self._ends_at and not replaced:
+                continue  # nothing is built there
             if not (replaced or self._is_missing(low, high)):
-                if high is not None and high.name in doubtful:
+                if high is not None and high.name in doubtful and high.begin < self._ends_at:
                     return high
             elif high is None and low is not None and not low.is_full and low.end >= self._audit.log_begin:
                 return low  # the broker would go on in another file, and this one would stay as empty as it is
@@ -88,7 +90,7 @@ class Ranges:
         """Whether a message between the first and the last one of ``file`` has keys that are not findable."""
         if any(hole.begin < file.end and hole.last > file.begin for hole in self._holes):
             return True
-        return not self._has_all_holes and self._is_missing_in(file.begin + 1, file.end - 1)
+        return not self._has_all_holes and self._is_missing_in(file.begin + 1, min(file.end, self._ends_at) - 1)
 
     def _is_missing_in(self, first: int, last: int) -> bool:
         # By stretches, where there are too many holes to know each.
@@ -106,7 +108,7 @@ class Ranges:
     def _is_missing(self, low: BrokerFile | None, high: BrokerFile | None) -> bool:
         # The messages where files meet are in here, too: some keys of theirs may stand in neither.
         first = max(low.end if low is not None else 0, self._audit.log_begin)
-        last = high.begin if high is not None else self._ends_at - 1
+        last = min(high.begin if high is not None else self._ends_at, self._ends_at - 1)
         if any(self._is_between(hole, low, high) for hole in self._holes if hole.last >= first and hole.begin <= last):
             return True
         return not self._has_all_holes and first <= last and self._is_missing_in(first, last)
@@ -136,10 +138,12 @@ class Ranges:
         if begin is None:
             assert low is not None
             return low
-        end = self._edges.before(high) if high is not None else Place(self._ends_at, self._ends_at)
+        # What is built ends there, also where a file behind stays.
+        is_cut = high is None or high.begin >= self._ends_at
+        end = Place(self._ends_at, self._ends_at) if high is None or is_cut else self._edges.before(high)
         if end is None or begin.order > end.order:
-            return high if high is not None else []
-        if high is not None and not self._follows(high, begin, replaced, kept):
+            return high if high is not None and not is_cut else []
+        if high is not None and not is_cut and not self._follows(high, begin, replaced, kept):
             return high
         if begin.order == end.order:
             return []

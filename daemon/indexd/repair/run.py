@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from indexd.audit.part import Gap
 from indexd.audit.plan import index_folder
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import UnsafeStoreError
 from indexd.repair.broker_stopped import BrokerStopped
 from indexd.repair.build import BuiltRange
+from indexd.repair.losses import refuse_losses
+from indexd.repair.place import check_place, check_room
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
-from indexd.repair.swap import Undone, index_timestamp_of, settle, to_undo, undo, unfinished
+from indexd.repair.settle import left_alone, settle, unfinished
+from indexd.repair.swap import Undone, index_timestamp_of, to_undo, undo
 from indexd.repair.work import OnProgress, Work, stamps_of
 from indexd.storage.disk import Disk
 
@@ -34,7 +36,7 @@ class RepairOptions:
 class Planned:
     """What there is to do, and why; ``notes`` are lines about what else a person should know beforehand.
 
-    ``unfinished`` are lines about what an interrupted repair has left and ``look`` may not touch.
+    ``unfinished`` are lines about what an interrupted repair has left, to be removed or finished.
     """
 
     report: AuditReport
@@ -52,12 +54,13 @@ class Planned:
 class Repaired:
     """What was done: nothing where ``folder``, which holds the old index, is None, or if it ``is_declined``.
 
-    ``left`` were not reached in time.
+    ``left`` were not reached in time. ``settled``: what was done about earlier repairs that were interrupted, in lines.
     ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms; ``had_checkpoint``: there was one before.
     """
 
     planned: Planned
     is_declined: bool
+    settled: tuple[str, ...]
     folder: Path | None
     built: tuple[BuiltRange, ...]
     left: tuple[RepairRange, ...]
@@ -80,6 +83,8 @@ class Repaired:
             "builtFiles": [name for built in self.built for name in built.files],
             "builtEntries": sum(built.entries for built in self.built),
             "leftRanges": len(self.left),
+            "settled": list(self.settled),
+            "keysBehind": self.planned.plan.keys_behind,
             "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
             "indexMsgTimestamp": self.index_timestamp,
             "hadCheckpoint": self.had_checkpoint,
@@ -89,11 +94,11 @@ class Repaired:
 
 def look(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
     """What a repair would do; takes no lock and makes nothing, so beside a running broker, too."""
-    store = index_folder(config).parent
+    check_place(index_folder(config).parent)
     planned = _plan(disk, config, options, on_audit)
     lock = planned.report.standing.lock
     notes = [f"a broker has the store open ({lock.how}): it has to be stopped"] if lock.alive else []
-    return Planned(planned.report, planned.plan, (*planned.notes, *notes), tuple(unfinished(disk, store)))
+    return replace(planned, notes=(*planned.notes, *notes))
 
 
 def repair(
@@ -103,7 +108,8 @@ def repair(
     confirm: Callable[[Planned], bool],
     on_progress: OnProgress,
 ) -> Repaired:
-    """Mend STORE/index with the broker kept away; ``confirm`` is asked before anything of the store is touched.
+    """Mend STORE/index with the broker kept away; ``confirm`` is asked before anything of the store is touched, but for
+    a lock file where there is none.
 
     ``on_progress`` gets (bytes done, bytes in all), of the audit first and, after ``confirm``, of what is built.
     Raises UnsafeStoreError, BusyError, CorruptDataError when what was built does not hold, DiskError. However it ends,
@@ -113,27 +119,29 @@ def repair(
     store = index_folder(config).parent
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with BrokerStopped(disk, store) as stopped:
-        _check_place(store)
-        notes = settle(disk, store)
-        if stopped.has_made_lock:
-            notes.append("there was no lock file: this is a copy, or no broker since 4.2 has opened it; one is made")
+        check_place(store)
         stamps = stamps_of(disk, store / "index")
-        found = _plan(disk, config, options, on_progress)
-        planned = Planned(found.report, found.plan, (*notes, *found.notes))
-        work = Work(disk, config, store, found.report, found.plan, stopped, on_progress)
+        planned = _plan(disk, config, options, on_progress)
+        plan = planned.plan
+        if stopped.has_made_lock:
+            note = "there was no lock file: this is a copy, or no broker since 4.2 has opened it; one is made"
+            planned = replace(planned, notes=(note, *planned.notes))
+        work = Work(disk, config, store, planned.report, plan, stopped, on_progress)
         deadline = None if options.seconds_max is None else began + options.seconds_max
-        if found.plan.is_needed:
+        if plan.is_needed:
             work.check_space()
-        is_wanted = found.plan.is_needed and confirm(planned)
-        is_done = is_wanted and work.run(stamps, deadline)
+        is_wanted = planned.is_needed and confirm(planned)
+        settled = settle(disk, store) if is_wanted else []
+        is_done = is_wanted and plan.is_needed and work.run(stamps, deadline)
         return Repaired(
             planned=planned,
-            is_declined=found.plan.is_needed and not is_wanted,
+            is_declined=planned.is_needed and not is_wanted,
+            settled=tuple(settled),
             folder=work.folder.path if is_done and work.folder is not None else None,
             built=tuple(work.built) if is_done else (),
-            left=tuple(found.plan.ranges[len(work.built) :]),
+            left=tuple(plan.ranges[len(work.built) :]),
             index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
-            had_checkpoint=found.report.standing.checkpoint is not None,
+            had_checkpoint=planned.report.standing.checkpoint is not None,
             seconds=time.monotonic() - began,
         )
 
@@ -145,29 +153,26 @@ def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) 
     """
     store = index_folder(config).parent
     with BrokerStopped(disk, store):
-        settle(disk, store)
-        folder, _, entries = to_undo(disk, store)
-        return undo(disk, store) if confirm(folder.path, entries) else None
+        check_place(store)
+        found = to_undo(disk, store)
+        check_room(disk, store, 0)
+        if not confirm(found.folder.path, found.entries):
+            return None
+        if not found.is_back:
+            settle(disk, store)
+        return undo(disk, store)
 
 
 def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
     report = audit_here(config, disk, AuditOptions(samples=0), on_audit)
     in_pieces = options.seconds_max is not None
     plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
+    refuse_losses(disk, config, report, plan)
     notes = []
     if report.standing.checkpoint is None:
         notes.append(
             "there is no checkpoint: one is made that vouches for the index alone; after an unclean stop the broker "
             "reads the whole log again, which takes long and harms nothing"
         )
-    return Planned(report, plan, tuple(notes))
-
-
-def _check_place(store: Path) -> None:
-    index = store / "index"
-    if index.is_symlink() or index.is_mount():
-        kind = "symbolic link" if index.is_symlink() else "mount point"
-        raise UnsafeStoreError(
-            f"{index} is a {kind}: it cannot be exchanged in one step",
-            "repair a copy of the store, and copy its index back",
-        )
+    store = index_folder(config).parent
+    return Planned(report, plan, (*left_alone(disk, store), *notes), tuple(unfinished(disk, store)))

@@ -40,6 +40,16 @@ class Undone:
     entries: int
 
 
+@dataclass(frozen=True, slots=True)
+class ToUndo:
+    """``entries`` were put by the broker since. ``is_back``: of an undo that was interrupted behind the exchange."""
+
+    folder: RepairFolder
+    manifest: Manifest
+    entries: int
+    is_back: bool
+
+
 def marks_of(disk: Disk, index: Path) -> tuple[tuple[MadeFile, ...], int]:
     """The files of an index folder by their headers, and the newest of their end timestamps, ms, 0 for none."""
     marks, newest = [], 0
@@ -61,13 +71,14 @@ def index_timestamp_of(disk: Disk, checkpoint: Path) -> int | None:
 def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> Manifest:
     """Put ``folder.index``, which is durable, in the place of STORE/index. Raises UnsafeStoreError, DiskError.
 
-    Interrupted anywhere, ``settle`` goes on from there. Signals of a terminal wait until it is over.
+    Interrupted anywhere, ``settle.settle`` goes on from there. Signals of a terminal wait until it is over.
     """
     marks, newest = marks_of(disk, folder.index)
     old = _read(disk, store / "checkpoint")
     if old is not None:
         disk.write_atomically(folder.checkpoint, old)
     manifest = Manifest(
+        format=1,
         state="ready",
         new_inode=disk.stamp(folder.index).inode,
         old_inode=disk.stamp(store / "index").inode,
@@ -80,94 +91,57 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
     with _undisturbed():
         folder.write(manifest)
         _exchange(disk, store, folder)
-        return _finish(disk, store, folder, manifest)
+        return finish(disk, store, folder, manifest)
 
 
-def settle(disk: Disk, store: Path) -> list[str]:
-    """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
+def to_undo(disk: Disk, store: Path) -> ToUndo:
+    """The newest repair; only looks. What an interrupted one has left that touched nothing counts for none.
 
-    What was done, in lines for a person. Raises DiskError.
+    UnsafeStoreError if there is none, or if the index that is there now is not the one that it made; CorruptDataError
+    for a folder that cannot be judged.
     """
-    lines = []
-    for folder in RepairFolder.all_of(disk, store):
-        try:
-            manifest = folder.read()
-        except CorruptDataError as error:
-            lines.append(f"{error.line()}; it is left as it is")
+    for folder in reversed(RepairFolder.all_of(disk, store)):
+        manifest = folder.read()
+        where = where_is(disk, store, manifest) if manifest.state != "building" else "before"
+        if where == "before" and manifest.state in ("building", "ready"):
             continue
-        line = _settled(disk, store, folder, manifest)
-        if line is not None:
-            lines.append(line)
-    return lines
-
-
-def unfinished(disk: Disk, store: Path) -> list[str]:
-    """What ``settle`` would have to do, for whoever may not do it."""
-    lines = []
-    for folder in RepairFolder.all_of(disk, store):
-        try:
-            state = folder.read().state
-        except CorruptDataError as error:
-            lines.append(error.line())
-            continue
-        if state != "done":
-            lines.append(
-                f"{folder.path.name} is of a repair that was interrupted: indexd repair removes or finishes it"
+        if where == "before" and manifest.state == "undoing":
+            return ToUndo(folder, manifest, 0, is_back=True)
+        if where != "swapped":
+            raise UnsafeStoreError(
+                f"{store / 'index'} is not the index that the repair of {folder.path.name} made",
+                f"to have the old one back nevertheless, move {folder.path / 'index'} there by hand",
             )
-    return lines
-
-
-def to_undo(disk: Disk, store: Path) -> tuple[RepairFolder, Manifest, int]:
-    """The newest repair, and how many entries the broker has put into its index since.
-
-    UnsafeStoreError if there is none, or if the index that is there now is not the one that it made.
-    """
-    folders = RepairFolder.all_of(disk, store)
-    if not folders:
-        raise UnsafeStoreError(f"no repair of {store} can be undone: there is no folder of one", "nothing to do")
-    folder = folders[-1]
-    manifest = folder.read()
-    if _where(disk, store, manifest) != "swapped" or manifest.state == "building":
-        raise UnsafeStoreError(
-            f"{store / 'index'} is not the index that the repair of {folder.path.name} made",
-            f"to have the old one back nevertheless, move {folder.path / 'index'} there by hand",
-        )
-    before = {mark.name: mark.index_count for mark in manifest.files}
-    marks, _ = marks_of(disk, store / "index")
-    return folder, manifest, sum(max(mark.index_count - before.get(mark.name, 1), 0) for mark in marks)
+        if not disk.exists(folder.index) or disk.stamp(folder.index).inode != manifest.old_inode:
+            raise UnsafeStoreError(
+                f"the old index is not in {folder.path} any more: {folder.index} is missing, or another folder",
+                f"move it back there, or move {folder.path} away",
+            )
+        before = {mark.name: mark.index_count for mark in manifest.files}
+        marks, _ = marks_of(disk, store / "index")
+        entries = sum(max(mark.index_count - before.get(mark.name, 1), 0) for mark in marks)
+        return ToUndo(folder, manifest, entries, is_back=False)
+    raise UnsafeStoreError(f"no repair of {store} can be undone: there is no folder of one", "nothing to do")
 
 
 def undo(disk: Disk, store: Path) -> Undone:
     """Exchange the two again, and set the checkpoint's indexMsgTimestamp as it was. Raises as ``to_undo`` does."""
-    folder, manifest, entries = to_undo(disk, store)
+    found = to_undo(disk, store)
+    folder, manifest = found.folder, found.manifest
     with _undisturbed():
-        folder.set_state("undoing")
-        _exchange(disk, store, folder)
-        _finish_undo(disk, store, folder, manifest)
-    return Undone(folder.names[1], entries)
+        if not found.is_back:
+            folder.set_state("undoing")
+            try:
+                _exchange(disk, store, folder)
+            except UnsafeStoreError:
+                folder.set_state("done")
+                raise
+        finish_undo(disk, store, folder, manifest)
+    return Undone(folder.names[1], found.entries)
 
 
-def _settled(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> str | None:
-    if manifest.state == "done":
-        return None
-    where = "before" if manifest.state == "building" else _where(disk, store, manifest)
-    name = folder.path.name
-    if where == "elsewhere":
-        return f"{name} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
-    if manifest.state == "undoing":
-        if where == "swapped":
-            folder.set_state("done")
-            return f"{name} was about to be undone, and is not"
-        _finish_undo(disk, store, folder, manifest)
-        return f"{name} was about to be undone, and is now"
-    if where == "swapped":
-        _finish(disk, store, folder, manifest)
-        return f"{name} had its index in place, and has its checkpoint now: the repair that was interrupted is done"
-    folder.remove()
-    return f"{name} is removed: of a repair that was interrupted before it had changed anything"
-
-
-def _where(disk: Disk, store: Path, manifest: Manifest) -> Where:
+def where_is(disk: Disk, store: Path, manifest: Manifest) -> Where:
+    """Which of its two directories STORE/index is, by its inode."""
     try:
         inode = disk.stamp(store / "index").inode
     except DiskError as error:
@@ -191,7 +165,8 @@ def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
         ) from error
 
 
-def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
+def finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
+    """What follows the exchange: the checkpoint vouches for the index that is there now."""
     # After a crash, too: of an exchange that is seen nobody knows whether it is durable.
     disk.sync_dir(store)
     disk.sync_dir(folder.path)
@@ -201,7 +176,8 @@ def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -
     return folder.set_state("done")
 
 
-def _finish_undo(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
+def finish_undo(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
+    """What follows the exchange of an undo."""
     disk.sync_dir(store)
     disk.sync_dir(folder.path)
     _set_index_timestamp(disk, store, manifest.old_index_timestamp or 0)

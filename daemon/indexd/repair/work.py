@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from indexd.audit import AuditReport
+from indexd.audit.ground import is_index_file
 from indexd.audit.plan import layout_of
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
@@ -16,13 +18,12 @@ from indexd.repair.build import BuiltRange, build_range, mark_end
 from indexd.repair.carry import carry
 from indexd.repair.check import check_built
 from indexd.repair.folder import RepairFolder
+from indexd.repair.place import check_room
 from indexd.repair.plan import RepairPlan, RepairRange
 from indexd.repair.swap import swap
 from indexd.storage.disk import Disk, Stamp
 
 OnProgress = Callable[[int, int], None]
-# Manifest, checkpoint and directories.
-_SPARE_SIZE = 1 << 20
 _ENTRY_SIZE = 20
 
 
@@ -59,13 +60,7 @@ class Work:
         plan = self._plan
         # One more, for the copy of a last file that is full.
         copies = 1 + sum(file.name not in self._full for file in plan.kept)
-        needed = plan.bytes_to_write + copies * layout_of(self._config).file_size + _SPARE_SIZE
-        free = self._disk.free(self._store)
-        if free < needed:
-            raise UnsafeStoreError(
-                f"a repair writes up to {needed:,} bytes beside the old index, and {free:,} are free",
-                "free space on that file system; nothing was changed",
-            )
+        check_room(self._disk, self._store, plan.bytes_to_write + copies * layout_of(self._config).file_size)
 
     def run(self, stamps: dict[str, Stamp], deadline: float | None) -> bool:
         """Build, check, exchange; False when there is not even time for the first range, and nothing was changed."""
@@ -103,32 +98,38 @@ class Work:
 
     def _complete(self, folder: RepairFolder) -> tuple[str, ...]:
         # Old files beside the new ones; the last of all is the one that the broker goes on with.
-        disk, plan = self._disk, self._plan
+        disk, store, plan = self._disk, self._store, self._plan
         left = plan.ranges[len(self.built) :]
         kept = sorted({*(file.name for file in plan.kept), *(name for wanted in left for name in wanted.replaces)})
         new = [name for built in self.built for name in built.files]
         last = max((*kept, *new), default=None)
-        model = self._model()
+        own = set(new)
         for name in kept:
             will_change = name == last or name not in self._full
-            carry(disk, self._index / name, folder.index / name, will_change=will_change)
+            if carry(disk, self._index / name, folder.index / name, will_change=will_change):
+                own.add(name)
         if last is not None:
             mark_end(disk, self._config, folder.index / last)
-        for name in (*kept, *new):
+        # A link is the old index's file, too: what is changed there would be changed for an undo.
+        rights = self._rights()
+        for name in sorted(own):
             with disk.open_read(folder.index / name) as file:
-                disk.give(folder.index / name, model)
+                disk.give(folder.index / name, store, rights)
                 file.fsync()
         disk.give(folder.index, self._index)
         disk.sync_dir(folder.index)
         disk.sync_dir(folder.path)
         return tuple(kept)
 
-    def _model(self) -> Path:
-        # Whose owner new files get.
-        for name, _ in self._disk.list_dir(self._index):
-            return self._index / name
+    def _rights(self) -> int:
+        # As most index files have them: one that somebody has put back may have others, and a foreign one says nothing.
+        names = [name for name, _ in self._disk.list_dir(self._index) if is_index_file(name)]
+        modes = Counter((self._index / name).stat().st_mode for name in names)
+        if modes:
+            return modes.most_common(1)[0][0]
         store = self._config.store
-        return list_segments(self._disk, store.commit_log_directories, store.segment_size).segments[-1].path
+        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
+        return log.segments[-1].path.stat().st_mode
 
     def _check_unchanged(self, stamps: dict[str, Stamp]) -> None:
         if stamps_of(self._disk, self._index) != stamps:

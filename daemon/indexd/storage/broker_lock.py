@@ -178,7 +178,7 @@ def _has_open(process: Path, path: Path, status: os.stat_result | None) -> bool:
             if not target.removesuffix(_DELETED).endswith("/" + path.name):
                 continue
             if status is None:
-                is_it = target == str(path) + _DELETED
+                is_it = target == f"{path.resolve()}{_DELETED}"
             else:
                 found = link.stat()
                 is_it = (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)

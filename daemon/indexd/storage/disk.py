@@ -219,13 +219,13 @@ class Disk:
         with _Named("stat", path):
             return (status := os.statvfs(path)).f_bavail * status.f_frsize
 
-    def give(self, path: Path, like: Path) -> None:
-        """The rights of ``like``, and, where root calls, its owner and group: whoever uses that may use this."""
+    def give(self, path: Path, like: Path, rights: int | None = None) -> None:
+        """``rights``, else those of ``like``; its owner and group, too, where root calls."""
         with _Named("change the owner of", path):
             wanted = like.stat()
             if os.geteuid() == 0:
                 os.chown(path, wanted.st_uid, wanted.st_gid)
-            path.chmod(wanted.st_mode & (0o777 if path.is_dir() else 0o666))
+            path.chmod((wanted.st_mode if rights is None else rights) & (0o777 if path.is_dir() else 0o666))
 
     def unlink(self, path: Path) -> None:
         """Remove; a file that is already gone is no error."""

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from indexd.audit.causes.log_cut import log_cut
+from indexd.audit.crash import dispatch_start
 from indexd.audit.holes import Hole
 from indexd.audit.part import FileSeen, Strays
 from indexd.audit.standing import Standing
 from indexd.audit.whole import Audit
 from indexd.config import Config
+from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.index.check_ground import time_difference
 
 #: What a file's own check says of one whose entries or slots were not left so by putKey.
@@ -72,12 +75,19 @@ class Surroundings:
         self.broken = {_name(one.file) for one in audit.findings if one.what.startswith(_BROKEN)}
         self._empty = [file.name for file in audit.files if not file.entries]
         self._unreadable = sorted({_name(one.file) for one in audit.findings if one.what == "file-size"})
+        #: Where a broker's start would cut the log, and why, if it ends in bytes that are no frame.
+        self.cut = self._cut()
         self._segments = [segment.begin for segment in standing.segments]
 
     @property
     def flavour(self) -> str:
         """What the newest messages are indexed as."""
         return self.audit.eras[-1].flavour if self.audit.eras else self.config.index.flavour
+
+    def _cut(self) -> tuple[int, str | None]:
+        checkpoint = self.standing.checkpoint or StoreCheckpoint()
+        start = dispatch_start(self.standing.segments, checkpoint, self.config, self.flavour)
+        return log_cut(self.audit, self.standing, start.begin if start is not None else self.audit.log_begin)
 
     def around(self, hole: Hole) -> Around:
         """Everything about one hole; goes through all files."""

@@ -27,10 +27,43 @@ def hole_causes(audit: Audit, standing: Standing, config: Config) -> tuple[Cause
 
 
 def _cause(ground: Surroundings, around: Around) -> Cause:
-    found = _replaced(ground, around) or _damaged(ground, around) or _passed_over(around) or _unreadable(around)
+    found = (
+        _log_damaged(ground, around)
+        or _behind_unreadable(ground, around)
+        or _replaced(ground, around)
+        or _damaged(ground, around)
+        or _passed_over(around)
+        or _unreadable(around)
+    )
     if found is not None:
         return found
     return tail_cause(ground, around) if around.is_tail else _between(ground, around)
+
+
+def _behind_unreadable(ground: Surroundings, around: Around) -> Cause | None:
+    # Whatever else it comes from: it cannot be mended before the log is.
+    cut, reason = ground.cut
+    if around.hole.begin < cut or reason is None:
+        return None
+    return make_cause(
+        "behind-unreadable",
+        f"the log from byte {cut} on cannot be read ({reason}), and goes on behind that",
+        "a broker that starts cuts its log there, so nobody indexes what is behind: the log wants a look first",
+    )
+
+
+def _log_damaged(ground: Surroundings, around: Around) -> Cause | None:
+    # A frame whose own end was hit: its head is whole, so it is read as a message, and its keys are others now.
+    hole = around.hole
+    gap = next((gap for gap in ground.audit.gaps if gap.begin == hole.end and not gap.is_missing), None)
+    if gap is None or hole.messages != 1 or not around.strays:
+        return None
+    return make_cause(
+        "log-damaged",
+        f"it ends where the log cannot be read, at {gap.begin} ({gap.reason})",
+        "an entry of index/" + around.strays[0].name + " names another key of its message: what makes the log "
+        "unreadable there begins inside that message, and the entry is likely right",
+    )
 
 
 def _replaced(ground: Surroundings, around: Around) -> Cause | None:

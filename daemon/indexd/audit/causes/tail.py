@@ -65,6 +65,10 @@ def _stopped(ground: Surroundings, around: Around) -> Cause:
         return make_cause("file-deleted", *evidence, *_begin(around), text)
     if before is not None and before.is_full:
         return make_cause("file-deleted", *evidence, *_begin(around), *_dispatched(ground, around))
+    if not ground.files:
+        # Whether it was never written or taken away, nothing here tells.
+        none = "index file" if standing.has_index_folder else "index folder"
+        return make_cause("unknown", *evidence, f"there is no {none}", *_dispatched(ground, around))
     return make_cause("index-off", *evidence, *_begin(around), *_dispatched(ground, around))
 
 
@@ -98,6 +102,12 @@ def _mended(ground: Surroundings, around: Around) -> str:
     checkpoint = standing.checkpoint or StoreCheckpoint()
     start = dispatch_start(standing.segments, checkpoint, ground.config, ground.flavour)
     begin = start.begin if start is not None else hole.begin
+    cut, reason = ground.cut
+    if begin < cut <= hole.last and reason is not None:
+        return (
+            f"the broker's next start dispatches again from log byte {begin} on, and cuts its log at {cut}, where it "
+            "cannot be read: what is behind is not mended"
+        )
     if begin <= hole.begin:
         return f"the broker's next start dispatches again from log byte {begin} on: that mends it"
     if begin < hole.end:

@@ -11,7 +11,9 @@ _WORDS = {
     "roll-over-failure": "roll-over to a new file failed",
     "log-replaced": "log cut or replaced",
     "not-dispatched-yet": "not dispatched yet",
+    "behind-unreadable": "behind unreadable log",
     "file-damaged": "index file damaged",
+    "log-damaged": "log damaged",
     "file-unreadable": "index file unreadable",
     "unknown": "no cause is evident",
 }

@@ -74,7 +74,7 @@ def broker_words(report: AuditReport) -> str:
 
 def _tiles(report: AuditReport) -> Html:
     audit = report.audit
-    wrong = sum(audit.counts.values())
+    wrong = audit.index_findings
     reach = f"{show_number(audit.unreachable_keys)} of them stand in files" if audit.unreachable_keys else ""
     full = sum(file.is_full for file in report.plan.files)
     tiles = [
@@ -82,7 +82,7 @@ def _tiles(report: AuditReport) -> Html:
         _tile(show_number(audit.missing_keys), "keys not findable", reach, "bad" if audit.missing_keys else ""),
         _tile(show_number(audit.hole_count), noun("hole", audit.hole_count), "", "bad" if audit.hole_count else ""),
         _tile(show_number(wrong), noun("finding", wrong), "in the index files", "warn" if wrong else ""),
-        _tile(show_size(audit.log_end - audit.log_begin), "of log", f"{show_number(audit.messages)} messages"),
+        _tile(show_size(audit.log_size), "of log", f"{show_number(audit.messages)} messages"),
         _tile(show_number(len(audit.files)), noun("index file", len(audit.files)), f"{full:,} full"),
     ]
     return element("section", tiles, class_="tiles", aria_label="In numbers")
@@ -111,7 +111,7 @@ def _strip(report: AuditReport) -> Html:
         ("expired", "expired", scale.first < scale.begin),
         ("behind", "behind the end of the log", scale.last > scale.end),
         ("file", "an index file", bool(audit.files)),
-        ("file wrong", "one with findings", bool(audit.counts) and bool(audit.files)),
+        ("file wrong", "one with findings", bool(audit.index_findings) and bool(audit.files)),
     ]
     legend = element(
         "ul", [element("li", swatch(kind), words) for kind, words, is_met in kinds if is_met], class_="legend"

@@ -111,6 +111,8 @@ def _log_words(report: AuditReport) -> str:
     audit = report.audit
     segments = len(report.standing.segments)
     words = f"bytes {audit.log_begin:,} to {audit.log_end:,}, in {segments:,} segment{'' if segments == 1 else 's'}"
+    if audit.log_begin_now > audit.log_begin:
+        words += f"; its beginning has expired meanwhile, it begins at {audit.log_begin_now:,} now"
     return f"{words}; every message was decoded once"
 
 

@@ -93,7 +93,7 @@ def findings_section(report: AuditReport) -> Html | None:
         found[finding.what].append(finding)
     body = [_finding_row(what, count, found[what]) for what, count in sorted(counts.items(), key=lambda row: -row[1])]
     head = table_head("kind", ("n", "count"), "what that means, and the first ones")
-    return _section("findings", "Findings in the index files", table(head, body, "Findings", "findings"))
+    return _section("findings", "Findings", table(head, body, "Findings", "findings"))
 
 
 def _finding_row(what: str, count: int, found: list[Finding]) -> Html:

@@ -30,7 +30,7 @@ from indexd.config import Config
 from indexd.consumequeue.broker_format import BATCH_FOLDER
 from indexd.consumequeue.folders import queue_folders
 from indexd.consumequeue.format import UNIT_SIZE, file_name
-from indexd.errors import DiskError
+from indexd.errors import DiskError, UnsafeStoreError
 from indexd.storage.disk import Disk
 from indexd.storage.page_cache import ReadPages
 
@@ -120,7 +120,10 @@ class QueuesGround:
 
 
 def look_at_queues(disk: Disk, config: Config, log_begin: int) -> QueuesGround:
-    """Look once at every unit of STORE/consumequeue. Raises DiskError."""
+    """Look once at every unit of STORE/consumequeue. Raises DiskError.
+
+    UnsafeStoreError where something else stands than a folder, or where every file has one other size.
+    """
     store, ground = config.store.store, QueuesGround(config.store.consume_queue_file_size)
     assert store is not None
     root = store / FOLDER
@@ -130,8 +133,10 @@ def look_at_queues(disk: Disk, config: Config, log_begin: int) -> QueuesGround:
     batches = store / BATCH_FOLDER
     ground.batch_topics = frozenset(disk.list_dirs(batches) if disk.exists(batches) else ())
     ground.topics = _known_topics(disk, store / "config" / "topics.json")
+    folders = _folders(disk, root)
+    _judge_sizes(folders, ground.file_size)
     queues = []
-    for folder, sizes in sorted(queue_folders(disk, root).items()):
+    for folder, sizes in sorted(folders.items()):
         if folder.parent.name.startswith(LMQ_PREFIX):
             ground.lmq_queues += 1
         elif folder.parent.name not in ground.batch_topics:
@@ -139,6 +144,26 @@ def look_at_queues(disk: Disk, config: Config, log_begin: int) -> QueuesGround:
             queues.append(scan.queue(sizes))
     ground.queues = tuple(queues)
     return ground
+
+
+def _folders(disk: Disk, root: Path) -> dict[Path, dict[int, int]]:
+    try:
+        return queue_folders(disk, root)
+    except DiskError as error:
+        if not error.is_missing or error.path != root or not disk.exists(root):
+            raise
+        raise UnsafeStoreError(f"{root} is a file, and a broker has a folder there", "move it away") from None
+
+
+def _judge_sizes(folders: dict[Path, dict[int, int]], wanted: int) -> None:
+    # One that was cut short has some size of its own; a broker that is told otherwise makes all of them alike.
+    found = {size for sizes in folders.values() for size in sizes.values() if size}
+    size = next(iter(found), wanted)
+    if len(found) == 1 and size != wanted and size % UNIT_SIZE == 0:
+        raise UnsafeStoreError(
+            f"every file of the ConsumeQueues has {size} bytes, and consume_queue_file_size is {wanted}",
+            f"give --consume-queue-file-size {size}, or the broker's own file with --broker-conf",
+        )
 
 
 def _known_topics(disk: Disk, path: Path) -> frozenset[str] | None:

@@ -10,13 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+from indexd.audit.covered import log_bounds
 from indexd.audit.part import Part
 from indexd.audit.plan import AuditPlan, layout_of
 from indexd.audit.samples.answers import WIDTHS, Answers, Share
 from indexd.audit.samples.broker_query import TIME_MAX, BrokerFiles, BrokerQuery, TooLongError
 from indexd.audit.samples.draw import Sample, flavour_at
 from indexd.audit.samples.kernel import ROWS_MAX
-from indexd.audit.whole import log_bounds
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.segments import list_segments
@@ -74,7 +74,8 @@ class _Asking:
             for key_hash, phy_offset, timestamp in part.sampled:
                 self._sampled[key_hash][phy_offset] = timestamp
         self._gaps = [gap for part in parts for gap in part.gaps]
-        self._log_begin, self._log_end, _ = log_bounds(plan, parts)
+        # What has expired since it was listed, read or not, says nothing against an answer.
+        self._log_begin, (_, self._log_end, _) = plan.log_begin, log_bounds(plan, parts)
         self._files = BrokerFiles(disk, plan, layout_of(config))
         options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
         self._lookup = MessageLookup(disk, self._store.commit_log_directories, self._store.segment_size, options)

@@ -1,0 +1,206 @@
+"""Which RocketMQ indexed a store, by its entries: whatever its messages have, however files cut them, and damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.audit.votes import NAMES, Vote, history
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.config import Config
+from indexd.index.format import IndexLayout
+from support.auditing import audit, config_for, index_log, rows_of
+from support.naive import NaiveIndexService, key_hash, naive_frames
+from support.small_log import SEGMENT_SIZE, write_log
+
+BEFORE, BETWEEN, NOW = "3.x", "4.7", "5.4"
+LAYOUT = IndexLayout(100, 400)
+
+
+def write(store: Path, count: int, keys: int, tagged: Callable[[int], bool] = lambda _: False) -> None:
+    """Messages with a unique key, ``keys`` further ones, and a tag where wanted."""
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+        for number in range(count):
+            properties = {"UNIQ_KEY": f"{number:032X}"}
+            if keys:
+                properties["KEYS"] = " ".join(f"k{number}-{key}" for key in range(keys))
+            if tagged(number):
+                properties["TAGS"] = "TagA"
+            writer.append(FrameSpec("Orders", b"", properties, store_timestamp=1_700_000_000_000 + number))
+
+
+def eras_of(config: Config) -> list[str]:
+    return [era.flavour for era in audit(config).eras]
+
+
+@pytest.mark.parametrize("keys", [0, 1, 2, 3])
+@pytest.mark.parametrize("index_num", [6, 400, 40_000])
+def test_a_sound_store_without_tags_has_its_unique_keys(tmp_path: Path, keys: int, index_num: int) -> None:
+    # Files, and the windows that are read of them, cut messages in two.
+    store = tmp_path / "store"
+    write(store, 40 if index_num < 10 else 1500, keys)
+    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
+    index_log(config, NOW)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == [NOW]
+
+
+@pytest.mark.parametrize("keys", [1, 2, 3])
+@pytest.mark.parametrize("index_num", [6, 400])
+def test_a_store_without_its_unique_keys_is_still_known(tmp_path: Path, keys: int, index_num: int) -> None:
+    store = tmp_path / "store"
+    write(store, 40 if index_num < 10 else 1500, keys, lambda number: number % 3 == 0)
+    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
+    index_log(config, BEFORE)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == [BEFORE]
+
+
+@pytest.mark.parametrize("flavour", [BETWEEN, NOW])
+def test_tags_that_few_messages_have_are_looked_for(tmp_path: Path, flavour: str) -> None:
+    store = tmp_path / "store"
+    write(store, 4000, 1, lambda number: number % 500 == 250)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    index_log(config, flavour)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert eras_of(config) == [flavour]
+
+
+def test_messages_with_more_keys_than_a_window(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 60, 200, lambda number: number % 2 == 0)
+    config = config_for(store, IndexLayout(100, 3000), SEGMENT_SIZE)
+    index_log(config, BETWEEN)
+    assert eras_of(config) == [BETWEEN]
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize("index_num", [100, 2000])
+@pytest.mark.parametrize("flavour", NAMES)
+def test_one_damaged_file_makes_no_era(tmp_path: Path, flavour: str, index_num: int, tags: bool) -> None:
+    store = tmp_path / "store"
+    if tags:
+        write_log(store, 700)
+    else:
+        write(store, 700, 1)
+    config = config_for(store, IndexLayout(50, index_num), SEGMENT_SIZE)
+    index_log(config, flavour)
+    wanted, rand = [NOW if flavour == BETWEEN and not tags else flavour], random.Random(7)
+    files = sorted((store / "index").iterdir())
+    for path in rand.sample(files, min(len(files), 5)):
+        sound = path.read_bytes()
+        for damage in (_flip_bits, _wipe, _scatter):
+            path.write_bytes(damage(sound, rand))
+            assert eras_of(config) == wanted
+        path.write_bytes(sound)
+
+
+def test_unique_keys_that_cannot_be_read_make_no_older_rocketmq(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 2000, 1, lambda number: number % 3 == 0)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    index_log(config, NOW)
+    files = sorted((store / "index").iterdir())
+    data = bytearray(files[5].read_bytes())
+    unique = {key_hash(f"Orders#{number:032X}") for number in range(2000)}
+    for number in range(1, LAYOUT.index_num):
+        at = LAYOUT.entry_position(number)
+        if int.from_bytes(data[at : at + 4], "big") in unique:
+            data[at + 11] ^= 1  # the offset where the message begins
+    files[5].write_bytes(data)
+    assert eras_of(config) == [NOW]
+
+
+def _flip_bits(data: bytes, rand: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(50):
+        changed[rand.randrange(240, len(data))] ^= 1 << rand.randrange(8)
+    return bytes(changed)
+
+
+def _wipe(data: bytes, rand: random.Random) -> bytes:
+    begin = rand.randrange(240, len(data) - 600)
+    return data[:begin] + bytes(512) + data[begin + 512 :]
+
+
+def _scatter(data: bytes, rand: random.Random) -> bytes:
+    # Offsets of entries are those of other messages.
+    changed, count = bytearray(data), (len(data) - 240) // 20
+    for _ in range(count // 8):
+        to, source = (240 + 20 * rand.randrange(1, count) + 4 for _ in range(2))
+        changed[to : to + 8] = data[source : source + 8]
+    return bytes(changed)
+
+
+def history_of(config: Config, flavours: list[tuple[int, str]]) -> None:
+    """Index the log as a broker that was exchanged: ``flavours`` from so many messages on, in the file that is open."""
+    assert config.store.store is not None
+    size = config.index.hash_slot_num, config.index.index_num
+    services = {flavour: NaiveIndexService(*size, flavour) for _, flavour in flavours}
+    first = services[flavours[0][1]]
+    for service in services.values():
+        service.files = first.files
+    for number, frame in enumerate(naive_frames(config.store.store / "commitlog", SEGMENT_SIZE)):
+        flavour = [flavour for begin, flavour in flavours if begin <= number][-1]
+        services[flavour].build_index(frame)
+    (config.store.store / "index").mkdir()
+    for number, file in enumerate(first.files):
+        (config.store.store / "index" / f"{20260101000000000 + number}").write_bytes(file.to_bytes())
+
+
+@pytest.mark.parametrize("index_num", [300, 40_000])
+def test_upgrades_are_found_where_they_were(tmp_path: Path, index_num: int) -> None:
+    store = tmp_path / "store"
+    write(store, 3000, 1, lambda number: number % 3 > 0)
+    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
+    history_of(config, [(0, BETWEEN), (1234, NOW)])
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert eras_of(config) == [BETWEEN, NOW]
+
+
+def test_a_broker_that_went_back_is_believed_when_many_messages_say_so(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 3000, 1, lambda number: number % 3 > 0)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    history_of(config, [(0, BETWEEN), (1000, NOW), (2000, BETWEEN)])
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert eras_of(config) == [BETWEEN, NOW, BETWEEN]
+
+
+def test_a_few_messages_make_no_broker_that_went_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 1000, 1, lambda _: True)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    history_of(config, [(0, NOW), (500, BETWEEN), (520, NOW)])
+    found = audit(config)
+    assert eras_of(config) == [NOW]
+    assert (found.missing_keys, found.counts) == (20, {})
+
+
+def costs(fits: list[tuple[bool, ...]], path: tuple[int, ...]) -> tuple[int, int]:
+    """What ``history`` makes least, added up."""
+    wrong = sum(0 if one[at] else 8 if any(one[at:]) else 1 for one, at in zip(fits, path, strict=True))
+    changes = sum(0 if old == new else 2 if new > old else 32 for old, new in pairwise(path))
+    return wrong + changes, sum(2 - at for at in path)
+
+
+FITS = [fits for fits in product([True, False], repeat=3) if any(fits) and not all(fits)]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(FITS), max_size=6))
+def test_the_history_is_the_one_that_costs_least(fits: list[tuple[bool, ...]]) -> None:
+    found = history([Vote(number, 10 * number, 10 * number + 10, one) for number, one in enumerate(fits, 1)])
+    paths = product(range(len(NAMES)), repeat=len(fits))
+    assert costs(fits, tuple(found)) == min(costs(fits, path) for path in paths)
