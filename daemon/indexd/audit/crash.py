@@ -71,6 +71,8 @@ class CrashCost:
         else:
             again = f"build again what stands from log byte {self.dispatch_offset} on"
             found.append(f"{self._throws()}, {again}, and {self.lost_keys:,} keys {verb} be lost")
+        if self.lost_keys and self.when == "next-start":
+            found.append("indexd repair before that start keeps them: the checkpoint then vouches for these files")
         return found
 
     def _throws(self) -> str:
