@@ -38,6 +38,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
     words = (
         *("audit", "--json", "--queues", "--store", golden.root, "--segment-size", golden.segment_size),
         *("--hash-slot-num", golden.hash_slot_num, "--index-num", golden.index_num),
+        *("--consume-queue-file-size", golden.queue_file_size),
     )
 
     def lines(*more: object) -> list[dict[str, Any]]:
