@@ -19,7 +19,7 @@ from support.configs import HOME, SHIPPED, no_system_file, refused, write
 
 __all__ = ["no_system_file"]
 
-SERVING = ("node", "http", "mqtt", "limits")
+SERVING = ("node", "http", "remoting", "mqtt", "limits")
 
 # --- addresses
 
@@ -253,7 +253,8 @@ def test_the_examples_of_the_shipped_file_hold_together(tmp_path: Path) -> None:
     mine = [part for part in sections if part.startswith(tuple(f"[{name}]" for name in SERVING))]
     assert len(mine) == len(SERVING)
     text = re.sub(r"(?m)^# (\w+ = )", r"\1", "".join(mine))
-    text = text.replace("mqtt_tls = false", "mqtt_tls = true")  # the example of an authority needs it
+    for key in ("mqtt_tls", "upstream_tls"):  # the examples of authorities need them
+        text = text.replace(f"{key} = false", f"{key} = true")
     made = load({}, write(tmp_path / "i.toml", text), HOME)
     for key, info in KEYS.items():
         assert (made.provenance[key] != "default") == (info.section in SERVING or key == "data"), key

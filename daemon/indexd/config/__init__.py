@@ -5,6 +5,7 @@
     units        sizes, durations, paths as people write them
     remote_path  a store behind a URI
     serving      the keys of what stands around the index: HTTP, MQTT, limits
+    remoting     the keys of RocketMQ's own protocol
     spark        the keys of the pipeline on Spark, which nothing of the daemon looks at
     keys         the list of all keys, for flags and help
     sources      flags, environment, TOML file -> key, value, source
@@ -36,6 +37,7 @@ from .model import (
     StoreConfig,
     state_directory,
 )
+from .remoting import RemotingConfig
 from .serving import OFF, HttpConfig, LimitsConfig, MqttConfig, NodeConfig, split_address
 from .spark import SparkConfig
 from .units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
@@ -65,6 +67,7 @@ __all__ = [
     "QueueConfig",
     "ReaderConfig",
     "RecoveryConfig",
+    "RemotingConfig",
     "SparkConfig",
     "StoreConfig",
     "env_name",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     *("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log"),
-    *("node", "http", "mqtt", "limits", "spark"),
+    *("node", "http", "remoting", "mqtt", "limits", "spark"),
 )
 ENV_PREFIX = "INDEXD_"
 

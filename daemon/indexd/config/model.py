@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from ..errors import UsageError
 from .facts import BrokerFacts, ConflictError, Stage
 from .remote_path import OptionalPlace, Places
+from .remoting import RemotingConfig
 from .serving import HttpConfig, LimitsConfig, MqttConfig, NodeConfig
 from .spark import SparkConfig
 from .units import (
@@ -283,6 +284,7 @@ class Config(Stage):
     log: LogConfig = Field(default_factory=LogConfig)
     node: NodeConfig = Field(default_factory=NodeConfig)
     http: HttpConfig = Field(default_factory=HttpConfig)
+    remoting: RemotingConfig = Field(default_factory=RemotingConfig)
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     spark: SparkConfig = Field(default_factory=SparkConfig)

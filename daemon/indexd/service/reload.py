@@ -24,7 +24,7 @@ RELOADABLE = frozenset(
 )  # fmt: skip
 _SECTIONS = (
     "store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log",
-    "node", "http", "mqtt", "limits",
+    "node", "http", "remoting", "mqtt", "limits",
 )  # fmt: skip
 
 

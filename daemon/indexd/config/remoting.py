@@ -1,0 +1,125 @@
+"""The keys of the remoting protocol: where it is spoken, who may ask, and whether a broker stands behind it.
+
+Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
+"""
+
+import ipaddress
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .facts import ConflictError, Stage
+from .serving import (
+    OFF,
+    Listen,
+    OptionalAddress,
+    OptionalText,
+    parse_address,
+    split_address,
+)
+from .units import Count, Flag, Kind, OptionalPath, Seconds, Size, parse_choice
+
+RemotingMode = Literal["rocketmq", "exact"]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_NOT_PEERS = "is not HOST:PORT: write 10.0.0.1:9876, several with ; between"
+_NOT_NETWORKS = "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, several with , between"
+
+
+def _parse_peers(value: object) -> tuple[str, ...]:
+    # As RocketMQ's own namesrvAddr: several with ; between; a comma does as well, for it is in no address.
+    if isinstance(value, str):
+        value = [part.strip() for part in value.replace(",", ";").split(";") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise ValueError(_NOT_PEERS)  # noqa: TRY004 - pydantic takes a ValueError as what is wrong with the value
+    try:
+        peers = tuple(parse_address(part) for part in value)
+    except ValueError:
+        raise ValueError(_NOT_PEERS) from None
+    if any(split_address(peer)[1] == 0 for peer in peers):
+        raise ValueError(_NOT_PEERS)
+    return tuple(dict.fromkeys(peers))
+
+
+def _parse_networks(value: object) -> tuple[Network, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise ValueError(_NOT_NETWORKS)  # noqa: TRY004 - the same
+    try:
+        return tuple(ipaddress.ip_network(part) if isinstance(part, str) else _as_network(part) for part in value)
+    except ValueError as error:
+        raise ValueError(f"{_NOT_NETWORKS} ({error})") from None
+
+
+def _as_network(value: object) -> Network:
+    if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
+        return value
+    raise ValueError("no text")  # noqa: TRY004 - the same
+
+
+Peers = Annotated[
+    tuple[str, ...], BeforeValidator(_parse_peers), Kind("host:port;...", lambda value: ";".join(value) or "not set")
+]
+Networks = Annotated[
+    tuple[Network, ...],
+    BeforeValidator(_parse_networks),
+    Kind("networks", lambda value: ",".join(map(str, value)) or "all"),
+]
+
+
+class RemotingConfig(Stage):
+    """RocketMQ's own protocol: one port that is name server and broker in one for queries."""
+
+    remoting: Listen = Field(
+        default=OFF, description="Where mqadmin and RocketMQ's clients are answered; HOST:PORT, or off"
+    )
+    remoting_mode: Annotated[RemotingMode, BeforeValidator(parse_choice)] = Field(
+        default="rocketmq", description="Answers to key queries: as the broker would give them, or exact; a word"
+    )
+    remoting_advertise: OptionalAddress = Field(
+        default=None, description="Where clients reach us, in routes; else where each has reached us; HOST:PORT"
+    )
+    remoting_access_key: OptionalText = Field(
+        default=None, description="The access key (accessKey) that a signed request must name; a text"
+    )
+    remoting_secret_key_file: OptionalPath = Field(
+        default=None, description="A file with the secret key (secretKey) it must be signed with; a path"
+    )
+    remoting_tls_cert: OptionalPath = Field(default=None, description="The certificate chain for TLS, PEM; a path")
+    remoting_tls_key: OptionalPath = Field(default=None, description="Its private key, PEM; a path")
+    remoting_allow: Networks = Field(
+        default=(), description="Networks whose clients are answered, empty: all; networks, by comma"
+    )
+    remoting_connections_max: Count = Field(
+        default=4096, ge=1, le=65_536, description="Most connections at once; the rest is closed; connections"
+    )
+    remoting_queries_max: Count = Field(
+        default=8, ge=1, le=1024, description="Most queries that run at once; the rest waits or is refused; queries"
+    )
+    remoting_frame_max: Size = Field(
+        default=16 * 2**20, ge=2**16, le=2**30, description="The largest request or answer; bytes"
+    )
+    remoting_idle_timeout: Seconds = Field(
+        default=120.0, ge=1, le=86_400, description="A connection that says nothing for so long is closed; seconds"
+    )
+    upstream_namesrv: Peers = Field(
+        default=(), description="Name servers to stand in front of: all but queries goes on to the broker; HOST:PORT"
+    )
+    upstream_timeout: Seconds = Field(
+        default=3.0, ge=0.1, le=60, description="For a connection to them and to the broker, and a route; seconds"
+    )
+    upstream_tls: Flag = Field(default=False, description="Speak TLS with them and with the broker; true or false")
+    upstream_ca_file: OptionalPath = Field(
+        default=None, description="The authorities that may vouch for them, PEM, else the system's; a path"
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.remoting_tls_cert is None) != (self.remoting_tls_key is None):
+            raise ConflictError(("remoting_tls_cert", "remoting_tls_key"), "TLS needs certificate and key")
+        if (self.remoting_access_key is None) != (self.remoting_secret_key_file is None):
+            pair = ("remoting_access_key", "remoting_secret_key_file")
+            raise ConflictError(pair, "a signature needs an access key and a secret key")
+        if self.upstream_ca_file is not None and not self.upstream_tls:
+            raise ConflictError(("upstream_ca_file", "upstream_tls"), "authorities vouch with TLS only: set upstream_tls")
+        return self
