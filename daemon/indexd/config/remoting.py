@@ -30,7 +30,7 @@ def _parse_peers(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.replace(",", ";").split(";") if part.strip()]
     if not isinstance(value, list | tuple):
-        raise ValueError(_NOT_PEERS)  # noqa: TRY004 - pydantic takes a ValueError as what is wrong with the value
+        raise ValueError(_NOT_PEERS)
     try:
         peers = tuple(parse_address(part) for part in value)
     except ValueError:
@@ -44,7 +44,7 @@ def _parse_networks(value: object) -> tuple[Network, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list | tuple):
-        raise ValueError(_NOT_NETWORKS)  # noqa: TRY004 - the same
+        raise ValueError(_NOT_NETWORKS)
     try:
         return tuple(ipaddress.ip_network(part) if isinstance(part, str) else _as_network(part) for part in value)
     except ValueError as error:
@@ -54,7 +54,7 @@ def _parse_networks(value: object) -> tuple[Network, ...]:
 def _as_network(value: object) -> Network:
     if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
         return value
-    raise ValueError("no text")  # noqa: TRY004 - the same
+    raise ValueError("no text")
 
 
 Peers = Annotated[
@@ -121,5 +121,7 @@ class RemotingConfig(Stage):
             pair = ("remoting_access_key", "remoting_secret_key_file")
             raise ConflictError(pair, "a signature needs an access key and a secret key")
         if self.upstream_ca_file is not None and not self.upstream_tls:
-            raise ConflictError(("upstream_ca_file", "upstream_tls"), "authorities vouch with TLS only: set upstream_tls")
+            raise ConflictError(
+                ("upstream_ca_file", "upstream_tls"), "authorities vouch with TLS only: set upstream_tls"
+            )
         return self
