@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "java"
 OLDEST_JAVA = 17
 EARLIER = "5.3.3"
+OLD_CLIENT = "4.9.8"
 JVM_FLAGS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -147,7 +148,8 @@ def java(
 ) -> list[str]:
     """The command line of a main class; ``home`` becomes Java's user.home, where RocketMQ puts its logs.
 
-    ``version``: the store's classes are of that one, EARLIER, instead of those that the programs are compiled against.
+    ``version``: the store's classes are of that one, EARLIER, or the client's of OLD_CLIENT, instead of those that the
+    programs are compiled against.
     """
     found = _ready()
     if isinstance(found, RocketMQError):
@@ -178,13 +180,17 @@ def run(
     timeout: float = 600,
     home: Path | None = None,
     flags: tuple[str, ...] = (),
+    version: str | None = None,
     ends_with: int = 0,
 ) -> str:
-    """Runs a program to its end and returns its standard output. Raises RocketMQError unless it ends as expected."""
+    """Runs a program to its end and returns its standard output. Raises RocketMQError unless it ends as expected.
+
+    ``version`` as for ``java``.
+    """
     log = _log(main, home)
     with log.open("wb") as errors:
         done = subprocess.run(
-            java(main, *args, home=home, flags=flags),
+            java(main, *args, home=home, flags=flags, version=version),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.audit.evidence import Evidence
+from indexd.audit.plan import layout_of, plan_audit
 from indexd.audit.votes import NAMES, Vote, history
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
+from indexd.storage.disk import Disk, DiskFile
 from support.auditing import audit, config_for, index_log, rows_of
 from support.naive import NaiveIndexService, key_hash, naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
@@ -204,3 +207,31 @@ def test_the_history_is_the_one_that_costs_least(fits: list[tuple[bool, ...]]) -
     found = history([Vote(number, 10 * number, 10 * number + 10, one) for number, one in enumerate(fits, 1)])
     paths = product(range(len(NAMES)), repeat=len(fits))
     assert costs(fits, tuple(found)) == min(costs(fits, path) for path in paths)
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_a_file_that_the_broker_removes_while_it_is_asked(tmp_path: Path, when: int) -> None:
+    store = tmp_path / "store"
+    write(store, 1500, 2, lambda number: number % 3 == 0)
+    config = config_for(store, IndexLayout(100, 400), SEGMENT_SIZE)
+    index_log(config, NOW)
+    oldest = min((store / "index").iterdir())
+    files = plan_audit(Disk(), config).files
+
+    class Expiring(Disk):
+        opened = 0
+
+        def open_read(self, path: Path) -> DiskFile:
+            self.opened += path == oldest
+            if path == oldest and self.opened == when:
+                path.unlink()
+            return super().open_read(path)
+
+    disk = Expiring()
+    evidence = Evidence(disk, config, store / "index", layout_of(config))
+    try:
+        assert [era.flavour for era in evidence.eras(files)] == [NOW]
+    finally:
+        evidence.close()
+    assert disk.opened >= when
+    assert not oldest.exists()

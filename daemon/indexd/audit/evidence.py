@@ -18,6 +18,7 @@ from indexd.audit.votes import NAMES, Run, Vote, history, runs_of, votes_of
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.lookup import MessageLookup
 from indexd.config import Config
+from indexd.errors import DiskError
 from indexd.index.format import IndexLayout
 from indexd.recovery.replay import first_entry_at, read_entries
 from indexd.recovery.settings import frame_size_max
@@ -124,8 +125,11 @@ class _Asked:
     def __init__(self, disk: Disk, folder: Path, layout: IndexLayout, file: BrokerFile, log_begin: int) -> None:
         self._disk, self._path, self._layout = disk, folder / file.name, layout
         self.file, self.count = file, file.count
-        with disk.open_read(self._path) as opened:
-            self.low = first_entry_at(opened, layout, 1, file.count, max(file.begin, log_begin))
+        try:
+            with disk.open_read(self._path) as opened:
+                self.low = first_entry_at(opened, layout, 1, file.count, max(file.begin, log_begin))
+        except DiskError as error:
+            self.low = self._none_left(error)
         self._left = [(self.low, self.count)] if self.low < self.count else []
         self.votes: dict[int, Vote] = {}
 
@@ -145,6 +149,18 @@ class _Asked:
         """Ask the messages of the entries around ``number``."""
         if not self.low <= number < self.count:
             return
+        try:
+            self._ask_file(number, lookup)
+        except DiskError as error:
+            self.low, self._left = self._none_left(error), []
+
+    def _none_left(self, error: DiskError) -> int:
+        # The broker has removed it meanwhile, with the log it was of: what it has said so far stays.
+        if not error.is_missing or error.path != self._path:
+            raise error
+        return self.count
+
+    def _ask_file(self, number: int, lookup: MessageLookup) -> None:
         size, runs = _WINDOW, list[Run]()
         with self._disk.open_read(self._path) as opened:
             while True:

@@ -27,7 +27,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
- * A real RocketMQ client: {@code Client send namesrv=HOST:PORT count=N out=FILE [seed=N]};
+ * A real RocketMQ client: {@code Client send namesrv=HOST:PORT count=N out=FILE [seed=N] [access-key=NAME
+ * secret-key=TEXT]}, which signs what it sends where it has a key;
  * {@code Client ask namesrv=HOST:PORT broker=NAME in=FILE out=FILE}, which asks the broker {@link Questions};
  * {@code Client retry namesrv=HOST:PORT broker=NAME topic=NAME}, a consumer that fails at the first messages.
  */
@@ -50,7 +51,7 @@ public final class Client {
         System.setOut(System.err);
         try {
             long rows = switch (arguments.length > 0 ? arguments[0] : "") {
-                case "send" -> send(new Options(arguments, "namesrv", "count", "out", "seed"));
+                case "send" -> send(new Options(arguments, "namesrv", "count", "out", "seed", "access-key", "secret-key"));
                 case "ask" -> ask(new Options(arguments, "namesrv", "broker", "in", "out"));
                 case "retry" -> retry(new Options(arguments, "namesrv", "broker", "topic"));
                 default -> throw new IllegalArgumentException("Client send|ask|retry namesrv=HOST:PORT ...");
@@ -66,7 +67,7 @@ public final class Client {
     /** Sends count= times: mostly single messages, now and then a transaction, a delayed message or a batch. */
     private static int send(Options options) throws Exception {
         long seed = options.number("seed", 1);
-        TransactionMQProducer producer = new TransactionMQProducer("test-producer");
+        TransactionMQProducer producer = new TransactionMQProducer("test-producer", options.signature());
         producer.setNamesrvAddr(options.required("namesrv"));
         producer.setSendMsgTimeout(10_000);
         producer.setTransactionListener(new Decided());

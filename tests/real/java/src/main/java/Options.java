@@ -4,6 +4,9 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** {@code name=value} arguments; a name that the program does not know ends it, so that a typing error is seen. */
 final class Options {
@@ -42,6 +45,13 @@ final class Options {
 
     boolean flag(String name) {
         return Boolean.parseBoolean(text(name, "false"));
+    }
+
+    /** What signs requests with {@code access-key=} and {@code secret-key=}; null without them. */
+    RPCHook signature() {
+        return values.containsKey("access-key")
+            ? new AclClientRPCHook(new SessionCredentials(required("access-key"), required("secret-key")))
+            : null;
     }
 
     /** The {@code set.NAME=value} arguments without their prefix: settings of RocketMQ's own MessageStoreConfig. */
