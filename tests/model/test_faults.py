@@ -33,17 +33,19 @@ def live(world: World) -> None:
             world.crash(random.Random(turn))
 
 
-def calls(tmp_path: Path) -> dict[str, int]:
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """How often each operation is called when nothing fails."""
-    world = World(tmp_path / "undisturbed", 1, SHAPE)
+    world = World(tmp_path_factory.mktemp("undisturbed"), 1, SHAPE)
     live(world)
+    world.kill()
     return dict(world.disk.counts)
 
 
 @pytest.mark.parametrize("name", ERRNOS)
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - UNUSED))
-def test_one_call_fails(tmp_path: Path, operation: str, name: str) -> None:
-    count = calls(tmp_path).get(operation, 0)
+def test_one_call_fails(tmp_path: Path, calls: dict[str, int], operation: str, name: str) -> None:
+    count = calls.get(operation, 0)
     for nth in sorted({1, max(count // 3, 1), max(2 * count // 3, 1), max(count, 1)}):
         world = World(tmp_path / str(nth), 1, SHAPE)
         faults = world.disk.faults = FaultMap.parse(f"{operation}#{nth}={name}")
@@ -62,8 +64,8 @@ def test_every_call_fails_until_it_is_mended(tmp_path: Path, operation: str, nam
     world.finish()
 
 
-def test_each_write_is_short(tmp_path: Path) -> None:
-    for nth in range(1, calls(tmp_path)["pwrite"] + 1, 3):
+def test_each_write_is_short(tmp_path: Path, calls: dict[str, int]) -> None:
+    for nth in range(1, calls["pwrite"] + 1, 3):
         world = World(tmp_path / str(nth), 1, SHAPE)
         world.disk.faults = FaultMap.parse(f"pwrite#{nth}=short")
         live(world)
@@ -72,8 +74,8 @@ def test_each_write_is_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["crash", "crash-after"])
 @pytest.mark.parametrize("operation", ["fsync", "rename", "sync_dir", "unlink", "allocate"])
-def test_the_power_fails_beside_a_call(tmp_path: Path, operation: str, fault: str) -> None:
-    for nth in range(1, calls(tmp_path)[operation] + 1, 4):
+def test_the_power_fails_beside_a_call(tmp_path: Path, calls: dict[str, int], operation: str, fault: str) -> None:
+    for nth in range(1, calls[operation] + 1, 4):
         world = World(tmp_path / str(nth), nth, SHAPE)
         world.disk.faults = FaultMap.parse(f"{operation}#{nth}={fault}")
         live(world)

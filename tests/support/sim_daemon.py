@@ -29,6 +29,8 @@ from indexd.service.watch import Watch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
+from support.sim_checks import BrokenError
+from support.sim_disk import SimDisk
 
 _POLLS_MAX = 100_000
 
@@ -58,7 +60,7 @@ class SimDaemon:
     ``pid`` is what its files say; in a container it is the same one in each life.
     """
 
-    def __init__(self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False) -> None:
+    def __init__(self, config: Config, disk: SimDisk, *, pid: int = 1, forced: bool = False) -> None:
         self.pid = pid
         self.config, self.disk = config, disk
         self.files = DataFiles(config.store.data)
@@ -67,7 +69,7 @@ class SimDaemon:
         self.starts = Starts(disk, self.files.starts, config.recovery)
         if disk.exists(self.files.abort):
             self.starts.begin()
-        self.opened: Opened = open_for_run(config, disk, self.files, self.log, forced=forced)
+        self.opened = self._open(forced=forced)
         self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.flusher.frontier)
         self.building = Building(self.opened.outputs, self.opened.flusher)
         self.outputs, self.flusher, self.reader = self.opened.outputs, self.opened.flusher, self.opened.reader
@@ -84,6 +86,15 @@ class SimDaemon:
 
     def __repr__(self) -> str:
         return f"SimDaemon({self.outputs}, queue={len(self.queue)}, sent={self.sent is not None})"
+
+    def _open(self, *, forced: bool) -> Opened:
+        try:
+            return open_for_run(self.config, self.disk, self.files, self.log, forced=forced)
+        except DiskError as error:
+            # A process that waits for room tries it again and again.
+            if error.is_full and self.disk.still_open:
+                raise BrokenError("other", f"an opening without room left open: {self.disk.still_open}") from error
+            raise
 
     def read(self, polls: int = _POLLS_MAX) -> bool:
         """Poll so often, or until the log's end; True at the end."""

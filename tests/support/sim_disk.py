@@ -16,6 +16,7 @@ from copy import copy
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from indexd.errors import DiskError
 from indexd.storage.disk import DiskFile
@@ -43,6 +44,7 @@ class SimDisk(SimLinks):
         #: Called before each call that changes the disk.
         self.before_change: Callable[[str, Path], None] | None = None
         self.handles: set[SimFile] = set()
+        self._real: WeakSet[DiskFile] = WeakSet()
         self.lives = 0
         self._is_dead = False
         self.ticks = count(2)  # inode numbers, and times of writing
@@ -54,6 +56,11 @@ class SimDisk(SimLinks):
     def operations(self) -> int:
         """All calls so far."""
         return self.counts.total()
+
+    @property
+    def still_open(self) -> list[DiskFile]:
+        """What has been opened in this life and not been closed, files of the real disk among it."""
+        return [*self.handles, *(file for file in self._real if file.fileno() >= 0)]
 
     def crash(self, rand: random.Random | None = None) -> None:
         """The power fails and comes back: of what was not synced something is left."""
@@ -67,7 +74,9 @@ class SimDisk(SimLinks):
 
     def kill(self) -> None:
         """The process dies, the machine does not."""
-        self.handles.clear()
+        for file in self.still_open:
+            file.close()  # nothing is left of its descriptors, real ones included
+        self._real.clear()
         self.lives += 1
         self._is_dead = False
         self.crash_at = None
@@ -85,7 +94,9 @@ class SimDisk(SimLinks):
 
     def open_read(self, path: Path) -> DiskFile:
         if not self.holds(path):
-            return super().open_read(path)
+            file = super().open_read(path)
+            self._real.add(file)
+            return file
         return self._open("open_read", path, is_writable=False)
 
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:

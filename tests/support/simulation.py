@@ -93,21 +93,21 @@ class World:
         """Power off, power on."""
         self.tally["crashes"] += 1
         self.disk.crash(rand or self.rand)
-        self._is_dead()
+        self.daemon = None
 
     def kill(self) -> None:
         """kill -9: the page cache is still there."""
         self.tally["kills"] += 1
         self.disk.kill()
-        self._is_dead()
+        self.daemon = None
 
     def stop(self) -> bool:
         """TERM. True when the daemon stopped cleanly; then everything that was read is durable and nothing is open."""
 
         def step(daemon: SimDaemon) -> None:
             daemon.stop()
-            if self.disk.handles:
-                raise BrokenError("other", f"after a clean stop these are still open: {self.disk.handles}")
+            if self.disk.still_open:
+                raise BrokenError("other", f"after a clean stop these are still open: {self.disk.still_open}")
 
         return self.do(step, last=True)
 
@@ -164,7 +164,7 @@ class World:
         self._note(daemon)
         if last:
             self.disk.kill()
-            self._is_dead()
+            self.daemon = None
         return True
 
     def catch_up(self) -> bool:
@@ -293,8 +293,3 @@ class World:
         if daemon.flusher.counters.flushes:
             frontier = daemon.flusher.frontier
             self.promised = frontier.begin_offset, 0 if self.is_outdated else frontier.phy_offset
-
-    def _is_dead(self) -> None:
-        if self.daemon is not None:
-            self.daemon.reader.close()  # its segment is a real file
-        self.daemon = None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 ALWAYS = {
     "version", "pid", "bootId", "startedAt", "cluster", "nodeId", "mode", "flavour", "store", "data", "hashSlotNum",
-    "indexNum", "phase", "http", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio", "diskUsedMax",
-    "lastShutdownClean", "recoveries", "lastRecovery", "stalled", "problems", "recoveryRemainingBytes",
+    "indexNum", "phase", "http", "remoting", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio",
+    "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "stalled", "problems", "recoveryRemainingBytes",
     "recoveryRemainingFiles",
 }  # fmt: skip
 

@@ -13,8 +13,8 @@ import pytest
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.query import message as query_message
+from indexd.serve import queries as serve_queries
 from indexd.serve.http import answers as http_answers
-from indexd.serve.http import queries as http_queries
 from support.daemon import rebuild
 from support.serving import Serving
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES
@@ -105,7 +105,7 @@ def _asking(server: Serving, answers: list[httpx.Response], count: int) -> list[
 
 
 def test_a_query_has_so_long(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_queries, "QUERY_SECONDS", 0.5)
+    monkeypatch.setattr(serve_queries, "QUERY_SECONDS", 0.5)
     _Slow(monkeypatch, lambda: time.sleep(0.2))
     with Serving(*place) as server:
         began = time.monotonic()

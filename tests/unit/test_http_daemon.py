@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from indexd.serve.http import queries as http_queries
+from indexd.serve import queries as serve_queries
 from support.daemon import Daemon, rebuild
 from support.serving import Serving
 from support.small_log import SIZES, Growing, messages, write_log
@@ -86,7 +86,7 @@ def _check_stop(daemon: Daemon, url: str) -> None:
 
 
 def test_files_are_closed_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_queries, "_KEPT_SECONDS", 0.5)
+    monkeypatch.setattr(serve_queries, "_KEPT_SECONDS", 0.5)
     write_log(tmp_path / "store", 1500)
     rebuild(tmp_path / "store", tmp_path / "data", *SIZES)
     with Serving(tmp_path / "data", tmp_path / "store") as server:
@@ -112,17 +112,17 @@ def _open_below(root: Path) -> list[str]:
 
 
 def test_as_many_queries_at_once_as_may_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_queries, "_WAITING_PER_THREAD", 2)
+    monkeypatch.setattr(serve_queries, "_WAITING_PER_THREAD", 2)
     write_log(tmp_path / "store", 300)
     rebuild(tmp_path / "store", tmp_path / "data", *SIZES)
     gate = threading.Event()
-    original = http_queries.open_index
+    original = serve_queries.open_index
 
     def slow_open(*args: object) -> object:
         gate.wait(20)
         return original(*args)  # type: ignore[arg-type]  # what it was given
 
-    monkeypatch.setattr(http_queries, "open_index", slow_open)
+    monkeypatch.setattr(serve_queries, "open_index", slow_open)
     with Serving(tmp_path / "data", tmp_path / "store", http_queries_max=2) as server:
         codes: list[int] = []
 

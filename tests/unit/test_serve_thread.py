@@ -19,6 +19,7 @@ from indexd.serve import server
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread, listen
 from support.inside import config_of
+from support.remoting import RemotingClient
 from support.sim_daemon import SilentLog
 
 if TYPE_CHECKING:
@@ -75,25 +76,51 @@ def test_off_with_mqtt_is_a_thread_without_a_port(tmp_path: Path, monkeypatch: p
     assert serve_threads() == []
 
 
+@pytest.mark.parametrize("name", ["http", "remoting"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: str) -> None:
+def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: str, name: str) -> None:
     log = SilentLog()
     with listen(f"{host}:0") as taken:
         address = f"{host}:{taken.getsockname()[1]}"
-        config = config_of(tmp_path, tmp_path / "data", http=address)
+        config = config_of(tmp_path, tmp_path / "data", **{name: address})
         board = Board(config)
         thread = ServeThread(config, board, log)
         with thread:
             with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
-                listen(address)
-            assert "--http off" in caught.value.line()
+                listen(address, name)
+            assert f"--{name} off" in caught.value.line()
             time.sleep(0.2)
-            assert board.http is None
+            assert getattr(board, name) is None
             taken.close()
-            wait_for(lambda: board.http is not None)
+            wait_for(lambda: getattr(board, name) is not None)
             port = address.rpartition(":")[2]
-            assert str(board.http).endswith(f":{port}")
+            assert str(getattr(board, name)).endswith(f":{port}")
+    wait_for(lambda: serve_threads() == [])  # it may be loading the outlet still
+
+
+def test_both_ports_answer(tmp_path: Path) -> None:
+    config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", remoting="127.0.0.1:0")
+    board, log = Board(config), SilentLog()
+    with ServeThread(config, board, log):
+        assert board.row()["remoting"]["address"] == board.remoting != board.http
+        with RemotingClient(str(board.remoting)) as client:
+            assert client.ask(34).code == 0
+            answer = client.ask(12, {"topic": "T", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1})
+            assert (answer.code, answer.remark) == (2, "the index is opening")
+            assert client.ask(310).code == 3
+            wait_for(lambda: "connections" in board.row()["remoting"])
+            with urllib.request.urlopen(f"http://{board.http}/metrics", timeout=10) as metrics:
+                assert b"rocketmq_indexer_remoting_open_connections{" in metrics.read()
     assert serve_threads() == []
+    assert log.events.count("listening") == 2
+    assert "outlet_failed" not in log.events
+
+
+def test_a_secret_key_that_cannot_be_read_is_a_wrong_option(tmp_path: Path) -> None:
+    given = {"remoting_access_key": "k", "remoting_secret_key_file": str(tmp_path / "none")}
+    config = config_of(tmp_path, tmp_path / "data", remoting="127.0.0.1:0", **given)
+    with pytest.raises(UsageError, match="remoting_secret_key_file"):
+        ServeThread(config, Board(config), SilentLog())
 
 
 def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ def details(look: Look) -> Iterator[tuple[str, str]]:
         yield "opening", f"{opening['event']} in {span(opening['seconds'])}{kept}"
     if row.get("broker"):
         yield "broker", broker(row["broker"])
+    if outlet := row.get("remoting"):
+        yield "remoting", f"{outlet['address']}, {int(outlet.get('connections', 0)):,} connections"
     if row.get("mqtt"):
         yield "mqtt", values(row["mqtt"])
     if row.get("diskUsedRatio") is not None:

@@ -23,6 +23,8 @@ from indexd.commitlog.properties import (
 )
 
 _CRC_MASK = 0x7FFFFFFF
+_SIZE_AND_MAGIC = struct.Struct(">II").unpack_from
+_PHY_OFFSET = struct.Struct(">Q").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Message:
 
 
 Decoded = Message | EndOfFile | NotYetWritten | Corrupt
+#: The same, a frame as its bytes.
+Framed = bytes | EndOfFile | NotYetWritten | Corrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,38 @@ class DecoderOptions:
 
 def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions) -> Decoded:
     """What stands at ``data[position]``: physical offset ``phy_offset`` of a segment that ends at ``segment_end``."""
+    head = _head(data, position, phy_offset, segment_end, options)
+    if not isinstance(head, tuple):
+        return head
+    total, magic = head
+    return _decode_whole(data[position : position + total], phy_offset, magic, options)
+
+
+def check_frame(data: bytes, phy_offset: int, segment_end: int, options: DecoderOptions) -> Framed:
+    """The bytes of the frame at the start of ``data``, by the same rules, its CRCs always checked, none of it decoded.
+
+    Only what the properties mean is not looked at: whoever decodes the frame judges that.
+    """
+    head = _head(data, 0, phy_offset, segment_end, options)
+    if not isinstance(head, tuple):
+        return head
+    total, magic = head
+    whole = data[:total]
+    parts = _walk(whole, magic)
+    if parts is None:
+        return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
+    reason = _check_crc(whole, parts[1], parts[3])
+    return whole if reason is Reason.NONE else Corrupt(phy_offset, reason.text)
+
+
+def _head(
+    data: bytes, position: int, phy_offset: int, segment_end: int, options: DecoderOptions
+) -> tuple[int, int] | EndOfFile | NotYetWritten | Corrupt:
+    # (total size, magic) of a frame that ``data`` has whole.
     left = len(data) - position
     if left < frame.BLANK_SIZE:
         return NotYetWritten(phy_offset)
-    total, magic = struct.unpack_from(">II", data, position)
+    total, magic = _SIZE_AND_MAGIC(data, position)
     if magic == frame.MAGIC_BLANK:
         return EndOfFile(phy_offset)
     if magic == 0:
@@ -98,11 +130,11 @@ def decode_frame(data: bytes, position: int, phy_offset: int, segment_end: int, 
         return Corrupt(phy_offset, Reason.BAD_TOTAL_SIZE.text)
     if left < frame.HEAD_SIZE:
         return NotYetWritten(phy_offset, total)
-    if struct.unpack_from(">Q", data, position + 28)[0] != phy_offset:
+    if _PHY_OFFSET(data, position + 28)[0] != phy_offset:
         return Corrupt(phy_offset, Reason.WRONG_PHYSICAL_OFFSET.text)
     if left < total:
         return NotYetWritten(phy_offset, total)
-    return _decode_whole(data[position : position + total], phy_offset, magic, options)
+    return total, magic
 
 
 def _bad_magic(data: bytes, position: int, total: int) -> Reason:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
-from indexd.commitlog.decoder import Decoded, DecoderOptions, decode_frame
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import HEAD_SIZE, NotYetWritten
-from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.commitlog.segments import Segment, SegmentList, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
 
@@ -23,25 +23,52 @@ class MessageLookup:
         self._disk = disk
         self._options = options
         self._files: OrderedDict[Path, DiskFile] = OrderedDict()
+        self._segment_size = segment_size
         self.log: SegmentList = list_segments(disk, directories, segment_size)
+        # All are of one size, and begin at a multiple of it.
+        self._segments = {segment.base: segment for segment in self.log.segments}
 
     def at(self, phy_offset: int) -> Decoded | None:
         """What stands at ``phy_offset``; None when its segment has expired or is not there yet."""
-        segment = self.log.at(phy_offset)
-        if segment is None:
+        opened = self._file_at(phy_offset)
+        if opened is None:
             return None
-        try:
-            file = self._open(segment.path)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return None
+        file, segment = opened
         position = phy_offset - segment.base
         size = min(_FIRST_READ, segment.size - position)
         found = self._decode(file, size, position, segment.end, phy_offset)
         if isinstance(found, NotYetWritten) and found.needed > size >= HEAD_SIZE:
             found = self._decode(file, found.needed, position, segment.end, phy_offset)
         return found
+
+    def frame(self, phy_offset: int, size_max: int) -> Framed | None:
+        """The same as bytes, its CRCs checked; NotYetWritten, ``needed`` set, for one of more than ``size_max`` bytes.
+
+        Such a frame is not read.
+        """
+        opened = self._file_at(phy_offset)
+        if opened is None:
+            return None
+        file, segment = opened
+        position = phy_offset - segment.base
+        data = file.pread(min(_FIRST_READ, segment.size - position), position)
+        found = check_frame(data, phy_offset, segment.end, self._options)
+        if isinstance(found, NotYetWritten) and len(data) < found.needed <= size_max:
+            found = check_frame(file.pread(found.needed, position), phy_offset, segment.end, self._options)
+        if isinstance(found, bytes) and len(found) > size_max:
+            return NotYetWritten(phy_offset, len(found))
+        return found
+
+    def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
+        segment = self._segments.get(phy_offset - phy_offset % self._segment_size)
+        if segment is None:
+            return None
+        try:
+            return self._open(segment.path), segment
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return None
 
     def _decode(self, file: DiskFile, size: int, position: int, segment_end: int, phy_offset: int) -> Decoded:
         return decode_frame(file.pread(size, position), 0, phy_offset, segment_end, self._options)

@@ -40,7 +40,7 @@ def utf16_units(text: str) -> list[int]:
 def java_hash(text: str) -> int:
     """``String.hashCode``, as the signed 32-bit value."""
     value = 0
-    for unit in utf16_units(text):
+    for unit in text.encode() if text.isascii() else utf16_units(text):
         value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 

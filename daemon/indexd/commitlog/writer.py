@@ -151,6 +151,8 @@ class CommitLogWriter:
     Failed calls raise OSError. Not for use from several threads.
     """
 
+    _fd = -1  # of the open segment
+
     def __init__(self, directory: Path, segment_size: int, *, start_offset: int = 0, prop_crc: bool = False) -> None:
         self.directory = Path(directory)
         self.segment_size = segment_size
@@ -174,6 +176,11 @@ class CommitLogWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(clean=kind is None)
+
+    def __del__(self) -> None:
+        # As a file object does it: who has forgotten to close has forgotten the descriptor, too.
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def append(self, spec: FrameSpec, *, raw_properties: bytes | None = None, raw_topic: bytes | None = None) -> int:
         """Writes one frame and returns its physical offset; the queue's next offset replaces the one in ``spec``.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -76,11 +77,14 @@ class ConsumeQueueReader:
 
         ``published`` is the physical offset up to which a running daemon says that everything is written; None without.
         """
-        reader = cls(disk, root, mark.topic, mark.queue_id, file_size)
-        reader.first_offset, reader.min_offset, reader.max_offset = mark.first_offset, mark.min_offset, mark.max_offset
-        reader._note_last_file()
-        if published is not None:
-            reader._follow(published)
+        with ExitStack() as opened:
+            reader = opened.enter_context(cls(disk, root, mark.topic, mark.queue_id, file_size))
+            reader.first_offset, reader.min_offset = mark.first_offset, mark.min_offset
+            reader.max_offset = mark.max_offset
+            reader._note_last_file()
+            if published is not None:
+                reader._follow(published)
+            opened.pop_all()
         return reader
 
     @classmethod
@@ -88,18 +92,22 @@ class ConsumeQueueReader:
         cls, disk: Disk, root: Path, topic: str, queue_id: int, file_size: int, published: int
     ) -> ConsumeQueueReader | None:
         """Our own queue that a running daemon has made since the last mark; None if there is none."""
-        reader = cls(disk, root, topic, queue_id, file_size)
-        offsets = reader._list()
-        if not offsets:
-            return None
-        reader.first_offset = offsets[0]
-        # Blank units stand at the front of the first file alone.
-        reader.min_offset = reader.first_offset + bisect_left(
-            range(reader.file_units), True, key=lambda i: not _is_blank(reader._peek(reader.first_offset + i))
-        )
-        reader.max_offset = reader.min_offset
-        reader._follow(published)
-        return reader if reader.max_offset > reader.min_offset else None
+        with ExitStack() as opened:
+            reader = opened.enter_context(cls(disk, root, topic, queue_id, file_size))
+            offsets = reader._list()
+            if not offsets:
+                return None
+            reader.first_offset = offsets[0]
+            # Blank units stand at the front of the first file alone.
+            reader.min_offset = reader.first_offset + bisect_left(
+                range(reader.file_units), True, key=lambda i: not _is_blank(reader._peek(reader.first_offset + i))
+            )
+            reader.max_offset = reader.min_offset
+            reader._follow(published)
+            if reader.max_offset == reader.min_offset:
+                return None
+            opened.pop_all()
+        return reader
 
     @classmethod
     def of_broker(
@@ -109,17 +117,19 @@ class ConsumeQueueReader:
 
         ``log_begin`` is where its log begins. Like the broker this takes blank units for valid ones.
         """
-        reader = cls(disk, root, topic, queue_id, file_size)
-        offsets = reader._list()
-        if not offsets:
-            return None
-        reader.first_offset = reader.min_offset = offsets[0]
-        for offset in offsets[-_RECOVERED_FILES:]:
-            reader._last_file = offset
-            reader.max_offset = offset + reader._valid_units(offset)
-            if reader.max_offset < offset + reader.file_units:
-                break
-        reader.correct_min_offset(log_begin)
+        with ExitStack() as opened:
+            reader = opened.enter_context(cls(disk, root, topic, queue_id, file_size))
+            offsets = reader._list()
+            if not offsets:
+                return None
+            reader.first_offset = reader.min_offset = offsets[0]
+            for offset in offsets[-_RECOVERED_FILES:]:
+                reader._last_file = offset
+                reader.max_offset = offset + reader._valid_units(offset)
+                if reader.max_offset < offset + reader.file_units:
+                    break
+            reader.correct_min_offset(log_begin)
+            opened.pop_all()
         return reader
 
     def file_offsets(self) -> range:

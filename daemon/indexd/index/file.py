@@ -88,9 +88,13 @@ class IndexFile:
     @classmethod
     def load(cls, disk: Disk, path: Path, layout: IndexLayout, header: IndexHeader) -> IndexFile:
         """Open a file whose bytes are known to hold ``header``: after a clean stop, or after recovery."""
-        file = disk.open_write(path)
         slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
-        file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
+        file = disk.open_write(path)
+        try:
+            file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
+        except DiskError:
+            file.close()
+            raise
         return cls(path, file, layout, header, slots)
 
     @property

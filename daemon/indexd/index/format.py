@@ -90,6 +90,11 @@ class IndexHeader:
             self.index_count,
         )
 
+    def is_time_matched(self, begin: int, end: int) -> bool:
+        """RocketMQ's test, which misses a range that ends in the middle of an older second (spec 3.6)."""
+        first, last = self.begin_timestamp, self.end_timestamp
+        return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
     @property
     def entries(self) -> int:
         """How many entries the file holds."""
@@ -122,6 +127,11 @@ class IndexEntry:
 def unpack_slot(data: bytes) -> int:
     """The entry number in a slot."""
     return int(_SLOT.unpack(data)[0])
+
+
+def unpack_fields(data: bytes, position: int) -> tuple[int, int, int, int]:
+    """(key hash, physical offset, time difference, previous entry) of the entry at a byte position of ``data``."""
+    return _ENTRY.unpack_from(data, position)
 
 
 def unpack_entry(data: bytes) -> IndexEntry:

@@ -6,7 +6,7 @@ slots; the reader's is slot, then header: so every entry that a slot names is th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from indexd.errors import CorruptDataError
 from indexd.index.format import (
@@ -17,9 +17,13 @@ from indexd.index.format import (
     IndexHeader,
     IndexLayout,
     unpack_entry,
+    unpack_fields,
     unpack_slot,
 )
 from indexd.storage.disk import DiskFile
+
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_ENTRIES_PER_READ = 204
 
 
 class IndexFileReader:
@@ -55,34 +59,60 @@ class IndexFileReader:
         return unpack_entry(self.file.pread(ENTRY_SIZE, self.layout.entry_position(number)))
 
     def is_time_matched(self, begin: int, end: int) -> bool:
-        """RocketMQ's test, which misses a range that ends in the middle of an older second (spec 3.6)."""
-        header = self.header()
-        first, last = header.begin_timestamp, header.end_timestamp
-        return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+        """RocketMQ's test of the header as it stands now."""
+        return self.header().is_time_matched(begin, end)
 
-    def select_phy_offset(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
-        """RocketMQ's answer, newest first: collisions and repeats included, times at whole seconds (spec 3.7)."""
+    def select_phy_offset(
+        self,
+        key_hash: int,
+        max_num: int,
+        begin: int,
+        end: int,
+        header: IndexHeader | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[int]:
+        """RocketMQ's answer, newest first: collisions and repeats included, times at whole seconds (spec 3.7).
+
+        ``header``: of a file that is full, where it is known already. ``check`` is called before each read, and ends
+        the walk by raising. CorruptDataError for an entry that this file has not.
+        """
         found: list[int] = []
         number = self.slot(self.layout.slot_of(key_hash))
-        header = self.header()
-        if number <= 0 or number > header.index_count or header.index_count <= 1:
+        header = header or self.header()
+        count, base = header.index_count, header.begin_timestamp
+        if number <= 0 or number > count or count <= 1:
             return found
-        steps = 0
-        while len(found) < max_num and steps <= header.index_count:
-            steps += 1  # a file of someone else may hold a loop that Java would walk for ever
-            entry = self.entry(number)
-            if entry.time_diff < 0:
+        first, last, data, wanted = 0, -1, b"", 1
+        for _ in range(count + 1):  # a file of someone else may hold a loop that Java would walk for ever
+            if len(found) >= max_num:
                 break
-            # A Java long wraps.
-            time = (header.begin_timestamp + entry.time_diff * 1000 + (1 << 63)) % (1 << 64) - (1 << 63)
-            if entry.key_hash == key_hash and begin <= time <= end:
-                found.append(entry.phy_offset)
-            if entry.prev_index <= 0 or entry.prev_index > header.index_count or entry.prev_index == number:
+            if not first <= number <= last:
+                check()
+                first, last = max(number - wanted + 1, 0), number
+                data = self._entries(first, last)
+            entry_hash, phy_offset, time_diff, previous = unpack_fields(data, (number - first) * ENTRY_SIZE)
+            if time_diff < 0:
                 break
-            if time < begin:
+            time = base + time_diff * 1000
+            if not _LONG_MIN <= time <= _LONG_MAX:  # a Java long wraps
+                time = (time - _LONG_MIN) % (1 << 64) + _LONG_MIN
+            if entry_hash == key_hash and begin <= time <= end:
+                found.append(phy_offset)
+            if previous <= 0 or previous > count or previous == number or time < begin:
                 break
-            number = entry.prev_index
+            # A hot key's entries stand close together.
+            wanted = _ENTRIES_PER_READ if number - _ENTRIES_PER_READ < previous < number else 1
+            number = previous
         return found
+
+    def _entries(self, first: int, last: int) -> bytes:
+        if last >= self.layout.index_num:
+            raise CorruptDataError(f"index file {self.file.path} names entry {last} of {self.layout.index_num}")
+        size = (last - first + 1) * ENTRY_SIZE
+        data = self.file.pread(size, self.layout.entry_position(first))
+        if len(data) < size:
+            raise CorruptDataError(f"index file {self.file.path} names an entry behind its last one")
+        return data
 
     def chain(self, key_hash: int) -> Iterator[tuple[int, IndexEntry]]:
         """Every entry of the hash's slot with that hash, newest first, as (number, entry); for exact answers.

@@ -32,6 +32,7 @@ b'five'
 ``queues``    the queue that is asked about
 ``coverage``  which part of the log an answer speaks for, and why it is empty
 ``rocketmq``  the broker's own answer
+``broker_message``  whole frames, as a broker sends them
 ``by_key``    the exact answer, in pages
 ``by_queue``  messages by queue offset
 ``by_time``   queue offsets by store time, as the broker finds them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from indexd.commitlog.decoder import Decoded, DecoderOptions, Message
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, Message
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.segments import Segment
@@ -89,18 +89,30 @@ class LogView:
         """What stands at ``phy_offset``; None when its segment has expired or was never there."""
         self.check()
         found = self._lookup.at(phy_offset)
-        if found is not None:
-            return found
+        if found is None and self._is_listed_anew(phy_offset):
+            return self._lookup.at(phy_offset)
+        return found
+
+    def frame(self, phy_offset: int, size_max: int) -> Framed | None:
+        """The same as bytes, its CRCs checked; one larger than ``size_max`` is NotYetWritten, with ``needed``."""
+        self.check()
+        found = self._lookup.frame(phy_offset, size_max)
+        if found is None and self._is_listed_anew(phy_offset):
+            return self._lookup.frame(phy_offset, size_max)
+        return found
+
+    def _is_listed_anew(self, phy_offset: int) -> bool:
+        # Behind the last segment there may be another by now.
         if self._lookup.log.at(phy_offset) is not None:
             self._is_stale = True  # listed, but gone since
-            return None
+            return False
         segments = self._lookup.log.segments
         is_behind = not segments or phy_offset >= segments[-1].end
         if is_behind and self._listings_left > 0:
             self._listings_left -= 1
             self.refresh()
-            return self._lookup.at(phy_offset)
-        return None
+            return True
+        return False
 
     def has_expired(self, phy_offset: int) -> bool:
         """Whether an offset at which ``at`` found None was in the log once: it lies before the log's begin.

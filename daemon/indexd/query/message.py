@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.format import Corrupt, EndOfFile
+from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten
 from indexd.errors import UsageError
 from indexd.query.log import LogView
 
@@ -83,8 +83,11 @@ def parse_message_id(text: str) -> MessageId:
 def find_by_offset(log: LogView, phy_offset: int) -> Message | NotFound:
     """The message at ``phy_offset``, checked by its CRCs if ``log`` does so."""
     found = log.at(phy_offset)
-    if isinstance(found, Message):
-        return found
+    return found if isinstance(found, Message) else not_found(log, phy_offset, found)
+
+
+def not_found(log: LogView, phy_offset: int, found: EndOfFile | NotYetWritten | Corrupt | None) -> NotFound:
+    """Why ``found``, which stands at ``phy_offset``, is no message."""
     where = f"no message at physical offset {phy_offset}"
     if found is None:
         if log.has_expired(phy_offset):

@@ -7,10 +7,9 @@ import struct
 from indexd.commitlog.decoder import Message
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.key_hash import index_key_hash
-from indexd.index.reader import IndexFileReader
 from indexd.query.answer import Answer, Hit, KeyQuery, LastUpdate
 from indexd.query.log import LogView
-from indexd.query.source import QueryIndex
+from indexd.query.source import Look, QueryIndex
 
 
 def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
@@ -21,32 +20,40 @@ def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
     if query.before is not None:
         raise UsageError("the broker's own answer has no pages", "ask for an exact one")
     look = index.look()
-    has_tags = query.index_type == "T" and look.flavour.tags
-    key_hash = index_key_hash(query.topic, query.key, "T" if has_tags else None)
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
-    found: list[int] = []
-    last_update: LastUpdate | None = None
-    for file, _ in index.newest_first(look):
-        header = file.header()
-        last_update = last_update or LastUpdate(header.end_timestamp, header.end_phy_offset)
-        if file.is_time_matched(query.begin, query.end):
-            found.extend(_select(file, key_hash, max_num - len(found), query))
-        if header.begin_timestamp < query.begin or len(found) >= max_num:
-            break
+    found, last_update = query_offsets(index, look, query, max_num, query.end)
     return Answer(
         query,
         tuple(_hit(index.log, offset) for offset in found),
         look.coverage,
         truncated=f"max {max_num}" if found and len(found) >= max_num else None,
-        last_update=last_update or LastUpdate(),
+        last_update=last_update,
     )
 
 
-def _select(file: IndexFileReader, key_hash: int, max_num: int, query: KeyQuery) -> list[int]:
-    try:
-        return file.select_phy_offset(key_hash, max_num, query.begin, query.end)
-    except struct.error:
-        raise CorruptDataError(f"index file {file.file.path} names an entry behind its last one") from None
+def query_offsets(
+    index: QueryIndex, look: Look, query: KeyQuery, max_num: int, end: int
+) -> tuple[list[int], LastUpdate]:
+    """The physical offsets, newest first, of at most ``max_num`` entries from ``query.begin`` to ``end``."""
+    has_tags = query.index_type == "T" and look.flavour.tags
+    key_hash = index_key_hash(query.topic, query.key, "T" if has_tags else None)
+    begin = query.begin
+    found: list[int] = []
+    last_update: LastUpdate | None = None
+    for reader, mark in index.newest_first(look):
+        is_full = mark is not None and mark.full
+        header = mark.header if mark is not None and is_full else reader.header()
+        last_update = last_update or LastUpdate(header.end_timestamp, header.end_phy_offset)
+        if header.is_time_matched(begin, end):
+            try:
+                # Of a file that grows the header is read again, behind the slot: it counts what that names.
+                known = header if is_full else None
+                found += reader.select_phy_offset(key_hash, max_num - len(found), begin, end, known, index.log.check)
+            except struct.error:
+                raise CorruptDataError(f"index file {reader.file.path} ends before its slots do") from None
+        if header.begin_timestamp < begin or len(found) >= max_num:
+            break
+    return found, last_update or LastUpdate()
 
 
 def _hit(log: LogView, phy_offset: int) -> Hit:

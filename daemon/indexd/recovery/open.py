@@ -91,8 +91,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         reader.close()
     witness.take_over(standing.evidence_before(base.phy_offset) if standing else (), recovered.compared.tail)
     index = IndexService(disk, files.index, fresh.layout, flavour)
-    index.load(recovered.files)
-    outputs = Outputs(index, *beside.open(base), base, witness)
+    outputs = _load(index, recovered, beside, base, witness)
     flusher = Flusher(disk, files, base)
     if beside.refill_from is not None:
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
@@ -162,6 +161,15 @@ def _commit(
     if named != known:
         write_frontier(disk, files.frontier, named, __version__)
     return named
+
+
+def _load(index: IndexService, recovered: Recovered, beside: Beside, base: Frontier, witness: Witness) -> Outputs:
+    try:
+        index.load(recovered.files)
+        return Outputs(index, *beside.open(base), base, witness)
+    except BaseException:
+        index.close()
+        raise
 
 
 def _refill(

@@ -67,9 +67,12 @@ class Board:
         self.queries = dict.fromkeys(RESULTS, 0)
         #: Where HTTP is served, once it is: ``127.0.0.1:9577``.
         self.http: str | None = None
+        #: Where the remoting protocol is spoken, the same way.
+        self.remoting: str | None = None
         #: What is known of the broker, see service.broker_watch.
         self.broker: Mapping[str, Any] = {}
-        #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}.
+        #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}; of "remoting" with
+        #: its "address".
         self.outlets: dict[str, Mapping[str, Any]] = {}
         #: How the run before this one ended; None until it is known.
         self.last_shutdown_clean: bool | None = None
@@ -131,6 +134,7 @@ class Board:
             **self._identity,
             "phase": standing.phase,
             "http": self.http,
+            "remoting": None if self.remoting is None else {"address": self.remoting},
             "broker": dict(broker),
             "lastEvent": self.events.last,
             "queries": dict(self.queries),

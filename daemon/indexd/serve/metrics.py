@@ -8,9 +8,7 @@ base unit that promtool asks for; an offset is a position in the commitlog, in b
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -18,69 +16,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from indexd.serve.board import Board, Row
+from indexd.serve.family import PREFIX, Family, Samples, figure, mapping_of, number_of, of_outputs
 
-PREFIX = "rocketmq_indexer_"
 NODE_TYPE = "indexer"
 STATES = ("opening", "recovering", "running", "stopping")
 STAGES = ("read", "build", "flush")
 
-Samples = Iterator[tuple[dict[str, str], float]]
-_UNITS = ("bytes", "seconds", "ratio")
 _MILLI = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric: its name without prefix (a counter's without ``_total``), and how its samples come out of a row."""
-
-    kind: str
-    name: str
-    help: str
-    samples: Callable[[Row], Samples] = field(repr=False)
-
-    @property
-    def exposed(self) -> str:
-        """The name that PromQL knows."""
-        return PREFIX + self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
-
-    def empty(self) -> Metric:
-        """The family without samples."""
-        unit = self.name.rpartition("_")[2]
-        return Metric(PREFIX + self.name, self.help, self.kind, unit if unit in _UNITS else "")
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _figure(kind: str, name: str, text: str, *path: str, scale: float = 1) -> Family:
-    """One number of a row; ``path`` are the keys that lead to it."""
-
-    def samples(row: Row) -> Samples:
-        value: object = row
-        for key in path:
-            value = _mapping(value).get(key)
-        number = _number(value)
-        if number is not None:
-            yield {}, number * scale
-
-    return Family(kind, name, text, samples)
-
-
-def _of_outputs(kind: str, name: str, text: str, key: str, scale: float = 1) -> Family:
-    """One number of each output, labelled ``output``."""
-
-    def samples(row: Row) -> Samples:
-        for output in row.get("outputs") or ():
-            number = _number(_mapping(output).get(key))
-            if number is not None:
-                yield {"output": str(output.get("output"))}, number * scale
-
-    return Family(kind, name, text, samples)
 
 
 def _states(row: Row) -> Samples:
@@ -90,8 +32,8 @@ def _states(row: Row) -> Samples:
 
 
 def _done(row: Row) -> Samples:
-    progress = _mapping(row.get("recovering"))
-    done, total = _number(progress.get("done")), _number(progress.get("total"))
+    progress = mapping_of(row.get("recovering"))
+    done, total = number_of(progress.get("done")), number_of(progress.get("total"))
     if done is not None and total:
         yield {"step": str(progress.get("step"))}, min(max(done / total, 0.0), 1.0)
 
@@ -106,12 +48,31 @@ def _stalled(row: Row) -> Samples:
     stalled = row.get("stalled")
     if isinstance(stalled, Mapping):
         for stage in sorted({*STAGES, *stalled}):
-            yield {"stage": stage}, _number(stalled.get(stage)) or 0.0
+            yield {"stage": stage}, number_of(stalled.get(stage)) or 0.0
 
 
 def _queries(row: Row) -> Samples:
-    for result, count in _mapping(row.get("queries")).items():
+    for result, count in mapping_of(row.get("queries")).items():
         yield {"result": str(result)}, float(count)
+
+
+def _by_reason(key: str) -> Callable[[Row], Samples]:
+    # The counts of remoting that are kept by reason.
+    def samples(row: Row) -> Samples:
+        for reason, count in mapping_of(mapping_of(row.get("remoting")).get(key)).items():
+            yield {"reason": str(reason)}, float(count)
+
+    return samples
+
+
+def _upstream(kind: str, name: str, text: str, key: str) -> Family:
+    return figure(kind, f"remoting_upstream_{name}", text, "remoting", "upstream", key)
+
+
+def _remoting_requests(row: Row) -> Samples:
+    for code, results in mapping_of(mapping_of(row.get("remoting")).get("requests")).items():
+        for result, count in mapping_of(results).items():
+            yield {"code": str(code), "result": str(result)}, float(count)
 
 
 def _at_corrupt(row: Row) -> Samples:
@@ -120,7 +81,7 @@ def _at_corrupt(row: Row) -> Samples:
 
 
 def _unsafe(row: Row) -> Samples:
-    unsafe = _mapping(row.get("broker")).get("unsafe")
+    unsafe = mapping_of(row.get("broker")).get("unsafe")
     if isinstance(unsafe, list | tuple):
         yield {}, len(unsafe)
 
@@ -136,52 +97,52 @@ def _node(row: Row) -> Samples:
 
 
 _LAG = (
-    _figure("gauge", "dispatch_behind_bytes", "Log that is there and in no output yet.", "dispatchBehindBytes"),
-    _figure(
+    figure("gauge", "dispatch_behind_bytes", "Log that is there and in no output yet.", "dispatchBehindBytes"),
+    figure(
         "gauge", "dispatch_behind_seconds", "How long the oldest message that is in no output yet has waited.",
         "dispatchBehindMilliseconds", scale=_MILLI,
     ),
-    _figure(
+    figure(
         "gauge", "dispatch_behind_messages", "Messages in no output yet; of unread log an estimate.",
         "dispatchBehindMessages",
     ),
-    _of_outputs("gauge", "output_behind_bytes", "Log that is there and not in this output yet.", "behindBytes"),
-    _of_outputs(
+    of_outputs("gauge", "output_behind_bytes", "Log that is there and not in this output yet.", "behindBytes"),
+    of_outputs(
         "gauge", "output_behind_seconds", "How long the oldest message that is not in this output yet has waited.",
         "behindMilliseconds", _MILLI,
     ),
-    _of_outputs(
+    of_outputs(
         "gauge", "output_behind_messages", "Messages not in this output yet; of unread log an estimate.",
         "behindMessages",
     ),
-    _figure("gauge", "caught_up", "1 when the reader stands at the end of the log.", "caughtUp"),
+    figure("gauge", "caught_up", "1 when the reader stands at the end of the log.", "caughtUp"),
 )  # fmt: skip
 _OFFSETS = (
-    _figure("gauge", "commitlog_min_offset", "Where the oldest segment of the log begins.", "commitLogMinOffset"),
-    _figure("gauge", "commitlog_max_offset", "How far the log is known to go.", "commitLogMaxOffset"),
-    _figure("gauge", "read_offset", "How far the log was read.", "readOffset"),
-    _figure("gauge", "built_offset", "How far the log is in every output, and found by queries.", "phyOffset"),
-    _figure(
+    figure("gauge", "commitlog_min_offset", "Where the oldest segment of the log begins.", "commitLogMinOffset"),
+    figure("gauge", "commitlog_max_offset", "How far the log is known to go.", "commitLogMaxOffset"),
+    figure("gauge", "read_offset", "How far the log was read.", "readOffset"),
+    figure("gauge", "built_offset", "How far the log is in every output, and found by queries.", "phyOffset"),
+    figure(
         "gauge", "built_store_timestamp_seconds", "Store time of the newest message that is built, since 1970.",
         "storeTimestamp", scale=_MILLI,
     ),
-    _figure("gauge", "durable_offset", "The frontier: how far a crash loses nothing.", "durableOffset"),
-    _of_outputs("gauge", "output_built_offset", "How far the log is in this output.", "phyOffset"),
-    _of_outputs("gauge", "output_durable_offset", "How far this output is on the disk.", "durableOffset"),
+    figure("gauge", "durable_offset", "The frontier: how far a crash loses nothing.", "durableOffset"),
+    of_outputs("gauge", "output_built_offset", "How far the log is in this output.", "phyOffset"),
+    of_outputs("gauge", "output_durable_offset", "How far this output is on the disk.", "durableOffset"),
 )  # fmt: skip
 _WORK = (
-    _figure("counter", "read_bytes", "Log that was read since the start.", "readBytesTotal"),
-    _figure("gauge", "messages", "Messages that the outputs were built from; less after the log was cut.", "messages"),
-    _figure("counter", "read_messages", "Messages that were read since the start.", "readMessages"),
-    _figure("counter", "index_entries", "Entries put into the key index since the start.", "indexEntries"),
-    _figure("counter", "drains", "Drains since the start that had something to build.", "drains"),
-    _figure("counter", "flushes", "Flushes since the start: files synced, checkpoint and frontier.", "flushes"),
-    _figure("counter", "roll_overs", "Index files that became full since the start.", "rollOvers"),
-    _figure("counter", "events", "Events since the start: rolls, flushes, recoveries, holes and so on.", "lastEvent"),
-    _figure("counter", "expired_files", "Files dropped since the start because the log expired.", "expiredFiles"),
-    _figure("gauge", "queue_rows", "Messages that wait for the next drain.", "queueRows"),
-    _figure("gauge", "queue_bytes", "Memory that the waiting messages take.", "queueBytes"),
-    _figure(
+    figure("counter", "read_bytes", "Log that was read since the start.", "readBytesTotal"),
+    figure("gauge", "messages", "Messages that the outputs were built from; less after the log was cut.", "messages"),
+    figure("counter", "read_messages", "Messages that were read since the start.", "readMessages"),
+    figure("counter", "index_entries", "Entries put into the key index since the start.", "indexEntries"),
+    figure("counter", "drains", "Drains since the start that had something to build.", "drains"),
+    figure("counter", "flushes", "Flushes since the start: files synced, checkpoint and frontier.", "flushes"),
+    figure("counter", "roll_overs", "Index files that became full since the start.", "rollOvers"),
+    figure("counter", "events", "Events since the start: rolls, flushes, recoveries, holes and so on.", "lastEvent"),
+    figure("counter", "expired_files", "Files dropped since the start because the log expired.", "expiredFiles"),
+    figure("gauge", "queue_rows", "Messages that wait for the next drain.", "queueRows"),
+    figure("gauge", "queue_bytes", "Memory that the waiting messages take.", "queueBytes"),
+    figure(
         "gauge", "queue_oldest_seconds", "How long the oldest of the waiting has waited.",
         "queueOldestMilliseconds", scale=_MILLI,
     ),
@@ -190,54 +151,76 @@ _WORK = (
     Family("counter", "queries", "Queries: found, empty_covered, empty_uncovered or error.", _queries),
 )  # fmt: skip
 _FILES = (
-    _of_outputs("gauge", "output_files", "Files of this output.", "files"),
-    _of_outputs("gauge", "output_entries", "Entries in the files of this output.", "entries"),
-    _of_outputs("gauge", "output_bytes", "Size of the files of this output.", "bytes"),
-    _of_outputs("gauge", "output_fill_ratio", "How full the newest file of this output is, 0 to 1.", "fillRatio"),
-    _figure("gauge", "consume_queues", "Consume queues that are kept.", "consumeQueues"),
-    _figure("gauge", "left_out_messages", "Messages that got no place in a consume queue.", "leftOutMessages"),
-    _figure("gauge", "disk_used_ratio", "How full the data's file system is, 0 to 1.", "diskUsedRatio"),
-    _figure("gauge", "disk_used_max_ratio", "How full it may get before indexing waits, 0 to 1.", "diskUsedMax"),
+    of_outputs("gauge", "output_files", "Files of this output.", "files"),
+    of_outputs("gauge", "output_entries", "Entries in the files of this output.", "entries"),
+    of_outputs("gauge", "output_bytes", "Size of the files of this output.", "bytes"),
+    of_outputs("gauge", "output_fill_ratio", "How full the newest file of this output is, 0 to 1.", "fillRatio"),
+    figure("gauge", "consume_queues", "Consume queues that are kept.", "consumeQueues"),
+    figure("gauge", "left_out_messages", "Messages that got no place in a consume queue.", "leftOutMessages"),
+    figure("gauge", "disk_used_ratio", "How full the data's file system is, 0 to 1.", "diskUsedRatio"),
+    figure("gauge", "disk_used_max_ratio", "How full it may get before indexing waits, 0 to 1.", "diskUsedMax"),
 )
 _HOLES = (
-    _figure("gauge", "uncovered_bytes", "Log whose messages no query finds: skipped, or damaged.", "uncoveredBytes"),
-    _figure("counter", "skipped_bytes", "Log that was passed over since the start.", "skippedBytes"),
-    _figure("counter", "corrupt_records", "Places of the log that are no frame, since the start.", "corruptRecords"),
-    _figure("counter", "corrupt_bytes", "Corrupt log that was passed over since the start.", "corruptBytes"),
-    _figure("counter", "expired_bytes", "Log that expired before it was read, since the start.", "expiredBytes"),
+    figure("gauge", "uncovered_bytes", "Log whose messages no query finds: skipped, or damaged.", "uncoveredBytes"),
+    figure("counter", "skipped_bytes", "Log that was passed over since the start.", "skippedBytes"),
+    figure("counter", "corrupt_records", "Places of the log that are no frame, since the start.", "corruptRecords"),
+    figure("counter", "corrupt_bytes", "Corrupt log that was passed over since the start.", "corruptBytes"),
+    figure("counter", "expired_bytes", "Log that expired before it was read, since the start.", "expiredBytes"),
     Family("gauge", "stopped_at_corrupt", "1 while the reader stands at bytes that are no frame.", _at_corrupt),
 )
 _RECOVERY = (
     Family("gauge", "recovery_state", "1 for the state it is in, 0 for the others.", _states),
     Family("gauge", "recovery_done_ratio", "How far the present step of the recovery is, 0 to 1.", _done),
-    _figure("gauge", "recovery_remaining_bytes", "What the step has yet to go through.", "recoveryRemainingBytes"),
-    _figure("gauge", "recovery_remaining_files", "The same, where it goes by files.", "recoveryRemainingFiles"),
-    _figure("counter", "recoveries", "Openings since the start: one, and one for each disturbance.", "recoveries"),
-    _figure("gauge", "last_recovery_seconds", "How long the last opening took.", "lastRecovery", "seconds"),
-    _figure(
+    figure("gauge", "recovery_remaining_bytes", "What the step has yet to go through.", "recoveryRemainingBytes"),
+    figure("gauge", "recovery_remaining_files", "The same, where it goes by files.", "recoveryRemainingFiles"),
+    figure("counter", "recoveries", "Openings since the start: one, and one for each disturbance.", "recoveries"),
+    figure("gauge", "last_recovery_seconds", "How long the last opening took.", "lastRecovery", "seconds"),
+    figure(
         "gauge", "last_recovery_dropped_entries", "Index entries it cut off, to be read from the log again.",
         "lastRecovery", "droppedEntries",
     ),
-    _figure("gauge", "last_shutdown_clean", "1 when the last run was stopped, 0 when it died.", "lastShutdownClean"),
+    figure("gauge", "last_shutdown_clean", "1 when the last run was stopped, 0 when it died.", "lastShutdownClean"),
 )  # fmt: skip
 _AROUND = (
-    _figure("gauge", "broker_alive", "1 while the broker runs.", "broker", "alive"),
-    _figure("gauge", "broker_indexing", "1 while the broker writes an index of its own.", "broker", "indexing"),
-    _figure("gauge", "broker_max_offset", "Where the log ends, as the broker says.", "broker", "maxOffset"),
-    _figure(
+    figure("gauge", "broker_alive", "1 while the broker runs.", "broker", "alive"),
+    figure("gauge", "broker_indexing", "1 while the broker writes an index of its own.", "broker", "indexing"),
+    figure("gauge", "broker_max_offset", "Where the log ends, as the broker says.", "broker", "maxOffset"),
+    figure(
         "gauge", "broker_checked_timestamp_seconds", "When the broker was looked at last, seconds since 1970.",
         "broker", "checkedAt", scale=_MILLI,
     ),
     Family("gauge", "broker_unsafe", "Things about broker and mode that are unsafe; status says which.", _unsafe),
-    _figure("gauge", "mqtt_connected", "1 while the MQTT broker is connected.", "mqtt", "connected"),
-    _figure("counter", "mqtt_dropped", "Events that were dropped since the start, unpublished.", "mqtt", "dropped"),
-    _figure("counter", "mqtt_published", "Events that were published since the start.", "mqtt", "published"),
-    _figure("gauge", "mqtt_waiting", "Events that wait to be published.", "mqtt", "waiting"),
+    figure("gauge", "mqtt_connected", "1 while the MQTT broker is connected.", "mqtt", "connected"),
+    figure("counter", "mqtt_dropped", "Events that were dropped since the start, unpublished.", "mqtt", "dropped"),
+    figure("counter", "mqtt_published", "Events that were published since the start.", "mqtt", "published"),
+    figure("gauge", "mqtt_waiting", "Events that wait to be published.", "mqtt", "waiting"),
     Family("info", "build", "The program.", _build),
     Family("info", "node", "How it runs.", _node),
 )  # fmt: skip
+_REMOTING = (
+    figure("gauge", "remoting_open_connections", "Connections of clients.", "remoting", "connections"),
+    figure(
+        "counter", "remoting_accepted_connections", "Connections that were taken since the start.",
+        "remoting", "connectionsTotal",
+    ),
+    Family(
+        "counter", "remoting_refused_connections", "Closed at once: allow (no network of ours), full, tls.",
+        _by_reason("refused"),
+    ),
+    Family(
+        "counter", "remoting_closed_connections",
+        "Closed by us: bytes (no protocol), slow, idle, untaken (answers), memory.", _by_reason("closed"),
+    ),
+    Family("counter", "remoting_requests", "Requests by code: ok, empty, refused or error.", _remoting_requests),
+    figure("counter", "remoting_received_bytes", "Requests since the start.", "remoting", "receivedBytes"),
+    figure("counter", "remoting_sent_bytes", "Answers since the start.", "remoting", "sentBytes"),
+    _upstream("gauge", "links", "Connections to name servers and the broker.", "links"),
+    _upstream("counter", "forwarded_requests", "Requests that a name server or the broker has answered.", "forwarded"),
+    _upstream("counter", "failed_requests", "Requests that none of them has answered.", "failed"),
+    _upstream("counter", "dropped_requests", "One-way requests of these, of which nobody is told.", "dropped"),
+)  # fmt: skip
 #: All but the histograms, which the board holds apart from its row.
-FAMILIES = (*_LAG, *_OFFSETS, *_WORK, *_FILES, *_HOLES, *_RECOVERY, *_AROUND)
+FAMILIES = (*_LAG, *_OFFSETS, *_WORK, *_FILES, *_HOLES, *_RECOVERY, *_AROUND, *_REMOTING)
 #: Attribute of the board, and name -> help.
 HISTOGRAMS = {
     "drain_seconds": "How long a drain took: from the queue into every output.",

@@ -21,6 +21,8 @@ from indexd.config import OFF, Config, split_address
 from indexd.errors import IndexdError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.http.access import read_access
+from indexd.serve.remoting.access import read_access as read_remoting_access
+from indexd.serve.remoting.upstream import read_link_settings
 
 Logger = Any
 Outlet = Callable[[asyncio.Event], Awaitable[None]]
@@ -32,7 +34,7 @@ _STEADY_SECONDS = 60.0
 _START_SECONDS = 5.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
-_BACKLOG = 128
+_BACKLOG = 1024
 
 
 async def serve_http(config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event) -> None:
@@ -40,6 +42,15 @@ async def serve_http(config: Config, board: Board, log: Logger, listening: socke
     from indexd.serve.http import server  # noqa: PLC0415 - loads FastAPI and uvicorn
 
     await server.serve_http(config, board, log, listening, stop)
+
+
+async def serve_remoting(
+    config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event
+) -> None:
+    """RocketMQ's protocol until ``stop``."""
+    from indexd.serve.remoting import server  # noqa: PLC0415 - a daemon that does not speak it need not load it
+
+    await server.serve_remoting(config, board, log, listening, stop)
 
 
 async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
@@ -58,13 +69,19 @@ class ServeThread:
 
     def __init__(self, config: Config, board: Board, log: Logger) -> None:
         self._board, self._log = board, log
-        if config.http.http != OFF:
-            read_access(config)  # what cannot be used is said at the start, not at each try
         self._config = config
-        self._socket: socket.socket | None = None
+        #: Of the outlets that listen, by name, which is also the key of the address: where, and the socket once it is.
+        self._addresses: dict[str, str] = {}
+        self._sockets: dict[str, socket.socket] = {}
         self._outlets: dict[str, Outlet] = {}
+        # What cannot be used of files is said at the start, not at each try.
         if config.http.http != OFF:
-            self._outlets["http"] = self._http
+            read_access(config)
+            self._addresses["http"], self._outlets["http"] = config.http.http, self._http
+        if config.remoting.remoting != OFF:
+            read_remoting_access(config)
+            read_link_settings(config)
+            self._addresses["remoting"], self._outlets["remoting"] = config.remoting.remoting, self._remoting
         if config.mqtt.mqtt_host is not None:
             self._outlets["mqtt"] = lambda stop: publish(config, board, log, stop)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,9 +91,10 @@ class ServeThread:
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
-        if "http" in self._outlets and is_number(self._config.http.http):
-            with suppress(UsageError):  # its outlet tries again at once, and says why it cannot
-                self._listen()
+        for name, address in self._addresses.items():
+            if is_number(address):
+                with suppress(UsageError):  # its outlet tries again at once, and says why it cannot
+                    self._listen(name)
         if self._outlets:
             self._thread.start()
             self._ready.wait(_START_SECONDS)
@@ -91,8 +109,8 @@ class ServeThread:
             self._thread.join(2 * _LEAVE_SECONDS)
             if self._thread.is_alive():
                 self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
-        if self._socket is not None:
-            self._socket.close()
+        for listening in self._sockets.values():
+            listening.close()
 
     def _run(self) -> None:
         # A loop that cannot be made, for want of descriptors, or that ends is made again, later each time.
@@ -133,17 +151,22 @@ class ServeThread:
             self._log.warning("outlets_cut_off", outlets=len(late))
 
     async def _http(self, stop: asyncio.Event) -> None:
-        listening = self._socket
-        if listening is None:
-            listening = await asyncio.to_thread(self._listen)
-        await serve_http(self._config, self._board, self._log, listening, stop)
+        await serve_http(self._config, self._board, self._log, await self._listening("http"), stop)
 
-    def _listen(self) -> socket.socket:
-        self._socket = listen(self._config.http.http)
-        host, port = self._socket.getsockname()[:2]
-        self._board.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._log.info("listening", http=self._board.http)
-        return self._socket
+    async def _remoting(self, stop: asyncio.Event) -> None:
+        await serve_remoting(self._config, self._board, self._log, await self._listening("remoting"), stop)
+
+    async def _listening(self, name: str) -> socket.socket:
+        if name not in self._sockets:
+            await asyncio.to_thread(self._listen, name)
+        return self._sockets[name]
+
+    def _listen(self, name: str) -> None:
+        listening = self._sockets[name] = listen(self._addresses[name], name)
+        host, port = listening.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        setattr(self._board, name, address)
+        self._log.info("listening", **{name: address})
 
     async def _keep(self, name: str, outlet: Outlet, stop: asyncio.Event) -> None:
         seconds = _RESTART_SECONDS[0]
@@ -173,8 +196,8 @@ def is_number(address: str) -> bool:
     return True
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket; UsageError says why there is none."""
+def listen(address: str, key: str = "http") -> socket.socket:
+    """A listening socket; UsageError says why there is none, and which ``key`` of the configuration to change."""
     host, port = split_address(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -189,6 +212,6 @@ def listen(address: str) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(
-            f"cannot listen on {address}: {reason}", f"give another --http HOST:PORT, or --http {OFF}"
+            f"cannot listen on {address}: {reason}", f"give another --{key} HOST:PORT, or --{key} {OFF}"
         ) from error
     return listening

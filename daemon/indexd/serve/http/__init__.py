@@ -12,8 +12,7 @@
 ``health``      is it alive, is it ready
 ``figures``     status, events, both live, metrics
 ``page``        the page
-``queries``     Queries: questions to the data directory
-``workers``     Workers: the threads in which they are answered
+``queries``     Queries: questions to the data directory, answered or a problem
 ``answers``     what was found, as JSON
 ``bodies``      bodies, as they were asked for
 ``problem``     ProblemError: every answer that is none

@@ -14,11 +14,11 @@ from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.message import message_fields
 from indexd.query.queues import NO_FOLDER
 from indexd.serve.http.bodies import Bodies
+from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND
 
 # ``json.dumps`` would make a new one each time.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
 _ASCII_ENCODER = json.JSONEncoder(default=repr)
-FOUND, EMPTY_COVERED, EMPTY_UNCOVERED = "found", "empty_covered", "empty_uncovered"
 _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 #: Whole numbers that stay numbers: those of 32 bits. Every other one becomes a text.
 NUMBERS = frozenset(

@@ -11,8 +11,6 @@ from fastapi import APIRouter, Query, Response
 from indexd.config import Config, OutputsConfig
 from indexd.query import Data, KeyQuery, NotFound, query_rocketmq
 from indexd.serve.http.answers import (
-    EMPTY_COVERED,
-    FOUND,
     key_row,
     message_row,
     queue_row,
@@ -26,6 +24,7 @@ from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.queries import Queries
 from indexd.serve.http.route import StrictRoute
 from indexd.serve.http.schemas import KeyAnswer, MessageRow, QueueAnswer, TimeAnswer
+from indexd.serve.queries import EMPTY_COVERED, FOUND
 
 _ID_LENGTH_MIN = 32
 _UNIQUE = "U"

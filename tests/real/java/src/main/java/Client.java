@@ -51,7 +51,8 @@ public final class Client {
         System.setOut(System.err);
         try {
             long rows = switch (arguments.length > 0 ? arguments[0] : "") {
-                case "send" -> send(new Options(arguments, "namesrv", "count", "out", "seed", "access-key", "secret-key"));
+                case "send" -> send(
+                    new Options(arguments, "namesrv", "count", "out", "seed", "access-key", "secret-key"));
                 case "ask" -> ask(new Options(arguments, "namesrv", "broker", "in", "out"));
                 case "retry" -> retry(new Options(arguments, "namesrv", "broker", "topic"));
                 default -> throw new IllegalArgumentException("Client send|ask|retry namesrv=HOST:PORT ...");

@@ -138,8 +138,9 @@ class Workers:
             except IndexError:
                 self._tell()
                 with self._lock:
-                    # Whoever asks looks at the number of the active behind its question, under the same lock.
-                    if self._waiting:
+                    # Whoever asks looks at the number of the active behind its question, and ``stop`` at the parked
+                    # behind its word, both under the same lock.
+                    if self._waiting or self._is_over():
                         continue
                     self._active -= 1
                     self._parked.append(latch)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from indexd.serve.http import workers as http_workers
-from indexd.serve.http.workers import StoppedError, TooManyError, Workers
+from indexd.serve import workers as query_workers
+from indexd.serve.workers import StoppedError, TooManyError, Workers
 
 
 def _end(workers: Workers) -> None:
@@ -85,7 +85,7 @@ async def test_a_bounded_waiting_room() -> None:
 
 
 async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_workers, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(query_workers, "PATIENCE_SECONDS", 0.2)
     workers = Workers(1, 5)
     asked: list[int] = []
     try:
@@ -169,3 +169,24 @@ def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
     with ThreadPoolExecutor(2) as pool:
         totals = list(pool.map(lambda _: asyncio.run(asyncio.wait_for(storm(), 60)), range(2)))
     assert totals == [sum(number % 7 for number in range(400))] * 2
+
+
+async def test_a_thread_that_is_about_to_wait_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, loop = Workers(1, 10), asyncio.get_running_loop()
+    original, has_stopped = Workers._tell, threading.Event()
+
+    def stop() -> None:
+        workers.stop()
+        has_stopped.set()
+
+    def tell(self: Workers) -> None:
+        # The thread has found nothing to do; the stop comes before it says that it waits.
+        original(self)
+        if not has_stopped.is_set():
+            loop.call_soon_threadsafe(stop)
+            has_stopped.wait(10)
+
+    monkeypatch.setattr(Workers, "_tell", tell)
+    assert await workers.ask(lambda: 7) == 7
+    await asyncio.to_thread(has_stopped.wait, 10)
+    assert await asyncio.to_thread(workers.close, 5) == 0

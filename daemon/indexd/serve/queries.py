@@ -1,0 +1,204 @@
+"""Queries: questions to the data directory, bounded in number and in patience, answered in other threads.
+
+Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from indexd.config import Config
+from indexd.errors import IndexdError, UsageError
+from indexd.query import Data, open_index
+from indexd.serve.board import Board
+from indexd.serve.workers import StoppedError, TooManyError, Workers
+from indexd.storage.disk import Disk
+
+T = TypeVar("T")
+#: Phases in which what is on disk may be asked; while it is opened and recovered its files are changed.
+ANSWERING = ("running", "stopping")
+#: How a query proper ended, as the board counts it.
+FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
+_WAITING_PER_THREAD = 32
+# A walk ends here, with a cursor to go on from: nobody waits for minutes, and no thread is held for long.
+_WALK_MAX = 100_000
+# Open files hold the space of what the broker removes.
+_KEPT_SECONDS = 10.0
+#: A query that takes longer is ended: it holds a thread that others wait for.
+QUERY_SECONDS = 10.0
+# At a stop: one that no check reaches, since a disk does not answer, is left behind.
+_CLOSE_SECONDS = 2.0
+
+
+class NotAnsweredError(Exception):
+    """There is no answer now, and there may be one to whoever asks again. str(): why, one line without a hint.
+
+    ``is_refusal``: nothing failed, it was only not the time to ask.
+    """
+
+    is_refusal = False
+
+
+class NotOpenError(NotAnsweredError):
+    """There is no index yet, or it is being recovered (``recovering``: the board's row of that)."""
+
+    def __init__(self, detail: str, phase: str, recovering: Any = None, hint: str | None = None) -> None:
+        super().__init__(detail)
+        self.phase, self.recovering, self.hint = phase, recovering, hint
+
+
+class CrowdedError(NotAnsweredError):
+    """As many queries run and wait as may."""
+
+    is_refusal = True
+
+
+class StoppingError(NotAnsweredError):
+    """The daemon stops."""
+
+    is_refusal = True
+
+    def __init__(self) -> None:
+        super().__init__("the daemon stops: ask again when it is back")
+
+
+class TooLongError(NotAnsweredError):
+    """The query was ended after ``QUERY_SECONDS``."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
+
+
+class Queries:
+    """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop."""
+
+    def __init__(self, config: Config, board: Board, threads: int) -> None:
+        bounded = config.query.model_copy(update={"query_walk_max": min(config.query.query_walk_max, _WALK_MAX)})
+        #: As it was given, but for the bound on walks.
+        self.config = config.model_copy(update={"query": bounded})
+        self.board = board
+        self._disk = Disk()
+        self._threads = threads
+        self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
+        #: Open and not in use, the last used at the end, with when that was.
+        self._idle: list[tuple[Data, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    def __repr__(self) -> str:
+        return f"Queries({self.config.store.data}, {self._workers})"
+
+    async def ask(self, question: Callable[[Data], T]) -> T:
+        """What ``question`` returns, called with an open data directory in another thread.
+
+        NotAnsweredError, or IndexdError of every kind that a query raises.
+        """
+        self._check_phase()
+        try:
+            answer: T = await self._workers.ask(lambda: self._call(question))
+        except IndexdError:
+            self._check_phase()  # it may be being opened again
+            raise
+        except TooManyError:
+            raise CrowdedError(f"{self._threads} queries run, and as many wait as may") from None
+        except StoppedError:
+            raise StoppingError from None
+        self._check_phase()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+        return answer
+
+    async def query(self, question: Callable[[Data], T], result: Callable[[T], str]) -> T:
+        """The same for a query proper: timed, and counted on the board by what ``result`` says of the answer.
+
+        Of what was raised only failures are counted: not the caller's faults, and not what only came at a bad time.
+        """
+        began, kind = time.perf_counter(), None
+        try:
+            answer = await self.ask(question)
+            kind = result(answer)
+        except NotAnsweredError as error:
+            kind = None if error.is_refusal else ERROR
+            raise
+        except IndexdError as error:
+            kind = None if isinstance(error, UsageError) else ERROR
+            raise
+        finally:
+            if kind is not None:
+                self.board.queries[kind] += 1
+                self.board.query_seconds.observe(time.perf_counter() - began)
+        return answer
+
+    def stop(self) -> None:
+        """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
+        self._is_stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._workers.stop()
+
+    def close(self) -> int:
+        """Close all files behind a ``stop``, in any thread; how many queries are left behind after two seconds."""
+        left = self._workers.close(_CLOSE_SECONDS)
+        while self._idle:
+            self._idle.pop()[0].close()
+        return left
+
+    def _check_phase(self) -> None:
+        phase = self.board.phase
+        if phase not in ANSWERING:
+            raise NotOpenError(f"the index is {phase}", phase, self.board.row().get("recovering"))
+
+    def _call(self, question: Callable[[Data], T]) -> T:
+        try:
+            data = self._idle.pop()[0]
+        except IndexError:
+            data = self._open()
+        end = time.monotonic() + QUERY_SECONDS
+
+        def check() -> None:
+            if self._is_stopping:
+                raise StoppingError
+            if time.monotonic() > end:
+                raise TooLongError
+
+        data.set_check(check)
+        try:
+            answer = question(data)
+        except BaseException:
+            data.close()
+            raise
+        self._idle.append((data, time.monotonic()))
+        return answer
+
+    def _open(self) -> Data:
+        try:
+            return Data(self._disk, self.config, open_index(self._disk, self.config))
+        except UsageError as error:  # there is nothing yet; no caller can help that
+            raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
+
+    def _tidy(self) -> None:
+        # Files are closed in a worker: the last one to close a file that was removed waits until it is gone.
+        self._timer = None
+        self._tidying = asyncio.create_task(self._close_unused())
+
+    async def _close_unused(self) -> None:
+        with suppress(TooManyError, StoppedError):
+            await self._workers.ask(self._drop)
+        if self._idle and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+
+    def _drop(self) -> None:
+        while True:
+            try:
+                data, used = self._idle.pop(0)
+            except IndexError:
+                return
+            if time.monotonic() - used < _KEPT_SECONDS:
+                self._idle.insert(0, (data, used))
+                return
+            data.close()

@@ -1,0 +1,281 @@
+"""RemotingCommand: one frame of the protocol, in both forms of its header.
+
+::
+
+    i32 size       of what follows, this field not counted
+    u8  form       how the header is written: 0 JSON, 1 binary
+    u24 size       of the header
+    header         code, language, version, opaque, flag, remark, named texts (ext fields)
+    body           the rest
+
+The binary header: i16 code, i8 language, i16 version, i32 opaque, i32 flag, i32 size and remark, i32 size of what
+follows, then for each ext field i16 size and name, i32 size and value. A frame is answered in its own form.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any, NoReturn
+
+from indexd.commitlog.properties import decode_utf8
+from indexd.serve.remoting.codes import (
+    LANGUAGES,
+    ONEWAY_FLAG,
+    OUR_LANGUAGE,
+    RESPONSE_FLAG,
+    UNKNOWN_LANGUAGE,
+    VERSION,
+)
+
+LENGTH_SIZE = 4
+#: The largest header: properties of 32 KiB, the most that a message has, with every character escaped, fit in.
+HEADER_MAX = 2**18
+
+_WORD = struct.Struct(">i")
+_FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, size of the remark
+_SHORT = struct.Struct(">h")
+_HEADS = struct.Struct(">ii")  # size of the frame; form and size of the header
+_FORM_SHIFT = 24
+_HEADER_MASK = 0xFFFFFF
+_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
+_SHORT_MAX = 2**15 - 1
+_MEMBERS = frozenset(
+    ("code", "language", "version", "opaque", "flag", "remark", "extFields", "serializeTypeCurrentRPC")
+)
+_NUMBERS = {name: number for number, name in enumerate(LANGUAGES)}
+_NOT_OURS = ((b"\x16\x03", "the begin of TLS, which is not spoken here"), (b"GET ", "HTTP"), (b"POST", "HTTP"))
+
+
+class FrameError(Exception):
+    """The bytes are no command, ``str(error)`` says why; nothing behind them can be trusted: close the connection."""
+
+
+class Form(IntEnum):
+    """How a header is written (RocketMQ's SerializeType)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(slots=True)
+class RemotingCommand:
+    """A request or an answer. ``flag``: bit 0 an answer, bit 1 one-way; ``opaque`` pairs an answer with its request.
+
+    ``others`` are members of a JSON header that are not known here, texts, whole numbers, true, false or null.
+    """
+
+    code: int
+    opaque: int
+    flag: int = 0
+    language: str = UNKNOWN_LANGUAGE
+    version: int = 0
+    remark: str | None = None
+    ext_fields: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    form: Form = Form.JSON
+    others: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def is_response(self) -> bool:
+        """It answers a request of its receiver, and gets no answer itself."""
+        return self.flag & RESPONSE_FLAG != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """A request that nobody waits for: it gets no answer."""
+        return self.flag & ONEWAY_FLAG != 0
+
+    def answer(
+        self, code: int, remark: str | None = None, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """The answer to this request, in its form and with its ``opaque``."""
+        fields = {} if ext_fields is None else dict(ext_fields)
+        return RemotingCommand(code, self.opaque, RESPONSE_FLAG, OUR_LANGUAGE, VERSION, remark, fields, body, self.form)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def frame_size(data: bytes | bytearray | memoryview, at: int, most: int) -> int:
+    """The length field at ``at``, of which all 4 bytes are there: bytes behind it. FrameError beyond 4 ... ``most``."""
+    (size,) = _WORD.unpack_from(data, at)
+    if LENGTH_SIZE <= size <= most:
+        return int(size)
+    start = bytes(data[at : at + LENGTH_SIZE])
+    for begin, what in _NOT_OURS:
+        if start.startswith(begin):
+            raise FrameError(f"what comes is {what}")
+    raise FrameError(f"a frame of {size} bytes: {LENGTH_SIZE} to {most} are taken")
+
+
+def decode_command(frame: bytes | bytearray | memoryview) -> RemotingCommand:
+    """The command in the bytes behind a length field. FrameError, and no other exception, whatever they are.
+
+    The command keeps no reference to ``frame``.
+    """
+    if len(frame) < LENGTH_SIZE:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    (word,) = _WORD.unpack_from(frame, 0)
+    end = LENGTH_SIZE + (word & _HEADER_MASK)
+    if end > len(frame):
+        raise FrameError(f"a header of {end - LENGTH_SIZE} bytes in a frame of {len(frame)}")
+    if end - LENGTH_SIZE > HEADER_MAX:
+        raise FrameError(f"a header of {end - LENGTH_SIZE} bytes: {HEADER_MAX} are taken")
+    header, body = bytes(frame[LENGTH_SIZE:end]), bytes(frame[end:])
+    form = word >> _FORM_SHIFT
+    if form == Form.JSON:
+        return _decode_json(header, body)
+    if form == Form.ROCKETMQ:
+        return _decode_binary(header, body)
+    raise FrameError(f"a header of form {form & 0xFF}: 0 and 1 are known")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+# Numbers with a fraction stay as they are written: an ext field is a text, and nothing else may be one. Properties are
+# full of control characters, which not every client escapes.
+_decode_text = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, strict=False).decode
+
+
+def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        members = _decode_text(header.decode())
+        if type(members) is not dict:
+            raise FrameError("the header is no JSON object")
+        command = RemotingCommand(
+            _integer(members, "code"),
+            _integer(members, "opaque"),
+            _integer(members, "flag", 0),
+            _text(members, "language") or UNKNOWN_LANGUAGE,
+            _integer(members, "version", 0),
+            _text(members, "remark"),
+            _texts(members.get("extFields")),
+            body,
+        )
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"the header is no JSON: {error}") from None
+    if not members.keys() <= _MEMBERS:
+        command.others = {
+            name: value
+            for name, value in members.items()
+            if name not in _MEMBERS and not isinstance(value, dict | list)
+        }
+    return command
+
+
+def _integer(members: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = members.get(name, default)
+    if type(value) is not int or not _INT_MIN <= value <= _INT_MAX:
+        raise FrameError(f"{name} is no integer of 32 bits")
+    return value
+
+
+def _text(members: dict[str, Any], name: str) -> str | None:
+    value = members.get(name)
+    if value is None or type(value) is str:
+        return value
+    raise FrameError(f"{name} is no text")
+
+
+def _texts(fields: object) -> dict[str, str]:
+    # As fastjson reads a map of texts: what is none becomes one. null is as good as nothing.
+    if fields is None:
+        return {}
+    if type(fields) is not dict:
+        raise FrameError("extFields is no JSON object")
+    for value in fields.values():
+        if type(value) is not str:
+            return {name: _as_text(value) for name, value in fields.items() if value is not None}
+    return fields
+
+
+def _as_text(value: object) -> str:
+    return value if type(value) is str else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag, size = _FIXED.unpack_from(header, 0)
+        at = _FIXED.size + size
+        if size < 0 or at > len(header):
+            raise FrameError(f"a remark of {size} bytes in a header of {len(header)}")
+        remark = decode_utf8(header[_FIXED.size : at])
+        (size,) = _WORD.unpack_from(header, at)
+        at += _WORD.size
+        if size > len(header) - at:
+            raise FrameError(f"ext fields of {size} bytes, and {len(header) - at} are left")
+        fields: dict[str, str] = {}
+        end = at + max(size, 0)
+        while at < end:
+            (size,) = _SHORT.unpack_from(header, at)
+            middle = at + _SHORT.size + size
+            (value_size,) = _WORD.unpack_from(header, middle)
+            behind = middle + _WORD.size + value_size
+            if size < 0 or value_size < 0 or behind > end:
+                raise FrameError(f"an ext field of {size} and {value_size} bytes at {at} of {end}")
+            name = decode_utf8(header[at + _SHORT.size : middle])
+            fields[name] = decode_utf8(header[middle + _WORD.size : behind])
+            at = behind
+    except struct.error:
+        raise FrameError(f"a binary header that ends within a field, at {len(header)} bytes") from None
+    spoken = LANGUAGES[language] if 0 <= language < len(LANGUAGES) else UNKNOWN_LANGUAGE
+    return RemotingCommand(code, opaque, flag, spoken, version, remark or None, fields, body, Form.ROCKETMQ)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def encode_command(command: RemotingCommand) -> bytes:
+    """The whole frame, its length field too. Texts that are no Unicode (half a surrogate) are written all the same.
+
+    A binary header keeps 16 bits of code and version, as RocketMQ's own does. FrameError if it cannot be written: a
+    header of 16 MiB or more, or a binary one with a name beyond 32,767 bytes.
+    """
+    header = _encode_json(command) if command.form == Form.JSON else _encode_binary(command)
+    size = len(header)
+    if size > _HEADER_MASK:
+        raise FrameError(f"a header of {size} bytes")
+    body = command.body
+    return b"".join((_HEADS.pack(LENGTH_SIZE + size + len(body), command.form << _FORM_SHIFT | size), header, body))
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    # ASCII alone: half a surrogate that came in goes out as it came.
+    fields = ",".join([f"{quote(name)}:{quote(value)}" for name, value in command.ext_fields.items()])
+    remark = "" if command.remark is None else f'"remark":{quote(command.remark)},'
+    others = "".join([f"{quote(name)}:{json.dumps(value)}," for name, value in command.others.items()])
+    return (
+        f'{{"code":{command.code:d},"extFields":{{{fields}}},"flag":{command.flag:d},'
+        f'"language":{quote(command.language)},"opaque":{command.opaque:d},{remark}{others}'
+        f'"serializeTypeCurrentRPC":"JSON","version":{command.version:d}}}'
+    ).encode("ascii")
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = _utf8(command.remark or "")
+    parts: list[bytes] = []
+    for name, value in command.ext_fields.items():
+        name_bytes, value_bytes = _utf8(name), _utf8(value)
+        if len(name_bytes) > _SHORT_MAX:
+            raise FrameError(f"the name of an ext field of {len(name_bytes)} bytes")
+        parts += (_SHORT.pack(len(name_bytes)), name_bytes, _WORD.pack(len(value_bytes)), value_bytes)
+    fields = b"".join(parts)
+    language = _NUMBERS.get(command.language, _NUMBERS[UNKNOWN_LANGUAGE])
+    code, version = _low_short(command.code), _low_short(command.version)
+    fixed = _FIXED.pack(code, language, version, command.opaque, command.flag, len(remark))
+    return b"".join((fixed, remark, _WORD.pack(len(fields)), fields))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # half a surrogate becomes ?, as in Java
+
+
+def _low_short(number: int) -> int:
+    return (number & 0xFFFF ^ 0x8000) - 0x8000

@@ -1,0 +1,298 @@
+"""Connection: bytes of one client to commands, answers to bytes, and bounds on what the client may keep waiting.
+
+A frame has so many seconds from its first byte to its last, an answer so many to be taken, and who says nothing for
+long is closed: each connection is looked at once a second. Requests run side by side; where too many are under way, or
+answers are not taken, no more is read, and the client's own side of TCP fills. Who ends his side of the connection ends
+it: so does RocketMQ's broker, and a client that has gone looks no different.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from indexd.serve.remoting.codes import ResponseCode
+from indexd.serve.remoting.command import (
+    LENGTH_SIZE,
+    FrameError,
+    RemotingCommand,
+    decode_command,
+    encode_command,
+    frame_size,
+)
+from indexd.serve.remoting.hall import Hall
+from indexd.serve.remoting.outflow import Outflow
+
+#: What the requests that run at once for one connection may hold together.
+UNDER_WAY_BYTES_MAX = 32 << 20
+#: For a whole frame, and one second more for each so many bytes of it that have come.
+FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
+#: Until a client has sent its first whole frame; later the idle time-out counts.
+FIRST_SECONDS = 30.0
+# What a task takes, whatever its request holds; and its fields, as objects, beside their bytes.
+_TASK_SIZE = 4096
+_FIELD_SIZE = 16
+_HEADER_MASK = 0xFFFFFF
+# Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
+_WEIGHED_SIZE = 1 << 15
+
+
+class Connection(asyncio.Protocol):
+    """One client, and what ``client.Client`` says of it."""
+
+    def __init__(self, hall: Hall, peer: str, local: str, *, is_tls: bool) -> None:
+        self._hall, self.peer, self.local, self._is_tls = hall, peer, local, is_tls
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._outflow: Outflow | None = None
+        #: Of the room: bytes of requests, and of answers that were not taken.
+        self.held = self.untaken = 0
+        self.is_closed = self.was_made = False
+        # What came of frames that have not begun to run.
+        self._rest: bytes | bytearray = b""
+        # Under way: what each holds, and whether somebody waits for its answer.
+        self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
+        self._under_way = 0
+        self._calls: list[Callable[[], None]] = []
+        # We do not read; it is to end.
+        self._is_silent = self._is_leaving = False
+        # Whether anything moved since the last look, and when it did; when the unfinished frame began.
+        self._is_fresh, self._has_asked = True, False
+        self._active_at = self._frame_at = self._loop.time()
+
+    def __repr__(self) -> str:
+        return f"Connection({self.peer}, {len(self._tasks)} under way, {len(self._rest)} bytes of a frame)"
+
+    # --- asyncio's calls --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there, its TLS handshake done."""
+        self._transport, self.was_made = cast("asyncio.Transport", transport), True
+        self._outflow = Outflow(self._transport, is_tls=self._is_tls, on_resume=self._resume)
+        self._hall.room.enter(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of frames."""
+        self._is_fresh = True
+        self._hall.counts.received_bytes += len(data)
+        if self.is_closed:
+            return
+        if not self._rest:
+            self._rest = data
+            self._take(0)
+            return
+        before = len(self._rest)
+        if isinstance(self._rest, bytes):
+            self._rest = bytearray(self._rest)
+        self._rest += data
+        self._take(before)
+
+    def pause_writing(self) -> None:
+        """It does not take its answers: nothing more is begun for it."""
+        if self._outflow is not None:
+            self._outflow.set_paused(True)
+            self._read_or_wait()
+
+    def resume_writing(self) -> None:
+        """It has taken some of them."""
+        if self._outflow is not None:
+            self._outflow.set_paused(False)
+
+    def _resume(self) -> None:
+        self._weigh()
+        self._take(len(self._rest))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
+        """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
+        self.is_closed = True
+        room = self._hall.room
+        room.leave(self)
+        room.hold(self, -len(self._rest))
+        self._rest = b""
+        for task, (_, is_awaited) in self._tasks.items():
+            if is_awaited or room.is_tight:
+                task.cancel()
+        self._transport = self._outflow = None
+        while self._calls:
+            self._call(self._calls.pop())
+
+    # --- Client ---------------------------------------------------------------------------------------------------
+
+    def send(self, command: RemotingCommand) -> None:
+        """See ``client.Client``."""
+        if self.is_closed:
+            return
+        try:
+            self._write(encode_command(command))
+        except FrameError as error:
+            self._hall.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """See ``client.Client``."""
+        if self.is_closed and self._transport is None:
+            self._call(call)
+        else:
+            self._calls.append(call)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - the others are told as well
+            self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
+
+    # --- of the server and the room ---------------------------------------------------------------------------------
+
+    def weigh(self) -> int:
+        """Bytes of answers that it has not taken."""
+        return 0 if self._outflow is None else self._outflow.weigh()
+
+    def end(self, reason: str) -> None:
+        """Close it at once, without a word; ``reason`` is one of ``counts.CLOSURES``."""
+        if not self.is_closed and self._transport is not None:
+            self.is_closed = True
+            self._hall.counts.closed[reason] += 1
+            self._transport.abort()
+
+    def leave(self) -> None:
+        """Begin nothing more, and close when all that is under way is answered and taken."""
+        self._is_leaving = True
+        self._read_or_wait()
+        self._close_if_done()
+
+    def abort(self) -> None:
+        """Close it at a stop that has waited long enough, with all that it has left behind."""
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def look(self, now: float) -> None:
+        """Close it if its client takes too long over anything."""
+        if self.is_closed or self._outflow is None:
+            return
+        if self._is_fresh:
+            self._is_fresh, self._active_at = False, now
+        untaken = self._weigh()
+        if self._outflow.is_stuck(now, untaken):
+            self.end("untaken")
+        if self._is_silent:  # no wonder that its frame does not grow
+            self._frame_at = now
+        elif self._rest and now - self._frame_at > FRAME_SECONDS + len(self._rest) / FRAME_BYTES_PER_SECOND:
+            self.end("slow")
+        patience = self._hall.idle_seconds if self._has_asked else min(self._hall.idle_seconds, FIRST_SECONDS)
+        # Whether a client is still there cannot be seen where its bytes are not read.
+        is_quiet = self._is_silent or (not self._tasks and untaken == 0)
+        if is_quiet and now - self._active_at > patience:
+            self.end("idle")
+
+    def _weigh(self) -> int:
+        untaken = self.weigh()
+        if untaken != self.untaken:
+            self._hall.room.keep(self, untaken)
+        return untaken
+
+    # --- frames in --------------------------------------------------------------------------------------------------
+
+    def _is_full(self) -> bool:
+        return (
+            self._outflow is None
+            or self._outflow.is_stalled
+            or self._is_leaving
+            or len(self._tasks) >= self._hall.under_way_max
+            or self._under_way >= UNDER_WAY_BYTES_MAX
+        )
+
+    def _take(self, held: int) -> None:
+        # Begin what is whole and may begin; keep the rest, of which the room knows ``held`` bytes.
+        rest, at, end, frame_max = self._rest, 0, len(self._rest), self._hall.frame_max
+        try:
+            while end - at >= LENGTH_SIZE and not self.is_closed and not self._is_full():
+                begin = at + LENGTH_SIZE
+                behind = begin + frame_size(rest, at, frame_max)
+                if behind > end:
+                    break
+                self._begin(rest[begin:behind])
+                at = behind
+        except FrameError as error:
+            self._hall.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
+            self.end("bytes")
+        if at:
+            self._has_asked = True
+        if at == end:
+            self._rest = b""
+        elif isinstance(rest, bytearray):
+            del rest[:at]
+        else:
+            self._rest = bytearray(rest[at:])
+        left = end - at
+        if left and (at or not held):  # another frame has begun
+            self._frame_at = self._loop.time()
+        if left != held:
+            self._hall.room.hold(self, left - held)
+        self._read_or_wait()
+
+    def _begin(self, frame: bytes | bytearray) -> None:
+        command = decode_command(frame)
+        header_size = int.from_bytes(frame[:LENGTH_SIZE], "big") & _HEADER_MASK
+        size = _TASK_SIZE + len(frame) + _FIELD_SIZE * header_size
+        task = self._loop.create_task(self._answer(command))
+        self._tasks[task] = (size, not command.is_oneway and not command.is_response)
+        task.add_done_callback(self._done)
+        self._under_way += size
+        self._hall.room.hold(self, size)
+
+    def _read_or_wait(self) -> None:
+        is_full = self._is_full()
+        if is_full != self._is_silent and self._transport is not None and not self._transport.is_closing():
+            self._is_silent = is_full
+            if is_full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+                self._frame_at = self._loop.time()
+
+    # --- answers out ------------------------------------------------------------------------------------------------
+
+    async def _answer(self, command: RemotingCommand) -> None:
+        data = b""
+        try:
+            answer = await self._hall.processor.process(self, command)
+            if answer is not None:
+                data = encode_command(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
+            self._hall.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
+            answer = command.answer(ResponseCode.SYSTEM_ERROR, "a defect: the daemon's log says more")
+            data = encode_command(answer)
+        if command.is_response:
+            return
+        self._hall.counts.ended(command.code, None if answer is None else answer.code)
+        if data and not command.is_oneway:
+            self._write(data)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        size, _ = self._tasks.pop(task)
+        self._under_way -= size
+        self._hall.room.hold(self, -size)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
+        if self._is_silent and not self.is_closed:
+            self._take(len(self._rest))
+        if self._is_leaving:
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self._tasks and self._outflow is not None:
+            self._outflow.close()
+
+    def _write(self, data: bytes) -> None:
+        if self.is_closed or self._transport is None or self._outflow is None or self._transport.is_closing():
+            return
+        self._is_fresh = True
+        self._hall.counts.sent_bytes += len(data)
+        self._outflow.write(data)
+        if self._outflow.is_stalled:
+            self._read_or_wait()
+            self._weigh()
+        elif len(data) >= _WEIGHED_SIZE:
+            self._weigh()

@@ -1,0 +1,246 @@
+"""Routes and clusters (RocketMQ's TopicRouteData, ClusterInfo): read, written, and made to lead to this port.
+
+A name server writes fastjson's style, in which keys that are numbers stand without quotes (``{0:"10.0.0.1:10911"}``),
+or standard JSON for those that cannot read it (spec rocketmq-store 9.6). Both are read here, and each client gets the
+one that it wants.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from indexd.config import Config
+from indexd.consumequeue.format import QueueMark, is_topic_name, queue_id_of
+from indexd.errors import DiskError
+from indexd.query import Data
+from indexd.serve.remoting.codes import V4_9_4
+from indexd.serve.remoting.command import RemotingCommand
+
+MASTER = "0"
+#: Read only: a producer that has such a route alone does not send.
+PERM_READ = 4
+_NUMBER_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
+# Maps from numbers: the members whose keys fastjson leaves without quotes.
+_BY_NUMBER = frozenset({"brokerAddrs", "currIdMap"})
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the broker whose log this is stands: RocketMQ's brokerName, its cluster, its address in routes.
+
+    ``broker_id``: 0 unless it is a slave. ``address``: None if nobody knows. ``others``: the addresses of its slaves.
+    ``is_registered``: the name server knows of it now.
+    """
+
+    name: str
+    cluster: str
+    address: str | None = None
+    broker_id: str = MASTER
+    others: frozenset[str] = frozenset()
+    is_registered: bool = False
+
+
+def own_place(config: Config) -> Place:
+    """What the configuration alone says."""
+    node = config.node
+    return Place(node.node_id or socket.gethostname(), node.cluster or "DefaultCluster", node.broker_address)
+
+
+# --- JSON in both styles ----------------------------------------------------------------------------------------
+
+
+def wants_standard(command: RemotingCommand) -> bool:
+    """Whether the body of an answer to this request has to be standard JSON."""
+    only = command.ext_fields.get("acceptStandardJsonOnly", "")
+    return command.version >= V4_9_4 or only.lower() == "true"
+
+
+def read_json(body: bytes) -> Json:
+    """An object in either style; ValueError if it is none."""
+    try:
+        text = body.decode()
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = json.loads(_NUMBER_KEY.sub(_quoted, text))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if type(value) is not dict:
+        raise ValueError("no JSON object")
+    return value
+
+
+def write_json(value: Json, *, is_standard: bool) -> bytes:
+    """The same in the style that is asked for, with the members in order of their names as the name server has them."""
+    if is_standard:
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _old_style(value, is_by_number=False).encode("utf-8", "replace")
+
+
+def _quoted(match: re.Match[str]) -> str:
+    start, number, end = match.groups()
+    return match[0] if number is None else f'{start}"{number}"{end}'
+
+
+def _old_style(value: Any, *, is_by_number: bool) -> str:
+    if type(value) is dict:
+        members = (
+            f"{_key(name, is_by_number)}:{_old_style(member, is_by_number=name in _BY_NUMBER)}"
+            for name, member in sorted(value.items())
+        )
+        return f"{{{','.join(members)}}}"
+    if type(value) is list:
+        return f"[{','.join(_old_style(member, is_by_number=False) for member in value)}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(name: str, is_by_number: bool) -> str:
+    is_number = is_by_number and name.removeprefix("-").isdecimal() and name.isascii()
+    return name if is_number else json.dumps(name, ensure_ascii=False)
+
+
+# --- our own ----------------------------------------------------------------------------------------------------
+
+
+def make_route(place: Place, address: str, queue_nums: int) -> Json:
+    """A route that leads to ``address`` alone, for reading."""
+    queues = {
+        "brokerName": place.name,
+        "perm": PERM_READ,
+        "readQueueNums": queue_nums,
+        "topicSysFlag": 0,
+        "writeQueueNums": queue_nums,
+    }
+    return {"brokerDatas": [make_broker(place, address)], "filterServerTable": {}, "queueDatas": [queues]}
+
+
+def make_broker(place: Place, address: str) -> Json:
+    """A BrokerData."""
+    return {
+        "brokerAddrs": {place.broker_id: address},
+        "brokerName": place.name,
+        "cluster": place.cluster,
+        "enableActingMaster": False,
+    }
+
+
+def make_cluster(place: Place, address: str) -> Json:
+    """A ClusterInfo of this one broker."""
+    return {
+        "brokerAddrTable": {place.name: make_broker(place, address)},
+        "clusterAddrTable": {place.cluster: [place.name]},
+    }
+
+
+class QueueNums:
+    """How many queues a topic has in a data directory, by what the frontier says and by folders newer than that."""
+
+    def __init__(self) -> None:
+        self._marks: tuple[QueueMark, ...] | None = None
+        self._highest: dict[str, int] = {}
+
+    def of(self, data: Data, topic: str) -> int:
+        """The highest queue id, and one; 0 for a topic without any. 1 where no ConsumeQueues are built.
+
+        To be called in a thread that may wait for the disk, by several at once if they like.
+        """
+        frontier = data.index.look().frontier
+        if frontier.queues is None:
+            return 1
+        if not is_topic_name(topic):
+            return 0
+        if frontier.queues is not self._marks:
+            highest: dict[str, int] = {}
+            for mark in frontier.queues:
+                highest[mark.topic] = max(mark.queue_id, highest.get(mark.topic, -1))
+            self._highest, self._marks = highest, frontier.queues
+        try:
+            folders = data.index.disk.list_dirs(data.index.files.consumequeue / topic)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            folders = []
+        ids = (queue_id_of(name) for name in folders)
+        return max((number for number in ids if number is not None), default=self._highest.get(topic, -1)) + 1
+
+
+# --- the name server's, made to lead to us ----------------------------------------------------------------------
+
+
+def find_place(cluster: Json, config: Config, known: Place | None) -> Place | None:
+    """The broker whose log this is, among those of a ClusterInfo; None if none of them is known to be.
+
+    That of broker_address, else that of the name (node_id, brokerName), else ``known``, which was found before, else,
+    when no name is given, the only one there is. ValueError if the cluster info is none.
+    """
+    table, node = cluster.get("brokerAddrTable"), config.node
+    if type(table) is not dict or not all(_is_broker(broker) for broker in table.values()):
+        raise ValueError("its cluster info has no brokerAddrTable")
+    for broker in table.values():
+        for broker_id, address in broker["brokerAddrs"].items():
+            if address == node.broker_address:
+                return _place(broker, broker_id, address)
+    names = [node.node_id or socket.gethostname()]
+    if known is not None:
+        names.append(known.name)
+    if node.node_id is None and known is None and len(table) == 1:
+        names += table
+    for name in names:
+        if name in table:
+            address = node.broker_address or table[name]["brokerAddrs"].get(MASTER)
+            return _place(table[name], MASTER, address)
+    return None
+
+
+def lead_route(route: Json, place: Place, address: str) -> None:
+    """Put ``address`` in the place of the broker's, in a route or a broker's own place in it. ValueError: no route."""
+    brokers = route.get("brokerDatas")
+    if type(brokers) is not list or not all(_is_broker(broker) for broker in brokers):
+        raise ValueError("its route has no brokerDatas")
+    is_there = False
+    for broker in brokers:
+        if broker["brokerName"] == place.name:
+            is_there = True
+            _lead(broker, place, address)
+    if not is_there and not place.is_registered and brokers:
+        # It is down, and what it had is still found here. No queues: nobody is to consume or to send for it.
+        brokers.append(make_broker(place, address))
+
+
+def lead_cluster(cluster: Json, place: Place, address: str) -> None:
+    """The same in a ClusterInfo that ``find_place`` took; a broker that is down stands there with our address."""
+    table = cluster["brokerAddrTable"]
+    if place.name in table:
+        _lead(table[place.name], place, address)
+        return
+    table[place.name] = make_broker(place, address)
+    clusters = cluster.setdefault("clusterAddrTable", {})
+    if type(clusters) is dict and type(names := clusters.setdefault(place.cluster, [])) is list:
+        names.append(place.name)
+
+
+def _lead(broker: Json, place: Place, address: str) -> None:
+    # A slave that stands in for its master (enableActingMaster) is no place of ours.
+    addresses = broker["brokerAddrs"]
+    if place.broker_id in addresses and addresses[place.broker_id] not in place.others:
+        addresses[place.broker_id] = address
+
+
+def _place(broker: Json, broker_id: str, address: str | None) -> Place:
+    others = frozenset(other for number, other in broker["brokerAddrs"].items() if number != broker_id)
+    return Place(broker["brokerName"], str(broker.get("cluster")), address, broker_id, others, is_registered=True)
+
+
+def _is_broker(broker: Any) -> bool:
+    return (
+        type(broker) is dict
+        and type(broker.get("brokerName")) is str
+        and type(addresses := broker.get("brokerAddrs")) is dict
+        and all(type(address) is str for address in addresses.values())
+    )

@@ -1,0 +1,238 @@
+"""serve_remoting: connections on a socket that listens already, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from indexd.config import Config
+from indexd.serve.board import Board
+from indexd.serve.queries import Queries
+from indexd.serve.remoting.access import Access, read_access
+from indexd.serve.remoting.client import Processor
+from indexd.serve.remoting.connection import Connection
+from indexd.serve.remoting.counts import RemotingCounts
+from indexd.serve.remoting.hall import Hall
+from indexd.serve.remoting.processor import RemotingProcessor
+from indexd.serve.remoting.room import Room
+from indexd.serve.remoting.sparing import SparingLog
+
+#: Without an upstream no request needs more: the largest are signed queries, and the heartbeats of clients.
+FRAME_MAX_ALONE = 1 << 20
+#: Requests that run at once for one connection. A consumer has a long poll under way for each of its queues.
+UNDER_WAY_MAX, UNDER_WAY_UPSTREAM_MAX = 256, 4096
+# All three, and what closing the queries takes, are less than the outlet is given (serve.server).
+_LEAVE_SECONDS, _ABORT_SECONDS, _CLOSE_SECONDS = 1.5, 0.3, 0.5
+# Until TLS has begun, and until it has ended.
+_HANDSHAKE_SECONDS, _SHUTDOWN_SECONDS = 5.0, 1.0
+_LOOK_SECONDS = 1.0
+_ACCEPTED_AT_ONCE = 64
+_PAUSE_SECONDS = 1.0
+_DESCRIPTORS = resource.RLIMIT_NOFILE
+# Descriptors that indexing, queries and HTTP need beside the connections.
+_DESCRIPTORS_KEPT = 512
+_CONNECTIONS_LEAST = 16
+# struct linger: closed at once, by a reset.
+_RESET = struct.pack("ii", 1, 0)
+_OPEN = (
+    "give remoting_access_key with remoting_secret_key_file and TLS, or remoting_allow with the networks of your "
+    "clients, or listen on 127.0.0.1"
+)
+
+
+async def serve_remoting(config: Config, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
+
+    ``listening`` stays open for another try. UsageError if keys or certificate cannot be used.
+    """
+    access = read_access(config)
+    if access.is_open:
+        signed = access.credentials is not None
+        log.warning(
+            "remoting_open", remoting=config.remoting.remoting, signed=signed, tls=access.tls is not None, hint=_OPEN
+        )
+    queries = Queries(config, board, threads=config.remoting.remoting_queries_max)
+    processor = RemotingProcessor(config, board, log, access, queries)
+    try:
+        server = RemotingServer(config, board, log, listening, processor, access)
+        await server.run(stop, queries.stop)
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(processor.close(), _CLOSE_SECONDS)
+        queries.stop()
+        # In another thread: a query may be under way, and it is waited for.
+        left = await asyncio.to_thread(queries.close)
+        if left:
+            log.warning("queries_left_behind", queries=left)
+
+
+class RemotingServer:
+    """Accepts connections, looks at each once a second, and writes on the board what they did.
+
+    A connection counts from its first moment on, not from the end of a TLS handshake that may never come.
+    """
+
+    def __init__(
+        self, config: Config, board: Board, log: Any, listening: socket.socket, processor: Processor, access: Access
+    ) -> None:
+        remoting = config.remoting
+        is_alone = not remoting.upstream_namesrv
+        frame_max = min(remoting.remoting_frame_max, FRAME_MAX_ALONE) if is_alone else remoting.remoting_frame_max
+        self._board, self._log, self._access = board, log, access
+        self._counts, self._room = RemotingCounts(), Room()
+        under_way_max = UNDER_WAY_MAX if is_alone else UNDER_WAY_UPSTREAM_MAX
+        times = (remoting.remoting_idle_timeout, under_way_max)
+        self._hall = Hall(processor, self._room, self._counts, SparingLog(log), frame_max, *times)
+        self._most = _connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
+        self._address = address_of(*listening.getsockname()[:2])
+        self._listening = listening.dup()
+        self._listening.setblocking(False)
+        self._times: dict[str, Any] = {}
+        if access.tls is not None:
+            self._times = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
+        self._is_tls = access.tls is not None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_over, self._is_empty = False, asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"RemotingServer({self._address}, {self._counts})"
+
+    async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
+        """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._listen()
+            while not stop.is_set():
+                for connection in self._connections():
+                    connection.look(loop.time())
+                self._tell()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
+        finally:
+            self._is_over = True
+            loop.remove_reader(self._listening)
+            self._listening.close()
+            on_stop()
+            await self._leave()
+            self._tell()
+
+    def _tell(self) -> None:
+        upstream = self._hall.processor.row()
+        self._board.outlets["remoting"] = {**self._counts.row(self._address), "upstream": upstream}
+
+    def _connections(self) -> list[Connection]:
+        return [guest for guest in self._room.guests if isinstance(guest, Connection)]
+
+    async def _leave(self) -> None:
+        for task in self._opening:
+            task.cancel()
+        for connection in self._connections():
+            connection.leave()
+        await self._wait_until_gone(_LEAVE_SECONDS)
+        late = self._connections()
+        if late:
+            self._log.warning("remoting_cut_off", connections=len(late))
+        for connection in late:
+            connection.abort()
+        await self._wait_until_gone(_ABORT_SECONDS)
+
+    async def _wait_until_gone(self, seconds: float) -> None:
+        if self._counts.connections:
+            self._is_empty.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), seconds)
+
+    # --- accepting --------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if not self._is_over:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                peer, place = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors: they wait in the kernel meanwhile
+                self._hall.log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
+                loop.remove_reader(self._listening)
+                loop.call_later(_PAUSE_SECONDS, self._listen)
+                return
+            reason = self._refusal(place[0])
+            if reason is not None:
+                self._counts.refused[reason] += 1
+                with contextlib.suppress(OSError):
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                peer.close()
+                continue
+            self._counts.connections += 1
+            self._counts.connections_total += 1
+            task = loop.create_task(self._open(peer, address_of(*place[:2])))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _refusal(self, host: str) -> str | None:
+        if not self._access.admits(host):
+            self._hall.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
+            return "allow"
+        if self._counts.connections >= self._most:
+            self._hall.log.warning("remoting_full", connections=self._counts.connections)
+            return "full"
+        return None
+
+    async def _open(self, peer: socket.socket, name: str) -> None:
+        try:
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self._hall, name, address_of(*peer.getsockname()[:2]), is_tls=self._is_tls)
+            connection.on_close(self._release)
+        except OSError:  # gone already
+            peer.close()
+            self._release()
+            return
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, peer, ssl=self._access.tls, **self._times
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError):
+            with contextlib.suppress(OSError):
+                peer.close()
+            if not connection.was_made:  # or it tells by itself that it has ended
+                self._counts.refused["tls"] += self._is_tls
+                self._release()
+
+    def _release(self) -> None:
+        self._counts.connections -= 1
+        if self._counts.connections == 0:
+            self._is_empty.set()
+
+
+def address_of(host: str, port: int) -> str:
+    """``127.0.0.1:9577``; IPv6 in brackets, and an IPv4-mapped address as the IPv4 address that it is."""
+    if ":" not in host:
+        return f"{host}:{port}"
+    mapped = host.removeprefix("::ffff:")
+    return f"{mapped}:{port}" if "." in mapped and ":" not in mapped else f"[{host}]:{port}"
+
+
+def _connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
+    # As many as descriptors are left for, once the process has taken all that it may: the index needs its own.
+    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(_DESCRIPTORS))
+    need = wanted * descriptors_each + _DESCRIPTORS_KEPT
+    if soft < min(need, hard):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(_DESCRIPTORS, (min(need, hard), resource.getrlimit(_DESCRIPTORS)[1]))
+            soft = min(need, hard)
+    if soft >= need:
+        return wanted
+    most = min(wanted, max((soft - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
+    log.warning("remoting_descriptors", connections_max=most, wanted=wanted, descriptors=soft, hint="raise LimitNOFILE")
+    return most

@@ -1,0 +1,220 @@
+"""Messages by key as a broker sends them: its own answers on the goldens and on any log, and what is never sent."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexd.errors import UsageError
+from indexd.index.format import IndexLayout
+from indexd.query import TIME_MAX, open_index
+from indexd.query.broker_message import KeyRequest, query_message, query_message_exact
+from indexd.storage.disk import Disk
+from support.broker_frames import ANY_SIZE, damage, frames_at, raw
+from support.data_directory import SEGMENT, T0, Store, config_of, make_data, spec
+from support.goldens import unpack
+from support.naive import exact_oracle, naive_frames
+from support.strategies import Sample, logs, queries
+
+if TYPE_CHECKING:
+    from indexd.query.broker_message import FoundFrames
+
+LARGE = IndexLayout(101, 1000)
+
+
+def ask(store: Store, key: str = "k", max_num: int = 64, *, size_max: int = ANY_SIZE, **more: int) -> FoundFrames:
+    request = KeyRequest("T", key, max_num, more.get("begin", 0), more.get("end", TIME_MAX), False, "K")
+    with store.index() as index:
+        return query_message(index, request, size_max)
+
+
+# --- the broker's own answer ---
+
+
+@pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-clean", "rocketmq-5.4-propcrc"])
+def test_every_golden_answer_as_frames_in_ascending_order(name: str, tmp_path: Path) -> None:
+    golden = unpack(name, tmp_path)
+    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
+    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
+    make_data(tmp_path / "data", golden.root, messages, layout, golden.flavour, golden.segment_size)
+    index = open_index(Disk(), config_of(tmp_path / "data"))
+    found_any = 0
+    for row in golden.answers():
+        request = KeyRequest(
+            row["topic"], row["key"], max(row["max"], 0), row["begin"], row["end"], False, row.get("indexType")
+        )
+        found = query_message(index, request, ANY_SIZE)
+        offsets = sorted(row["phyOffsets"])
+        assert found.frames == tuple(raw(golden.root / "commitlog", golden.segment_size, one) for one in offsets)
+        if offsets:
+            found_any += 1
+            assert found.last_update.timestamp == row["indexLastUpdateTimestamp"]
+            assert found.last_update.phy_offset == row["indexLastUpdatePhyoffset"]
+            assert found.remark is None
+        else:
+            assert (found.last_update.timestamp, found.last_update.phy_offset) == (0, 0)
+            assert found.remark == "the index names no such message"
+        assert found.is_covered
+    assert found_any > 50
+    index.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), logs(max_size=25), st.sampled_from(["3.x", "4.0", "4.7", "5.4"]))
+def test_both_answers_on_any_log(data: st.DataObject, samples: list[Sample], flavour: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory), flavour=flavour, segment=8192)
+        with store.writer as writer:
+            for sample in samples:
+                sample.append(writer)
+        messages = store.messages()
+        service = store.build()
+        rows = [message.row() for message in messages]
+        with store.index() as index:
+            for _ in range(6):
+                query, unique = data.draw(queries(samples)), data.draw(st.booleans())
+                request = KeyRequest(
+                    query.topic, query.key, query.max_num, query.begin, query.end, unique, query.index_type
+                )
+                kind = "U" if unique else query.index_type
+                times = (query.begin, query.end)
+                max_num = 32 if unique else query.max_num
+                named, timestamp, phy_offset = service.query_offset(query.topic, query.key, max_num, *times, kind)
+                found = query_message(index, request, ANY_SIZE)
+                assert found.frames == frames_at(store, sorted(named))
+                last = (found.last_update.timestamp, found.last_update.phy_offset)
+                assert last == ((timestamp, phy_offset) if named else (0, 0))
+                expected = sorted(exact_oracle(rows, query.topic, query.key, *times, kind, flavour))
+                exact = query_message_exact(index, request, ANY_SIZE)
+                assert exact.frames == frames_at(store, expected[len(expected) - min(max_num, len(expected)) :])
+                if flavour == "5.4" and max_num > 0:
+                    assert (exact.remark is None) == bool(exact.frames)
+
+
+def test_collisions_and_repeats_are_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    first, second = store.append(spec(KEYS="Aa Aa"), spec(KEYS="BB"))
+    store.build()
+    assert ask(store, "Aa").frames == frames_at(store, [first, first, second])
+    with store.index() as index:
+        exact = query_message_exact(index, KeyRequest("T", "Aa", 64, 0, TIME_MAX), ANY_SIZE)
+    assert exact.frames == frames_at(store, [first])
+
+
+def test_a_unique_key_has_a_maximum_of_its_own(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    offsets = store.append(*[spec(UNIQ_KEY="u") for _ in range(40)])
+    store.build()
+    with store.index() as index:
+        for asked in (1, 64, -5):
+            found = query_message(index, KeyRequest("T", "u", asked, 0, TIME_MAX, True), ANY_SIZE)
+            assert found.frames == frames_at(store, offsets[-32:])
+        with pytest.raises(UsageError, match="maxNum"):
+            query_message(index, KeyRequest("T", "u", -1, 0, TIME_MAX), ANY_SIZE)
+        assert query_message(index, KeyRequest("T", "u", 0, 0, TIME_MAX), ANY_SIZE).frames == ()
+
+
+def test_at_most_64_messages_the_newest(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    offsets = store.append(*[spec(T0 + number) for number in range(70)])
+    store.build()
+    assert ask(store, max_num=1 << 30).frames == frames_at(store, offsets[-64:])
+    assert ask(store, max_num=3).frames == frames_at(store, offsets[-3:])
+
+
+def test_it_asks_further_back_while_nothing_can_be_read(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE, segment=1 << 16)
+    offsets = store.append(*[spec(T0 + 5000 * number, size=50) for number in range(12)])
+    store.build()
+    for offset in offsets[3:]:
+        damage(store, offset)
+    # Three rounds of three: [9, 10, 11], then up to the time of 9, then up to that of 7.
+    assert ask(store, max_num=3).frames == ()
+    assert ask(store, max_num=4).frames == frames_at(store, offsets[2:3])
+    assert ask(store, max_num=5).frames == frames_at(store, offsets[:3])
+    assert ask(store, max_num=12).frames == frames_at(store, offsets[:3])
+
+
+# --- what is not sent ---
+
+
+def test_a_damaged_frame_is_not_sent_and_said(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    offsets = store.append(*[spec(T0 + number, size=50) for number in range(3)])
+    store.build()
+    damage(store, offsets[1])
+    found = ask(store)
+    assert found.frames == frames_at(store, [offsets[0], offsets[2]])
+    assert found.remark == "of 3 messages that the index names: 1 unreadable"
+    assert not found.is_covered
+    damage(store, offsets[0], 4)
+    damage(store, offsets[2], 28)
+    found = ask(store)
+    assert (found.frames, found.remark) == ((), "of 3 messages that the index names: 3 unreadable")
+
+
+def test_expired_messages_are_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    offsets = store.append(*[spec(T0 + number, size=1000) for number in range(6)])
+    store.build()
+    (store.root / "commitlog" / f"{0:020d}").unlink()
+    gone = sum(offset < SEGMENT for offset in offsets)
+    found = ask(store)
+    assert found.frames == frames_at(store, offsets[gone:])
+    assert found.remark == f"of 6 messages that the index names: {gone} expired"
+
+
+def test_an_answer_has_so_many_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE, segment=1 << 16)
+    offsets = store.append(spec(size=100), spec(size=9000), spec(size=200), spec(size=5000))
+    store.build()
+    sizes = [len(frame) for frame in frames_at(store, offsets)]
+    found = ask(store, size_max=sizes[0] + sizes[2])
+    assert found.frames == frames_at(store, [offsets[0], offsets[2]])
+    assert found.remark is not None
+    assert "2 too long for an answer of" in found.remark
+    assert ask(store, size_max=sum(sizes)).frames == frames_at(store, offsets)
+    assert len(ask(store, size_max=sum(sizes) - 1).frames) == 3
+    assert ask(store, size_max=91).frames == ()
+
+
+def test_why_there_is_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    store.append(spec(KEYS="a"))
+    store.build()
+    found = ask(store, "b")
+    assert (found.remark, found.is_covered) == ("the index names no such message", True)
+    end = store.writer.max_offset
+    store.append(spec(KEYS="b"))
+    found = ask(store, "b")
+    assert found.remark == f"the index names no such message; not yet indexed: the log from physical offset {end} on"
+    assert not found.is_covered
+    with store.index() as index:
+        exact = query_message_exact(index, KeyRequest("T", "b", 9, 0, TIME_MAX, False, "K"), ANY_SIZE)
+        assert exact.remark is not None
+        assert exact.remark.startswith("not yet indexed")
+        assert not exact.is_covered
+        assert query_message_exact(index, KeyRequest("T", "a", 0, 0, TIME_MAX), ANY_SIZE).remark
+
+
+def test_a_walk_along_a_long_chain_can_be_ended(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(1, 3000), segment=1 << 20)
+    store.append(*[spec(T0 + number, KEYS=f"key-{number}") for number in range(2000)])
+    store.build()
+    steps = 0
+
+    def check() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 8:
+            raise TimeoutError
+
+    with store.index() as index:
+        index.log.check = check
+        with pytest.raises(TimeoutError):
+            query_message(index, KeyRequest("T", "absent", 64, 0, TIME_MAX), ANY_SIZE)

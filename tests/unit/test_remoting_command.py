@@ -1,0 +1,285 @@
+"""Frames of the remoting protocol: what RocketMQ's own classes write, what they would read, and any other bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from indexd.serve.remoting.codes import LANGUAGES, NAME_SERVER_CODES, VERSION, RequestCode, ResponseCode
+from indexd.serve.remoting.command import (
+    HEADER_MAX,
+    Form,
+    FrameError,
+    RemotingCommand,
+    decode_command,
+    encode_command,
+    frame_size,
+)
+from support.remoting_frames import BINARY, JSON
+
+_QUERY = {
+    "maxNum": "64",
+    "beginTimestamp": "0",
+    "key": "k-é😀",
+    "_UNIQUE_KEY_QUERY": "false",
+    "topic": "T",
+    "endTimestamp": "9223372036854775807",
+}
+_REMARK = 'can not find "message"\n中'
+_COMMANDS = {
+    "query": RemotingCommand(12, 7, 0, "JAVA", ext_fields=_QUERY),
+    "oneway": RemotingCommand(34, 2**31 - 1, 2, "JAVA", body=b'{"clientID":"c"}'),
+    "answer": RemotingCommand(22, -1, 1, "JAVA", remark=_REMARK, ext_fields={"empty": ""}),
+    "pop": RemotingCommand(200050, 1, 0, "JAVA"),
+    "lone": RemotingCommand(12, 2, 0, "JAVA", ext_fields={"key": "a?b"}),  # where it was a, U+D800, b
+}
+_BINARY_FRAMES = [bytes.fromhex(digits)[4:] for digits in BINARY.values()]
+_JSON_FRAMES = [(bytes.fromhex(heads) + text.encode())[4:] for heads, text in JSON.values()]
+
+
+def _frame(header: str | bytes, body: bytes = b"", form: int = 0) -> bytes:
+    data = header.encode() if isinstance(header, str) else header
+    return struct.pack(">i", form << 24 | len(data)) + data + body
+
+
+def _header(frame: bytes) -> dict[str, object]:
+    size = int.from_bytes(frame[5:8])
+    decoded: dict[str, object] = json.loads(frame[8 : 8 + size])
+    return decoded
+
+
+def _as_binary(name: str) -> RemotingCommand:
+    command = _COMMANDS[name]
+    code = 0x0D72 if name == "pop" else command.code  # the low 16 bits of 200050: RocketMQ's own loss
+    return RemotingCommand(
+        code, command.opaque, command.flag, "JAVA", 0, command.remark, command.ext_fields, command.body, Form.ROCKETMQ
+    )
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_what_rocketmq_writes(name: str) -> None:
+    heads, text = JSON[name]
+    frame = bytes.fromhex(heads) + text.encode()
+    assert frame_size(frame, 0, 1 << 20) == len(frame) - 4
+    assert decode_command(frame[4:]) == _COMMANDS[name]
+    frame = bytes.fromhex(BINARY[name])
+    assert frame_size(frame, 0, 1 << 20) == len(frame) - 4
+    assert decode_command(frame[4:]) == _as_binary(name)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_what_we_write_is_what_rocketmq_writes(name: str) -> None:
+    heads, text = JSON[name]
+    theirs, ours = bytes.fromhex(heads) + text.encode(), encode_command(_COMMANDS[name])
+    assert frame_size(ours, 0, 1 << 20) == len(ours) - 4
+    assert _header(ours) == {"extFields": {}, **_header(theirs)}  # without any, RocketMQ leaves out the member
+    assert ours.endswith(_COMMANDS[name].body)
+    assert encode_command(_as_binary(name)).hex() == BINARY[name]
+    command = _as_binary(name)
+    command.code = _COMMANDS[name].code
+    assert encode_command(command).hex() == BINARY[name]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_an_answer_is_of_its_requests_form(form: Form) -> None:
+    request = RemotingCommand(RequestCode.QUERY_MESSAGE, 77, 0, "GO", 401, ext_fields={"topic": "T"}, form=form)
+    fields = {"indexLastUpdateTimestamp": "5"}
+    answer = decode_command(encode_command(request.answer(ResponseCode.SYSTEM_BUSY, "busy", fields, b"x"))[4:])
+    assert answer == RemotingCommand(2, 77, 1, "PYTHON", VERSION, "busy", fields, b"x", form)
+    assert answer.is_response
+    assert not answer.is_oneway
+    assert not request.is_response
+    fields.clear()
+    assert request.answer(0) == RemotingCommand(0, 77, 1, "PYTHON", VERSION, form=form)
+
+
+def test_the_bits_of_flag() -> None:
+    assert [(c.is_response, c.is_oneway) for c in (RemotingCommand(1, 1, flag) for flag in range(4))] == [
+        (False, False),
+        (True, False),
+        (False, True),
+        (True, True),
+    ]
+
+
+def test_codes_of_a_name_server() -> None:
+    assert RequestCode.GET_ROUTEINFO_BY_TOPIC in NAME_SERVER_CODES
+    assert RequestCode.GET_BROKER_CLUSTER_INFO in NAME_SERVER_CODES
+    assert not NAME_SERVER_CODES & {RequestCode.QUERY_MESSAGE, RequestCode.HEART_BEAT, RequestCode.SEND_MESSAGE_V2}
+    assert LANGUAGES.index("PYTHON") == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('{"n":5,"t":true,"f":false,"x":null,"d":1.50}', {"n": "5", "t": "true", "f": "false", "d": "1.50"}),
+        ('{"o":{"a":[1, 2]},"big":123456789012345678901234567890}', {"o": '{"a":[1,2]}', "big": "1234567890" * 3}),
+        ('{"a":"1","a":"2"}', {"a": "2"}),
+        ('{"properties":"k\x01v\x02\\u0001\x00\t"}', {"properties": "k\x01v\x02\x01\0\t"}),
+        ('{"":"","k":"\\ud800"}', {"": "", "k": "\ud800"}),
+        ("null", {}),
+        ("{}", {}),
+    ],
+)
+def test_ext_fields_are_read_as_texts(fields: str, expected: dict[str, str]) -> None:
+    assert decode_command(_frame(f'{{"code":12,"opaque":7,"extFields":{fields}}}')).ext_fields == expected
+
+
+def test_of_two_members_the_last_counts_and_of_the_rest_little_is_needed() -> None:
+    frame = _frame(' {"code":12,"opaque":7,"code":13,"language":null,"remark":null}\n', b"b")
+    assert decode_command(frame) == RemotingCommand(13, 7, body=b"b")
+    assert decode_command(_frame('{"code":1,"opaque":7,"language":"KLINGON"}')).language == "KLINGON"
+
+
+def test_unknown_members_go_on() -> None:
+    command = decode_command(_frame('{"code":1,"opaque":7,"suspended":false,"a\\"b":"ü","n":null,"deep":[1],"f":1.5}'))
+    assert command.others == {"suspended": False, 'a"b': "ü", "n": None, "f": "1.5"}
+    again = decode_command(encode_command(command)[4:])
+    assert again == command
+    assert not again.answer(0).others
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "null", "[]", "12", '"a"', "{", "{}", '{"code":1}', '{"opaque":1}', '{"code":null,"opaque":1}',
+        '{"code":"1","opaque":1}', '{"code":true,"opaque":1}', '{"code":1.0,"opaque":1}', '{"code":1,"opaque":1e3}',
+        '{"code":NaN,"opaque":1}', '{"code":1,"opaque":1,"extFields":{"a":NaN}}', '{"code":2147483648,"opaque":1}',
+        '{"code":1,"opaque":-2147483649}', '{"code":1,"opaque":1,"flag":99999999999}', '{"code":1,"opaque":1} x',
+        '{"code":1,"opaque":1,"version":"5"}', '{"code":1,"opaque":1,"remark":5}', '{"code":1,"opaque":1,"language":3}',
+        '{"code":1,"opaque":1,"extFields":[]}', '{"code":1,"opaque":1,"extFields":"a"}', '{code:1,opaque:1}',
+        '{"code":1,"opaque":' + "9" * 5000 + "}", "[" * 100_000, '{"code":1,"opaque":1,"a":' + '{"a":' * 100_000,
+        '{"code":1,"opaque":1,"extFields":{"a":' + "[" * 900 + "]" * 900 + "}",
+        b'{"code":1,"opaque":1,"remark":"\xff"}', b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda header: repr(header[:40]),
+)  # fmt: skip
+def test_json_that_is_no_header(header: str | bytes) -> None:
+    with pytest.raises(FrameError) as error:
+        decode_command(_frame(header))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("frame", _JSON_FRAMES + _BINARY_FRAMES, ids=range(10))
+def test_a_header_that_ends_too_early(frame: bytes) -> None:
+    size = int.from_bytes(frame[1:4])
+    for end in range(size):
+        with pytest.raises(FrameError):
+            decode_command(frame[: 4 + end])  # the header says more than the frame has
+        cut = frame[:1] + end.to_bytes(3) + frame[4 : 4 + end]
+        with pytest.raises(FrameError):
+            decode_command(cut)
+
+
+@pytest.mark.parametrize(
+    ("at", "size"), [(13, -1), (13, 2**31 - 1), (17, 2**31 - 1), (17, 200), (17, 10), (21, -1), (21, 32767), (29, -5)]
+)
+def test_a_binary_header_that_lies_about_a_size(at: int, size: int) -> None:
+    header = bytearray(_BINARY_FRAMES[0][4:])
+    length = 2 if at == 21 else 4
+    header[at : at + length] = size.to_bytes(length, "big", signed=True)
+    with pytest.raises(FrameError):
+        decode_command(_frame(bytes(header), form=1))
+
+
+def test_a_binary_header_is_read_as_java_reads_it() -> None:
+    assert not decode_command(_frame(struct.pack(">hbhiiii", 1, 0, 0, 1, 0, 0, -9), form=1)).ext_fields
+    assert decode_command(_frame(struct.pack(">hbhiiii", 1, 99, 0, 1, 0, 0, 0), form=1)).language == "OTHER"
+    assert decode_command(_frame(struct.pack(">hbhiiii", -1, -1, 0, 1, 0, 0, 0), form=1)).code == -1
+    remark = struct.pack(">hbhiii", 1, 0, 0, 1, 0, 4) + b"\xed\xa0\x80a" + struct.pack(">i", 0)
+    assert decode_command(_frame(remark, form=1)).remark == "�a"  # three bytes, one U+FFFD
+
+
+@pytest.mark.parametrize("form", [2, 127, -1])
+def test_a_form_that_nobody_knows(form: int) -> None:
+    with pytest.raises(FrameError, match="form"):
+        decode_command(_frame(b"{}", form=form))
+
+
+def test_headers_have_a_bound() -> None:
+    empty = '{"code":1,"opaque":1,"remark":""}'
+    most = empty.replace('""', '"' + "r" * (HEADER_MAX - len(empty)) + '"')
+    assert len(decode_command(_frame(most, b"b" * 9)).body) == 9
+    with pytest.raises(FrameError, match="header"):
+        decode_command(_frame(most + " "))
+
+
+@pytest.mark.parametrize("size", [-(2**31), -1, 0, 3, 1025, 2**31 - 1])
+def test_a_length_that_is_none(size: int) -> None:
+    with pytest.raises(FrameError, match=str(size)):
+        frame_size(b"\0" + struct.pack(">i", size), 1, 1024)
+
+
+def test_a_length_says_who_speaks_something_else() -> None:
+    assert [frame_size(struct.pack(">i", size), 0, 1024) for size in (4, 1024)] == [4, 1024]
+    for start, what in ((b"\x16\x03\x01\x02", "TLS"), (b"GET /", "HTTP"), (b"POST", "HTTP")):
+        with pytest.raises(FrameError, match=what):
+            frame_size(start, 0, 1 << 24)
+
+
+def test_texts_that_are_no_unicode_are_written_all_the_same() -> None:
+    command = RemotingCommand(1, 1, 0, "OTHER", 0, "\ud83d", {"\udc00": "a\ud800b"}, others={"x": "\ud800"})
+    assert decode_command(encode_command(command)[4:]) == command
+    command.form = Form.ROCKETMQ
+    binary = decode_command(encode_command(command)[4:])
+    assert (binary.remark, binary.ext_fields) == ("?", {"?": "a?b"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        RemotingCommand(1, 1, ext_fields={"n" * 32_768: ""}, form=Form.ROCKETMQ),
+        RemotingCommand(1, 1, remark="r" * 2**24, form=Form.ROCKETMQ),
+        RemotingCommand(1, 1, remark="r" * 2**24),
+    ],
+    ids=["name", "binary", "json"],
+)
+def test_what_cannot_be_written(command: RemotingCommand) -> None:
+    with pytest.raises(FrameError):
+        encode_command(command)
+
+
+_INT = st.integers(-(2**31), 2**31 - 1)
+_SHORT = st.integers(-(2**15), 2**15 - 1)
+
+
+@given(
+    st.builds(
+        RemotingCommand, _SHORT, _INT, _INT, st.sampled_from(LANGUAGES), _SHORT, st.none() | st.text(min_size=1),
+        st.dictionaries(st.text(), st.text()), st.binary(), st.sampled_from(Form),
+    )
+)  # fmt: skip
+def test_what_is_written_is_read_again(command: RemotingCommand) -> None:
+    frame = encode_command(command)
+    assert frame_size(frame, 0, len(frame)) == len(frame) - 4
+    assert decode_command(frame[4:]) == command
+    buffer = bytearray(frame[4:])
+    assert decode_command(memoryview(buffer)) == decode_command(buffer) == command
+    buffer.clear()  # nothing holds on to it
+
+
+@given(st.one_of(st.binary(), st.builds(_frame, st.binary(), st.binary(), st.sampled_from((0, 1)))))
+@example(b"")
+def test_any_bytes_are_a_command_or_a_frame_error(frame: bytes) -> None:
+    _decode_any(frame)
+
+
+@given(st.sampled_from(_JSON_FRAMES + _BINARY_FRAMES), st.lists(st.tuples(st.integers(0, 160), st.binary(max_size=4))))
+def test_a_frame_in_which_anything_was_changed(frame: bytes, changes: list[tuple[int, bytes]]) -> None:
+    buffer = bytearray(frame)
+    for at, change in changes:
+        buffer[at : at + len(change)] = change
+    _decode_any(bytes(buffer))
+
+
+def _decode_any(frame: bytes) -> None:
+    try:
+        command = decode_command(frame)
+    except FrameError:
+        return
+    assert decode_command(encode_command(command)[4:]) == command

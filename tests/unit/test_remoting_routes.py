@@ -1,0 +1,234 @@
+"""Routes and the cluster lead to the daemon: its own from the data directory, and a name server's with our address."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.config import load
+from indexd.serve.remoting import places, upstream
+from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting.routes import Place, find_place, lead_cluster, lead_route, read_json, write_json
+from support.daemon import rebuild
+from support.data_directory import LAYOUT, SEGMENT, make_data
+from support.remoting import V4_9_3, V4_9_4
+from support.remoting_outlet import (
+    CLUSTER,
+    Brokers,
+    Outlet,
+    broker_data,
+)
+from support.small_log import SIZES, write_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+_NAME = "broker-a"
+#: As the name server of 5.4.0 writes it: for clients before 4.9.4, and for others.
+_ROUTE_OLD = (
+    '{"brokerDatas":[{"brokerAddrs":{0:"1.2.3.4:10911",1:"x:1"},"brokerName":"bé","cluster":"c",'
+    '"enableActingMaster":false}],"filterServerTable":{},"queueDatas":[{"brokerName":"bé","perm":6,'
+    '"readQueueNums":4,"topicSysFlag":0,"writeQueueNums":4}]}'
+)
+_ROUTE_STANDARD = _ROUTE_OLD.replace("{0:", '{"0":').replace(",1:", ',"1":')
+_TEXTS = st.text(st.sampled_from('ab{},:"\\0123 é\n-'), max_size=12)
+_ADDRESSES = st.dictionaries(st.integers(-5, 99).map(str), _TEXTS, max_size=4)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are many, and nobody is left alone for long."""
+    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(places, "_ANEW_SECONDS", 0.02)
+    monkeypatch.setattr(places, "_FRESH_SECONDS", 0.05)
+    monkeypatch.setattr(places, "_MISSING_SECONDS", 0.05)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a store and its data directory: topics of four queues."""
+    place = tmp_path_factory.mktemp("routes")
+    write_log(place / "store", 300)
+    rebuild(place / "store", place / "data", *SIZES)
+    return place
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------
+
+
+def test_both_styles_are_read_and_written_as_rocketmq_does() -> None:
+    value = json.loads(_ROUTE_STANDARD)
+    assert read_json(_ROUTE_OLD.encode()) == read_json(_ROUTE_STANDARD.encode()) == value
+    assert write_json(value, is_standard=False) == _ROUTE_OLD.encode()
+    assert json.loads(write_json(value, is_standard=True)) == value
+    assert b'"brokerAddrs":{"0":"1.2.3.4:10911"' in write_json(value, is_standard=True)
+
+
+@given(st.dictionaries(_TEXTS, _VALUES, max_size=4), _ADDRESSES)
+def test_what_is_written_in_either_style_is_read(members: dict[str, Any], addresses: dict[str, str]) -> None:
+    value = members | {"brokerAddrs": addresses, "brokerAddrTable": {"1": {"brokerAddrs": addresses}}}
+    assert json.loads(write_json(value, is_standard=True)) == value
+    old = write_json(value, is_standard=False)
+    assert read_json(old) == value
+    assert b'"brokerAddrTable":{"1":' in old  # a broker that is named 1
+
+
+@given(st.binary(max_size=60) | _TEXTS.map(str.encode))
+def test_other_bytes_are_refused_or_an_object(body: bytes) -> None:
+    try:
+        value = read_json(body)
+    except ValueError:
+        return
+    assert type(value) is dict
+
+
+@pytest.mark.parametrize("body", [b'{"a":' * 50_000, b"[" * 100_000, b"", b"[]", b"null", b"{0:1", b"\xff{}", b"{0:}"])
+def test_bodies_that_are_none(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(body)
+
+
+# --- our own ----------------------------------------------------------------------------------------------------
+
+
+def test_our_own_route_leads_here_for_reading(root: Path) -> None:
+    with Outlet(root, node_id=_NAME, cluster=CLUSTER) as outlet, outlet.client() as client:
+        for topic in ("TopicTest", "订单主题", "L" + "x" * 199):
+            answer = client.ask(105, {"topic": topic})
+            assert answer.code == 0
+            assert answer.json() == {
+                "brokerDatas": [broker_data(_NAME, {0: outlet.address})],
+                "filterServerTable": {},
+                "queueDatas": [
+                    {"brokerName": _NAME, "perm": 4, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}
+                ],
+            }
+        cluster = client.ask(106).json()
+        assert cluster["brokerAddrTable"] == {_NAME: broker_data(_NAME, {0: outlet.address})}
+        assert cluster["clusterAddrTable"] == {CLUSTER: [_NAME]}
+
+
+@pytest.mark.parametrize("topic", ["nobody", "%RETRY%g", "%DLQ%g", "", ".", "..", "a/b", "../data", "x" * 5000, "a\0b"])
+def test_topics_that_are_not_there(root: Path, topic: str) -> None:
+    with Outlet(root) as outlet, outlet.client() as client:
+        answer = client.ask(105, {"topic": topic})
+        assert answer.code == 17
+        assert answer.remark is not None
+        assert len(answer.remark) < 300
+
+
+def test_a_topic_that_is_newer_than_the_frontier(root: Path) -> None:
+    for name in ("7", "no queue", "09"):
+        (root / "data/consumequeue/Newest" / name).mkdir(parents=True)
+    with Outlet(root) as outlet, outlet.client() as client:
+        assert client.ask(105, {"topic": "Newest"}).json()["queueDatas"][0]["readQueueNums"] == 8
+    shutil.rmtree(root / "data/consumequeue/Newest")
+
+
+def test_without_consume_queues_every_topic_has_a_route(tmp_path: Path) -> None:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    make_data(tmp_path / "data", tmp_path / "store", [], LAYOUT, "5.4", SEGMENT)
+    with Outlet(tmp_path) as outlet, outlet.client() as client:
+        assert client.ask(105, {"topic": "any"}).json()["queueDatas"][0]["readQueueNums"] == 1
+
+
+def test_while_there_is_no_index(tmp_path: Path) -> None:
+    with Outlet(tmp_path) as outlet, outlet.client() as client:
+        assert client.ask(105, {"topic": "TopicTest"}).code == 2
+        assert client.ask(105).code in (1, 2)
+        assert client.ask(106).code == 0
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+@pytest.mark.parametrize(
+    ("version", "fields", "is_standard"),
+    [
+        (V4_9_3, {}, False),
+        (V4_9_4, {}, True),
+        (V4_9_3, {"acceptStandardJsonOnly": "true"}, True),
+        (V4_9_3, {"acceptStandardJsonOnly": "false"}, False),
+        (0, {}, False),
+    ],
+)
+def test_the_style_that_the_client_reads(
+    root: Path,
+    form: str,
+    version: int,
+    fields: dict[str, str],
+    is_standard: bool,
+) -> None:
+    with Outlet(root, remoting_advertise="indexd.example:9876") as outlet, outlet.client(form=form) as client:
+        for code in (105, 106):
+            body = client.ask(code, {"topic": "TopicTest"} | fields, version=version).body
+            key = b'"0"' if is_standard else b"0"
+            assert b'"brokerAddrs":{' + key + b':"indexd.example:9876"}' in body
+
+
+# --- where our broker is ----------------------------------------------------------------------------------------
+
+
+def _cluster(brokers: Brokers) -> dict[str, Any]:
+    table = {name: broker_data(name, addresses) for name, addresses in brokers.items()}
+    return {"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: sorted(brokers)}}
+
+
+@pytest.mark.parametrize(
+    ("brokers", "settings", "known", "wanted"),
+    [
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {"node_id": "b"}, None, ("b", "y:1", "0")),
+        ({"a": {0: "x:1"}, "b": {0: "y:1", 1: "s:1"}}, {"broker_address": "s:1"}, None, ("b", "s:1", "1")),
+        ({"a": {0: "x:1"}}, {"node_id": "a", "broker_address": "127.0.0.1:1"}, None, ("a", "127.0.0.1:1", "0")),
+        ({"a": {0: "x:1"}}, {}, None, ("a", "x:1", "0")),
+        ({"a": {0: "x:1"}}, {"node_id": "b"}, None, None),
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {}, None, None),
+        ({"a": {0: "x:1"}}, {}, "b", None),
+        ({"a": {0: "x:1"}, "b": {0: "y:1"}}, {}, "b", ("b", "y:1", "0")),
+        ({"a": {1: "x:1"}}, {"node_id": "a"}, None, ("a", None, "0")),
+        ({}, {"node_id": "a"}, None, None),
+    ],
+)
+def test_which_broker_is_ours(
+    brokers: Brokers, settings: dict[str, str], known: str | None, wanted: tuple[str, str | None, str] | None
+) -> None:
+    config = load({"store": "/nowhere", "data": "/nowhere/data"} | settings, None, {})
+    place = find_place(_cluster(brokers), config, None if known is None else Place(known, CLUSTER))
+    assert (None if place is None else (place.name, place.address, place.broker_id)) == wanted
+    if place is not None:
+        assert place.is_registered
+        cluster = _cluster(brokers)
+        lead_cluster(cluster, place, "ours:9")
+        addresses = cluster["brokerAddrTable"][place.name]["brokerAddrs"]
+        assert addresses == {
+            str(number): "ours:9" if str(number) == place.broker_id else address
+            for number, address in brokers[place.name].items()
+        }
+
+
+@given(_VALUES)
+def test_a_route_of_any_shape_is_refused_or_led(value: Any) -> None:
+    route = {"brokerDatas": value}
+    try:
+        lead_route(route, Place(_NAME, CLUSTER), "ours:9")
+    except ValueError:
+        return
+    assert type(route["brokerDatas"]) is list
