@@ -150,11 +150,9 @@ def test_with_the_broker_stopped_all_is_found_and_nothing_sent(side: Side) -> No
     for daemon in (side.open, side.closed):
         daemon.wait_caught_up()
     side.broker.stop()
-    for version in VERSIONS:
-        found = replace(side.tools, version=version).check(side.rows)
+    for tools in (side.tools, replace(side.signing, version=OLD_CLIENT)):
+        found = tools.check(side.rows)
         assert found["missed"] == 0, found
-    found = side.signing.check(side.rows)
-    assert found["missed"] == 0, found
     with pytest.raises(RocketMQError, match="does not answer"):
         side.tools.send(1, seed=9)
     for daemon in (side.open, side.closed):
