@@ -66,11 +66,18 @@ def split_keys(keys: str | None) -> list[str]:
     return [piece for piece in (keys or "").split(" ") if piece]
 
 
+# Digits of Long.MAX_VALUE.
+_LONG_DIGITS = 19
+
+
 def parse_java_number(text: str, bits: int) -> int | None:
     """``Long.parseLong`` (64) and its smaller sisters: one sign, digits of any script; None where Java throws.
 
     Java looks at UTF-16 units, so a digit beyond U+FFFF is none.
     """
+    if text.isdigit() and text.isascii() and len(text) <= _LONG_DIGITS:  # most are, by far
+        value = int(text)
+        return value if value < 1 << bits - 1 else None
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None

@@ -69,15 +69,17 @@ class IndexFileReader:
         begin: int,
         end: int,
         header: IndexHeader | None = None,
+        newest: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> list[int]:
         """RocketMQ's answer, newest first: collisions and repeats included, times at whole seconds (spec 3.7).
 
-        ``header``: of a file that is full, where it is known already. ``check`` is called before each read, and ends
-        the walk by raising. CorruptDataError for an entry that this file has not.
+        ``header`` and ``newest``, the slot's entry, are read if they are not given: of a file that grows the header
+        behind the slot. ``check`` is called before each read, and ends the walk by raising. CorruptDataError for an
+        entry that this file has not.
         """
         found: list[int] = []
-        number = self.slot(self.layout.slot_of(key_hash))
+        number = self.slot(self.layout.slot_of(key_hash)) if newest is None else newest
         header = header or self.header()
         count, base = header.index_count, header.begin_timestamp
         if number <= 0 or number > count or count <= 1:

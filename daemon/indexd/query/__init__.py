@@ -27,6 +27,7 @@ b'five'
 ``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
 ``log``       LogView: the broker's log, listed again when it has grown
 ``frames``    the frames of a stretch of log, by their heads
+``progress``  how far an index stands
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
 ``kept``      what is not read again while its file is the same
 ``queues``    the queue that is asked about

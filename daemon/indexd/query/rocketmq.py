@@ -41,14 +41,18 @@ def query_offsets(
     found: list[int] = []
     last_update: LastUpdate | None = None
     for reader, mark in index.newest_first(look):
-        is_full = mark is not None and mark.full
-        header = mark.header if mark is not None and is_full else reader.header()
+        newest: int | None = None
+        if mark is not None and mark.full:
+            header = mark.header
+        else:
+            # Of a file that grows the header is read behind the slot: it counts what that names.
+            newest = reader.slot(reader.layout.slot_of(key_hash))
+            header = reader.header()
         last_update = last_update or LastUpdate(header.end_timestamp, header.end_phy_offset)
         if header.is_time_matched(begin, end):
             try:
-                # Of a file that grows the header is read again, behind the slot: it counts what that names.
-                known = header if is_full else None
-                found += reader.select_phy_offset(key_hash, max_num - len(found), begin, end, known, index.log.check)
+                left, check = max_num - len(found), index.log.check
+                found += reader.select_phy_offset(key_hash, left, begin, end, header, newest, check)
             except struct.error:
                 raise CorruptDataError(f"index file {reader.file.path} ends before its slots do") from None
         if header.begin_timestamp < begin or len(found) >= max_num:

@@ -6,24 +6,25 @@ one, and after a crash, only what the frontier names counts. What has not change
 
 from __future__ import annotations
 
-import json
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
 from indexd.consumequeue.format import QueueMark
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
-from indexd.flush.frontier import Frontier, Uncovered, read_frontier
+from indexd.flush.frontier import Frontier, read_frontier
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import FileMark, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.coverage import Coverage, make_coverage
 from indexd.query.kept import Kept
 from indexd.query.log import LogView
+from indexd.query.progress import progress, read_state
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
@@ -74,25 +75,42 @@ class QueryIndex:
         self.disk = disk
         self.files = DataFiles(config.store.data)
         self._frontier = frontier
-        self._state = Kept(disk, self.files.state, lambda: _read_state(disk, self.files.state))
+        self._state = Kept(disk, self.files.state, lambda: read_state(disk, self.files.state))
         self._names = Kept(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
         self.largest_times: Kept[dict[int, int]] = Kept(disk, self.files.sparse, dict)
         self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
         self._opened_at = 0
+        #: Whose size was looked at since the last look.
+        self._sized: set[str] = set()
         self._queues: dict[tuple[str, int], QueueMark] = {}
         self._queues_of: tuple[QueueMark, ...] | None = None
+        #: So old a look may be to be given out once more, in seconds.
+        self.look_seconds = 0.0
+        self._looked: Look | None = None
+        self._looked_at = 0.0
 
     def __repr__(self) -> str:
         return f"QueryIndex({self.files.data}, {self.log})"
 
     def look(self) -> Look:
-        """What stands now. The progress is read before the files are listed: they hold at least what it covers."""
+        """What stands now, or stood ``look_seconds`` ago."""
+        looked = self._looked
+        if looked is None or time.monotonic() - self._looked_at >= self.look_seconds:
+            self._looked = None
+            at = time.monotonic()
+            looked = self._look()
+            self._looked, self._looked_at = looked, at
+        return looked
+
+    def _look(self) -> Look:
+        # The progress is read before the files are listed: they hold at least what it covers.
         self.log.begin_query()
+        self._sized.clear()
         pid = owner_pid(self.files.lock)
         frontier = self._frontier.get()
         state = self._state.get() if pid else {}
-        begin, end, uncovered, published = _progress(frontier, state, pid)
+        begin, end, uncovered, published = progress(frontier, state, pid)
         files: list[tuple[str, FileMark | None]] = [(mark.name, mark) for mark in frontier.index]
         names = self._names.get() if pid is not None or files else []
         if self._names.times_made != self._opened_at:
@@ -117,7 +135,9 @@ class QueryIndex:
             self.log.check()
             found = self._open.get(name)
             if found is not None and found.mark is mark:
-                found.reader.check_size()
+                if name not in self._sized:
+                    found.reader.check_size()
+                    self._sized.add(name)
                 self._open.move_to_end(name)
                 yield found
                 continue
@@ -255,30 +275,3 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     if frontier.flavour not in FLAVOURS:
         raise CorruptDataError(f"{files.frontier} names a flavour {frontier.flavour!r} that there is not")
     return frontier
-
-
-def _progress(
-    frontier: Frontier, state: dict[str, Any], pid: int | None
-) -> tuple[int, int, tuple[Uncovered, ...], int | None]:
-    # (begin offset, end offset, uncovered, published): the running daemon's word, else the frontier's.
-    if state.get("pid") != pid or not isinstance(state.get("phyOffset"), int):
-        return frontier.begin_offset, frontier.phy_offset, frontier.uncovered, None
-    begin = state.get("beginOffset", frontier.begin_offset)
-    uncovered = frontier.uncovered
-    if isinstance(state.get("uncovered"), list):
-        uncovered = tuple(Uncovered(int(first), int(last), str(why)) for first, last, why in state["uncovered"])
-    published = state["phyOffset"]
-    if isinstance(state.get("filledOffset"), int):
-        published = min(published, state["filledOffset"])
-    elif frontier.filled_offset < frontier.phy_offset:
-        published = min(published, frontier.filled_offset)
-    return int(begin), state["phyOffset"], uncovered, published
-
-
-def _read_state(disk: Disk, path: Path) -> dict[str, Any]:
-    # A hint only: whatever cannot be read says nothing.
-    try:
-        row = json.loads(disk.read(path))
-    except (DiskError, ValueError):
-        return {}
-    return row if isinstance(row, dict) else {}

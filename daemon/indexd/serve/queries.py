@@ -9,14 +9,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, open_index
 from indexd.serve.board import Board
 from indexd.serve.workers import StoppedError, TooManyError, Workers
-from indexd.storage.disk import Disk
+from indexd.storage.hasty import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
 #: Phases in which what is on disk may be asked; while it is opened and recovered its files are changed.
@@ -28,6 +28,9 @@ _WAITING_PER_THREAD = 32
 _WALK_MAX = 100_000
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
+# What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
+# seen of the files so long ago: everything else there waits.
+_AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.02
 #: A query that takes longer is ended: it holds a thread that others wait for.
 QUERY_SECONDS = 10.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
@@ -73,6 +76,12 @@ class TooLongError(NotAnsweredError):
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
 
 
+class _Opened(NamedTuple):
+    data: Data
+    disk: HastyDisk
+    used: float
+
+
 class Queries:
     """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop."""
 
@@ -81,11 +90,11 @@ class Queries:
         #: As it was given, but for the bound on walks.
         self.config = config.model_copy(update={"query": bounded})
         self.board = board
-        self._disk = Disk()
         self._threads = threads
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
         #: Open and not in use, the last used at the end, with when that was.
-        self._idle: list[tuple[Data, float]] = []
+        self._idle: list[_Opened] = []
+        self._at_once_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -113,6 +122,35 @@ class Queries:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
         return answer
 
+    def query_at_once(self, question: Callable[[Data], T], result: Callable[[T], str]) -> T:
+        """The same as ``query`` where all that it takes is in memory and does not take long; else WouldWaitError.
+
+        For questions that are cheap as a rule: neither a thread is asked nor the loop held up by a disk.
+        """
+        if self._is_stopping or self.board.phase not in ANSWERING:
+            raise WouldWaitError
+        began = time.perf_counter()
+        try:
+            data, disk, _ = opened = self._idle.pop()
+        except IndexError:
+            raise WouldWaitError from None
+        self._at_once_until = time.monotonic() + _AT_ONCE_SECONDS
+        data.set_check(self._check_at_once)
+        disk.is_hasty, data.index.look_seconds = True, _LOOK_SECONDS
+        try:
+            answer = question(data)
+        except IndexdError as error:  # it may be gone for who looks anew
+            raise WouldWaitError from error
+        finally:
+            disk.is_hasty, data.index.look_seconds = False, 0.0
+            self._idle.append(opened)
+        self._count(result(answer), began)
+        return answer
+
+    def _check_at_once(self) -> None:
+        if time.monotonic() > self._at_once_until:
+            raise WouldWaitError
+
     async def query(self, question: Callable[[Data], T], result: Callable[[T], str]) -> T:
         """The same for a query proper: timed, and counted on the board by what ``result`` says of the answer.
 
@@ -130,9 +168,12 @@ class Queries:
             raise
         finally:
             if kind is not None:
-                self.board.queries[kind] += 1
-                self.board.query_seconds.observe(time.perf_counter() - began)
+                self._count(kind, began)
         return answer
+
+    def _count(self, kind: str, began: float) -> None:
+        self.board.queries[kind] += 1
+        self.board.query_seconds.observe(time.perf_counter() - began)
 
     def stop(self) -> None:
         """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
@@ -145,7 +186,7 @@ class Queries:
         """Close all files behind a ``stop``, in any thread; how many queries are left behind after two seconds."""
         left = self._workers.close(_CLOSE_SECONDS)
         while self._idle:
-            self._idle.pop()[0].close()
+            self._idle.pop().data.close()
         return left
 
     def _check_phase(self) -> None:
@@ -155,9 +196,9 @@ class Queries:
 
     def _call(self, question: Callable[[Data], T]) -> T:
         try:
-            data = self._idle.pop()[0]
+            data, disk, _ = self._idle.pop()
         except IndexError:
-            data = self._open()
+            data, disk = self._open()
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
@@ -172,12 +213,13 @@ class Queries:
         except BaseException:
             data.close()
             raise
-        self._idle.append((data, time.monotonic()))
+        self._idle.append(_Opened(data, disk, time.monotonic()))
         return answer
 
-    def _open(self) -> Data:
+    def _open(self) -> tuple[Data, HastyDisk]:
+        disk = HastyDisk()
         try:
-            return Data(self._disk, self.config, open_index(self._disk, self.config))
+            return Data(disk, self.config, open_index(disk, self.config)), disk
         except UsageError as error:  # there is nothing yet; no caller can help that
             raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
 
@@ -195,10 +237,10 @@ class Queries:
     def _drop(self) -> None:
         while True:
             try:
-                data, used = self._idle.pop(0)
+                opened = self._idle.pop(0)
             except IndexError:
                 return
-            if time.monotonic() - used < _KEPT_SECONDS:
-                self._idle.insert(0, (data, used))
+            if time.monotonic() - opened.used < _KEPT_SECONDS:
+                self._idle.insert(0, opened)
                 return
-            data.close()
+            opened.data.close()

@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import wraps
+from typing import Any, Generic, TypeVar
 
 from indexd.commitlog.properties import parse_java_number
 from indexd.errors import IndexdError
+from indexd.query import Data
 from indexd.serve.queries import NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.codes import ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
+from indexd.storage.hasty import WouldWaitError
 
+T = TypeVar("T")
 Handler = Callable[[Queries, RemotingCommand], Awaitable[RemotingCommand]]
 _SHOWN_MAX = 80
 
 
 class FieldError(Exception):
     """An ext field is missing or of no use; str(): which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking(Generic[T]):
+    """A request as a question to the data: what is asked, how the board counts the answer, and what is sent."""
+
+    question: Callable[[Data], T]
+    result: Callable[[T], str]
+    answer: Callable[[T], RemotingCommand]
+
+
+class QueryHandler:
+    """The handler of a query proper: ``ask`` reads the request. It raises nothing, as those of ``handler``."""
+
+    def __init__(self, ask: Callable[[Queries, RemotingCommand], Asking[Any]]) -> None:
+        self._ask = ask
+        self._patient = handler(self._answer)
+
+    def at_once(self, queries: Queries, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer if nothing has to be waited for; None: it takes a call."""
+        try:
+            asking = self._ask(queries, command)
+            return asking.answer(queries.query_at_once(asking.question, asking.result))
+        except (WouldWaitError, FieldError, IndexdError):
+            return None
+
+    async def __call__(self, queries: Queries, command: RemotingCommand) -> RemotingCommand:
+        """See ``Handler``."""
+        return await self._patient(queries, command)
+
+    async def _answer(self, queries: Queries, command: RemotingCommand) -> RemotingCommand:
+        asking = self._ask(queries, command)
+        return asking.answer(await queries.query(asking.question, asking.result))
 
 
 def handler(answer: Handler) -> Handler:

@@ -33,6 +33,9 @@ class Client(Protocol):
 class Processor(Protocol):
     """What answers. One for all connections."""
 
+    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer to a request that waits for nothing, and takes a moment; None: ``process`` it. Never raises."""
+
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
         """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
 

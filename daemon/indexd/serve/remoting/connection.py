@@ -23,17 +23,16 @@ from indexd.serve.remoting.command import (
 )
 from indexd.serve.remoting.hall import Hall
 from indexd.serve.remoting.outflow import Outflow
+from indexd.serve.remoting.room import weight_of
 
 #: What the requests that run at once for one connection may hold together.
 UNDER_WAY_BYTES_MAX = 32 << 20
+#: Requests that came together and are answered before anybody else's turn.
+AT_ONCE_MAX = 16
 #: For a whole frame, and one second more for each so many bytes of it that have come.
 FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
 #: Until a client has sent its first whole frame; later the idle time-out counts.
 FIRST_SECONDS = 30.0
-# What a task takes, whatever its request holds; and its fields, as objects, beside their bytes.
-_TASK_SIZE = 4096
-_FIELD_SIZE = 16
-_HEADER_MASK = 0xFFFFFF
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
 
@@ -51,6 +50,8 @@ class Connection(asyncio.Protocol):
         self.is_closed = self.was_made = False
         # What came of frames that have not begun to run.
         self._rest: bytes | bytearray = b""
+        # Of the frames that came together.
+        self._answered_at_once = 0
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
@@ -205,6 +206,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, held: int) -> None:
         # Begin what is whole and may begin; keep the rest, of which the room knows ``held`` bytes.
+        self._answered_at_once = 0
         rest, at, end, frame_max = self._rest, 0, len(self._rest), self._hall.frame_max
         try:
             while end - at >= LENGTH_SIZE and not self.is_closed and not self._is_full():
@@ -234,8 +236,14 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, frame: bytes | bytearray) -> None:
         command = decode_command(frame)
-        header_size = int.from_bytes(frame[:LENGTH_SIZE], "big") & _HEADER_MASK
-        size = _TASK_SIZE + len(frame) + _FIELD_SIZE * header_size
+        if self._answered_at_once < AT_ONCE_MAX:
+            answer = self._hall.processor.process_at_once(self, command)
+            if answer is not None:
+                self._answered_at_once += 1
+                self._hall.counts.ended(command.code, answer.code)
+                self._write(encode_command(answer))
+                return
+        size = weight_of(frame)
         task = self._loop.create_task(self._answer(command))
         self._tasks[task] = (size, not command.is_oneway and not command.is_response)
         task.add_done_callback(self._done)

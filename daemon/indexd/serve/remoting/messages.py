@@ -7,7 +7,7 @@ from indexd.query import Data, NotFound
 from indexd.query import broker_message as broker
 from indexd.query.broker_message import FoundFrames, KeyRequest
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, Queries
-from indexd.serve.remoting.asked import handler, text, whole
+from indexd.serve.remoting.asked import Asking, QueryHandler, handler, text, whole
 from indexd.serve.remoting.codes import ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
 
@@ -27,8 +27,8 @@ _PULL_CODES = {
 }
 
 
-@handler
-async def query_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+@QueryHandler
+def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[FoundFrames, bytes]]:
     """QUERY_MESSAGE (12): the broker's own answer, or the exact one where the configuration says so."""
     request = KeyRequest(
         text(command, "topic"),
@@ -46,26 +46,33 @@ async def query_message(queries: Queries, command: RemotingCommand) -> RemotingC
         found = ask(data.index, request, size_max)
         return found, b"".join(found.frames)  # put together here: the event loop has others to serve
 
-    found, body = await queries.query(question, lambda asked: _result(asked[0]))
-    header = {
-        "indexLastUpdateTimestamp": str(found.last_update.timestamp),
-        "indexLastUpdatePhyoffset": str(found.last_update.phy_offset),
-    }
-    code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
-    return command.answer(code, found.remark, header, body)
+    def answer(asked: tuple[FoundFrames, bytes]) -> RemotingCommand:
+        found, body = asked
+        header = {
+            "indexLastUpdateTimestamp": str(found.last_update.timestamp),
+            "indexLastUpdatePhyoffset": str(found.last_update.phy_offset),
+        }
+        code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
+        return command.answer(code, found.remark, header, body)
+
+    return Asking(question, lambda asked: _result(asked[0]), answer)
 
 
-@handler
-async def view_message_by_id(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+@QueryHandler
+def view_message_by_id(queries: Queries, command: RemotingCommand) -> Asking[bytes | NotFound]:
     """VIEW_MESSAGE_BY_ID (33): one frame, or a remark that names the offset."""
     phy_offset, size_max = whole(command, "offset"), _size_max(queries)
-    found = await queries.query(
+
+    def answer(found: bytes | NotFound) -> RemotingCommand:
+        if isinstance(found, NotFound):
+            return command.answer(ResponseCode.SYSTEM_ERROR, found.reason)
+        return command.answer(ResponseCode.SUCCESS, body=found)
+
+    return Asking(
         lambda data: broker.view_message(data.index, phy_offset, size_max),
-        lambda answer: EMPTY_COVERED if isinstance(answer, NotFound) else FOUND,  # it is the log itself that is asked
+        lambda found: EMPTY_COVERED if isinstance(found, NotFound) else FOUND,  # it is the log itself that is asked
+        answer,
     )
-    if isinstance(found, NotFound):
-        return command.answer(ResponseCode.SYSTEM_ERROR, found.reason)
-    return command.answer(ResponseCode.SUCCESS, body=found)
 
 
 @handler

@@ -12,6 +12,7 @@ from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import messages, offsets, runtime
 from indexd.serve.remoting.access import Access
+from indexd.serve.remoting.asked import QueryHandler
 from indexd.serve.remoting.client import Client
 from indexd.serve.remoting.codes import RequestCode, ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
@@ -38,6 +39,11 @@ async def _no_groups(_: Queries, command: RemotingCommand) -> RemotingCommand:
 
 #: What the index answers, whoever stands behind it.
 _OURS: dict[int, Answer] = {
+    RequestCode.QUERY_MESSAGE: messages.query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: messages.view_message_by_id,
+}
+# Those that are answered where they are read, when the disk need not be asked.
+_AT_ONCE: dict[int, QueryHandler] = {
     RequestCode.QUERY_MESSAGE: messages.query_message,
     RequestCode.VIEW_MESSAGE_BY_ID: messages.view_message_by_id,
 }
@@ -69,6 +75,13 @@ class RemotingProcessor:
 
     def __repr__(self) -> str:
         return f"RemotingProcessor({self._directory}, {self._forwarder})"
+
+    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:  # noqa: ARG002
+        """See ``client.Processor``. A query of ours does not go on, so that it need not be marked."""
+        query = _AT_ONCE.get(command.code)
+        if query is None or command.flag or self._access.refusal(command) is not None:
+            return None
+        return query.at_once(self._queries, command)
 
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
         """See ``client.Processor``."""

@@ -9,6 +9,10 @@ HELD_MAX = 256 << 20
 UNTAKEN_MAX = 256 << 20
 # Room is made for more than the one that has just asked, or each of the next would look at all again.
 _MAKE_RATIO = 0.75
+# What a task takes, whatever its request holds; and its fields, as objects, beside their bytes.
+_TASK_SIZE = 4096
+_FIELD_SIZE = 16
+_HEADER_MASK = 0xFFFFFF
 
 
 class Guest(Protocol):
@@ -78,3 +82,9 @@ class Room:
                 return
             size -= size_of(guest)
             guest.end("memory")
+
+
+def weight_of(frame: bytes | bytearray) -> int:
+    """What a request holds while it runs: a task, its bytes, and its header's fields as objects beside them."""
+    header_size = int.from_bytes(frame[:4], "big") & _HEADER_MASK
+    return _TASK_SIZE + len(frame) + _FIELD_SIZE * header_size
