@@ -94,6 +94,8 @@ def outcome(disk: Disk, root: Path, call: tuple[str, str, int]) -> object:
 
 @given(st.lists(CALLS, max_size=25))
 @example(calls=[("make_dir", "d/a", 0), ("read", "d/a", 0), ("write", "d/a", 0), ("create", "d/a", 0)])
+@example(calls=[("make_dir", "d/b", 0), ("exchange", "d", 3), ("exchange", "d/a", 5), ("exchange", "d", 4)])
+@example(calls=[("create", "d", 0), ("link", "d/a", 0), ("link", "d/a", 4), ("exchange", "d/a", 0)])
 def test_both_disks_agree_on_any_calls(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, str, int]]
 ) -> None:

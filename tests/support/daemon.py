@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import io
 import json
 import os
@@ -259,7 +260,10 @@ def compile_kernels() -> None:
     """Fill the shared cache once, so that no test waits for the compiler or is killed inside it."""
     cache = Path(os.environ["NUMBA_CACHE_DIR"])
     cache.mkdir(parents=True, exist_ok=True)
-    done = cache / "daemon-compiled"
+    # Numba keeps it by path and time of each source: what another clone compiled is of no use to this one.
+    kernels = sorted((Path(__file__).parents[2] / "daemon").rglob("*kernel.py"))
+    stamps = "\n".join(f"{path} {path.stat().st_mtime_ns}" for path in kernels)
+    done = cache / f"daemon-compiled-{hashlib.sha256(stamps.encode()).hexdigest()[:16]}"
     with (cache / "daemon-compiled.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if done.exists():

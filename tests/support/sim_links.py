@@ -33,7 +33,10 @@ class SimLinks(SimTree):
             return
         words = f"link {source} to"
         fault = self.meet("link", target, words)
-        node = self._find("link", source, words)
+        try:
+            node = self._find("link", source, words)
+        except DiskError as error:
+            raise self.error("link", target, error.errno or 0, words) from None
         if node is None:
             raise self.error("link", target, errno.ENOENT, words)
         parent = self._parent("link", target, words)
@@ -55,10 +58,10 @@ class SimLinks(SimTree):
         except DiskError as error:
             raise self.error("exchange", other, error.errno or 0, words) from None
         nodes = [parent.names.get(path.name) for parent, path in zip(parents, (one, other), strict=True)]
-        if one in other.parents or other in one.parents:
-            raise self.error("exchange", other, errno.EINVAL, words)
         if nodes[0] is None or nodes[1] is None:
             raise self.error("exchange", other, errno.ENOENT, words)
+        if one in other.parents or other in one.parents:
+            raise self.error("exchange", other, errno.EINVAL, words)
         pair = Pair()
         for parent, path, node in ((parents[0], one, nodes[1]), (parents[1], other, nodes[0])):
             parent.change(Change(None, path.name, node, pair))

@@ -30,12 +30,29 @@ for module in sorted(pkgutil.walk_packages(indexd.__path__, "indexd."), key=lamb
 print(json.dumps([seen, found]))
 """
 
+# A daemon is stopped once it has written down that all of the log is built, and has answered over HTTP: by then
+# everything of it is loaded, its outlet included, which loads in a thread of its own.
 CALL = """
-import json, os, signal, sys, threading
+import json, os, pathlib, signal, sys, threading, time, traceback, urllib.request
 from indexd.cli.main import main
 words = json.loads(sys.argv[1])
+def stop(state):
+    row = {}
+    while row.get("pid") != os.getpid() or not row.get("caughtUp"):
+        time.sleep(0.05)
+        row = json.loads(state.read_bytes()) if state.exists() else {}
+    for path in ("/", "/api/v1/status"):
+        urllib.request.urlopen(f"http://{row['http']}{path}").close()
+def stop_or_fail(state):
+    try:
+        stop(state)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os.kill(os.getpid(), signal.SIGTERM)
 if words[0] == "run":
-    threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    state = pathlib.Path(words[words.index("--data") + 1], "state")
+    threading.Thread(target=stop_or_fail, args=(state,), daemon=True).start()
 try:
     main(words)
 except SystemExit as end:
@@ -71,7 +88,7 @@ def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Pat
     at = ["--store", str(store), "--data", str(tmp_path / "data"), *SIZES]
     commands = [
         ["--recover", *at],
-        ["run", *at],
+        ["run", *at, "--http", "127.0.0.1:0"],
         ["rebuild", *at, "--out", str(tmp_path / "out")],
         ["verify", "--deep", *at],
         ["query-key", *at, "-t", "TopicA", "-k", "nobody"],

@@ -48,9 +48,8 @@ class Connection(asyncio.Protocol):
         #: Of the room: bytes of requests, and of answers that were not taken.
         self.held = self.untaken = 0
         self.is_closed = self.was_made = False
-        # What came of frames that have not begun to run.
+        # What came of frames that have not begun to run; how many that came together were answered at once.
         self._rest: bytes | bytearray = b""
-        # Of the frames that came together.
         self._answered_at_once = 0
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
@@ -118,8 +117,6 @@ class Connection(asyncio.Protocol):
         while self._calls:
             self._call(self._calls.pop())
 
-    # --- Client ---------------------------------------------------------------------------------------------------
-
     def send(self, command: RemotingCommand) -> None:
         """See ``client.Client``."""
         if self.is_closed:
@@ -141,8 +138,6 @@ class Connection(asyncio.Protocol):
             call()
         except Exception as error:  # noqa: BLE001 - the others are told as well
             self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
-
-    # --- of the server and the room ---------------------------------------------------------------------------------
 
     def weigh(self) -> int:
         """Bytes of answers that it has not taken."""
@@ -259,8 +254,6 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
                 self._frame_at = self._loop.time()
-
-    # --- answers out ------------------------------------------------------------------------------------------------
 
     async def _answer(self, command: RemotingCommand) -> None:
         data = b""

@@ -76,7 +76,7 @@ class RemotingProcessor:
     def __repr__(self) -> str:
         return f"RemotingProcessor({self._directory}, {self._forwarder})"
 
-    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:  # noqa: ARG002
+    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:  # noqa: ARG002 - as the protocol has it
         """See ``client.Processor``. A query of ours does not go on, so that it need not be marked."""
         query = _AT_ONCE.get(command.code)
         if query is None or command.flag or self._access.refusal(command) is not None:
