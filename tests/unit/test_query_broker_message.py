@@ -183,6 +183,28 @@ def test_an_answer_has_so_many_bytes(tmp_path: Path) -> None:
     assert ask(store, size_max=91).frames == ()
 
 
+def test_what_more_than_one_round_names_counts_once(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    (offset,) = store.append(spec(T0 + 123, size=50))
+    store.build()
+    damage(store, offset, 28)  # its properties: its time can still be read
+    found = ask(store)
+    assert (found.frames, found.remark) == ((), "of 1 messages that the index names: 1 unreadable")
+
+
+def test_what_has_expired_is_said_where_nothing_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    store.append(*[spec(T0 + number, size=1000) for number in range(6)])
+    (store.root / "commitlog" / f"{0:020d}").unlink()
+    store.build()
+    expired = f"the log begins at physical offset {SEGMENT}: what was before has expired"
+    found = ask(store, "none")
+    assert (found.remark, found.is_covered) == (f"the index names no such message; {expired}", True)
+    with store.index() as index:
+        exact = query_message_exact(index, KeyRequest("T", "none", 9, 0, TIME_MAX, False, "K"), ANY_SIZE)
+    assert (exact.remark, exact.is_covered) == (f"absent; {expired}", True)
+
+
 def test_why_there_is_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path, LARGE)
     store.append(spec(KEYS="a"))

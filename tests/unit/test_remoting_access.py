@@ -175,6 +175,17 @@ def test_a_secret_key_that_is_none(tmp_path: Path, content: bytes) -> None:
     assert "words" not in error.value.line()
 
 
+def test_what_is_wrong_with_files_is_said(tmp_path: Path, files: Path) -> None:
+    with pytest.raises(UsageError, match="remoting_secret_key_file") as refused:
+        _read(tmp_path, remoting_access_key="rocketmq2", remoting_secret_key_file=tmp_path)
+    assert refused.value.hint == "give a file with the secret key"
+    words = ("openssl", "genrsa", "-out", tmp_path / "other.pem", "2048")
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    with pytest.raises(UsageError, match="TLS") as refused:
+        _read(tmp_path, remoting_tls_cert=files / "cert.pem", remoting_tls_key=tmp_path / "other.pem")
+    assert refused.value.hint == "give the key that belongs to the certificate"
+
+
 def test_files_that_are_not_there(tmp_path: Path, files: Path) -> None:
     with pytest.raises(UsageError, match="remoting_secret_key_file"):
         _read(tmp_path, remoting_access_key="rocketmq2", remoting_secret_key_file=tmp_path / "none")

@@ -194,6 +194,18 @@ def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitSt
     assert "upstream_unread" in behind.outlet.events()
 
 
+def test_more_than_is_read_is_not_passed_on(root: Path, stack: ExitStack) -> None:
+    behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}})
+    wanted = behind.route().json()
+    for code in (105, 106):
+        behind.names.handlers[code] = lambda _: {"body": b'{"' + b" " * (9 << 20)}
+        answer = behind.client.ask(code, {"topic": "TopicTest"})
+        assert (answer.code, answer.body) == (1, b"")
+        assert "the name server's answer is not passed on: it has 9437186 bytes" in str(answer.remark)
+    behind.names.stop()
+    assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
+
+
 def test_a_name_server_that_is_slow_holds_nobody_for_long(root: Path, stack: ExitStack) -> None:
     behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}}, upstream_timeout=0.3)
     behind.names.handlers[105] = behind.names.handlers[106] = lambda _: None

@@ -86,7 +86,12 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
         assert table["putTps"].split(" ")[0] == "0.0"
         assert table["indexdMode"] == "shadow"
         assert table["indexdCaughtUp"] == "true"
-        assert table["indexdQueriesFound"] == "0"
+        assert table["indexdQueriesFound"] == table["indexdQueriesEmptyCovered"] == "0"
+        assert not any("_" in name for name in table)
+        assert table["earliestMessageTimeStamp"] == str(store.messages()[0].store_timestamp)
+        for name in ("sendThreadPoolQueue", "pullThreadPoolQueue", "ackThreadPoolQueue"):
+            assert table[f"{name}Size"] == table[f"{name}HeadWaitTimeMills"] == "0"
+        assert table["pageCacheLockTimeMills"] == "0"
         assert table["indexdProblemsReput"] == "disk; full"
         assert "indexdCorrupt" not in table
         assert "indexdOutputs" not in table
@@ -96,6 +101,7 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
         table = json.loads((await to.ask(runtime.get_broker_runtime_info)).body)["table"]
         assert (table["indexdPhase"], table["indexdRecoveringStep"]) == ("recovering", "replay")
         assert "commitLogMaxOffset" not in table
+        assert "earliestMessageTimeStamp" not in table
 
 
 # --- when there is no answer ---

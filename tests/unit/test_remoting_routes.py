@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,31 @@ def test_other_bytes_are_refused_or_an_object(body: bytes) -> None:
 def test_bodies_that_are_none(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_json(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"' + b'\\"' * 45_000,
+        b'{"a":' + b'"' * 1_000_000,
+        b'{"' * 500_000,
+        b"{" + b" " * 1_000_000,
+        b"{" + b"1" * 1_000_000,
+        b"{" + b"1:" * 500_000,
+        b'"' * (16 << 20),
+        b'{"a":"' + b"\\" * (16 << 20),
+    ],
+    ids=lambda body: f"{bytes(body[:8])!r}-{len(body)}",
+)
+def test_hostile_texts_are_refused_in_a_moment(body: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"."):
+        read_json(body)
+    assert time.process_time() - began < 2
+
+
+def test_text_that_looks_like_a_key_stays() -> None:
+    assert read_json(b'{"a":"{1:2,\\"3:4", 5 :{-6:"[7:8"}}') == {"a": '{1:2,"3:4', "5": {"-6": "[7:8"}}
 
 
 # --- our own ----------------------------------------------------------------------------------------------------
@@ -222,6 +248,16 @@ def test_which_broker_is_ours(
             str(number): "ours:9" if str(number) == place.broker_id else address
             for number, address in brokers[place.name].items()
         }
+
+
+@pytest.mark.parametrize(("settings", "name"), [({}, "DefaultCluster"), ({"cluster": "ours"}, "ours")])
+def test_a_broker_without_a_cluster_is_in_ours(settings: dict[str, str], name: str) -> None:
+    config = load({"store": "/nowhere", "data": "/nowhere/data", "node_id": "a"} | settings, None, {})
+    for cluster in ({}, {"cluster": None}, {"cluster": ""}, {"cluster": 7}):
+        broker = {"brokerName": "a", "brokerAddrs": {"0": "x:1"}, **cluster}
+        place = find_place({"brokerAddrTable": {"a": broker}}, config, None)
+        assert place is not None
+        assert place.cluster == name
 
 
 @given(_VALUES)

@@ -123,14 +123,18 @@ def test_one_alone_is_ours_and_stays_it(tmp_path: Path, stack: ExitStack) -> Non
 
 def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own:
-        address = f"127.0.0.1:{own.getsockname()[1]}"
-    outlet = stack.enter_context(Outlet(tmp_path, remoting=address, upstream_namesrv=address, node_id=NAME))
+        address = f"localhost:{own.getsockname()[1]}"
+    outlet = stack.enter_context(
+        Outlet(tmp_path, remoting=address.replace("localhost", "127.0.0.1"), upstream_namesrv=address, node_id=NAME)
+    )
     client = stack.enter_context(outlet.client())
     answer = client.ask(206)
     assert answer.code == 14
     assert f"the name server at {address} does not answer: it is this daemon itself" in str(answer.remark)
     assert client.ask(310).code == 14
-    assert "upstream_is_ourselves" in outlet.events()
+    hints = [fields["hint"] for _, event, fields in outlet.log.lines if event == "upstream_is_ourselves"]
+    assert hints
+    assert str(hints[0]).startswith("upstream_namesrv leads back here")
 
 
 def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: ExitStack) -> None:
@@ -144,18 +148,36 @@ def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: 
     assert (answer.code, f"the broker at {address} does not answer: it is this" in str(answer.remark)) == (14, True)
     assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
     assert client.ask(28).json()["table"]["brokerVersionDesc"].startswith("indexd")
+    (fields,) = [fields for _, event, fields in outlet.log.lines if event == "upstream_is_ourselves"]
+    assert fields["address"] == address
+    assert str(fields["hint"]).startswith("the broker's address leads here")
 
 
-def test_two_daemons_that_stand_behind_each_other(tmp_path: Path, stack: ExitStack) -> None:
+@pytest.mark.parametrize("address", ["", "nowhere", "10.0.0.1:99999", "10.0.0.1:0", "a\0b\n:1", "x" * 5000 + ":1"])
+def test_an_address_that_is_none(tmp_path: Path, stack: ExitStack, address: str) -> None:
+    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    remark = str(client.ask(310).remark)
+    assert "is no address" in remark
+    assert len(remark) < 300
+    assert remark.isprintable()
+    # Clients are led here all the same.
+    assert client.ask(105, {"topic": "T"}).json()["brokerDatas"][0]["brokerAddrs"] == {"0": outlet.address}
+
+
+@pytest.mark.parametrize("form", ["json", "rocketmq"])
+def test_two_daemons_that_stand_behind_each_other(tmp_path: Path, stack: ExitStack, form: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own:
         address = f"127.0.0.1:{own.getsockname()[1]}"
     other = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
     outlet = stack.enter_context(Outlet(tmp_path, remoting=address, upstream_namesrv=other.address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    client = stack.enter_context(outlet.client(form=form))
     answer = client.ask(206)
-    assert (answer.code, answer.remark) == (
-        14, "upstream_namesrv of this indexd leads back to it by way of another"
+    assert (answer.code, answer.remark, answer.form) == (
+        14, "upstream_namesrv of this indexd leads back to it by way of another", form
     )  # fmt: skip
+    assert "upstream_circle" in outlet.events()
 
 
 def test_bytes_that_are_no_answer(behind: Behind, stack: ExitStack, tmp_path: Path) -> None:

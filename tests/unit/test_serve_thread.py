@@ -20,6 +20,7 @@ from indexd.serve.board import Board
 from indexd.serve.server import ServeThread, listen
 from support.inside import config_of
 from support.remoting import RemotingClient
+from support.serving import Log
 from support.sim_daemon import SilentLog
 
 if TYPE_CHECKING:
@@ -121,6 +122,16 @@ def test_a_secret_key_that_cannot_be_read_is_a_wrong_option(tmp_path: Path) -> N
     config = config_of(tmp_path, tmp_path / "data", remoting="127.0.0.1:0", **given)
     with pytest.raises(UsageError, match="remoting_secret_key_file"):
         ServeThread(config, Board(config), SilentLog())
+
+
+@pytest.mark.parametrize("remoting", ["off", "127.0.0.1:0"])
+def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remoting: str) -> None:
+    given = {"remoting": remoting, "upstream_namesrv": "127.0.0.1:9876", "remoting_queries_max": "4"}
+    config, log = config_of(tmp_path, tmp_path / "data", **given), Log()
+    ServeThread(config, Board(config), log)
+    wanted = ["remoting_queries_max", "upstream_namesrv"]
+    keys = [fields["keys"] for _, event, fields in log.lines if event == "remoting_unused"]
+    assert keys == ([wanted] if remoting == "off" else [])
 
 
 def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from .units import Count, Flag, Kind, OptionalPath, Seconds, Size, parse_ratio
 OFF = "off"
 HTTP_DEFAULT = "127.0.0.1:9577"
 _PORT_MAX = 65_535
-_NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:9577, [::1]:9577, or port 0 for any"
+_NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:{port}, [::1]:{port}, or port 0 for any"
+_HTTP_PORT = HTTP_DEFAULT.rpartition(":")[2]
 _NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
 _NOT_HOST = "is no host: write a name or an address, without a port"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(0|[1-9][0-9]{0,4})", re.ASCII)
@@ -28,11 +29,11 @@ _PREFIX_BYTES_MAX = 1024
 _NAME_MAX = 253
 
 
-def parse_address(value: object) -> str:
-    """``HOST:PORT`` as it is written, an IPv6 host in brackets; port 0 is any free one."""
+def parse_address(value: object, port: str = _HTTP_PORT) -> str:
+    """``HOST:PORT`` as it is written, an IPv6 host in brackets; port 0 is any free one. ``port``: of the example."""
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[3]) > _PORT_MAX or not (_is_ipv6(match[1]) if match[1] else _is_name(match[2])):
-        raise ValueError(_NOT_ADDRESS)
+        raise ValueError(_NOT_ADDRESS.format(port=port))
     return match[0]
 
 
@@ -55,16 +56,26 @@ def _is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and len(text) <= _NAME_MAX
 
 
-def _parse_listen(value: object) -> str:
+def is_peer(text: str) -> bool:
+    """Whether something can be reached there: an address, and a port that is one."""
+    try:
+        return split_address(parse_address(text))[1] != 0
+    except ValueError:
+        return False
+
+
+def parse_listen(value: object, port: str = _HTTP_PORT) -> str:
+    """Where something listens, or off."""
     if value == OFF:
         return OFF
     try:
-        return parse_address(value)
+        return parse_address(value, port)
     except ValueError as error:
         raise ValueError(f"{error}; or {OFF}") from None
 
 
-def _parse_peer(value: object) -> str | None:
+def parse_peer(value: object) -> str | None:
+    """Where something is that is called; None if it is not given."""
     if value is None:
         return None
     try:
@@ -116,8 +127,8 @@ def _parse_prefix(value: object) -> str:
     return value
 
 
-Listen = Annotated[str, BeforeValidator(_parse_listen), Kind("HOST:PORT|off", str)]
-OptionalAddress = Annotated[str | None, BeforeValidator(_parse_peer), Kind("host:port", lambda _: "not set")]
+Listen = Annotated[str, BeforeValidator(parse_listen), Kind("HOST:PORT|off", str)]
+OptionalAddress = Annotated[str | None, BeforeValidator(parse_peer), Kind("host:port", lambda _: "not set")]
 OptionalHost = Annotated[str | None, BeforeValidator(_parse_host), Kind("host", lambda _: "not set")]
 OptionalText = Annotated[str | None, BeforeValidator(_parse_text), Kind("text", lambda _: "not set")]
 Origins = Annotated[tuple[str, ...], BeforeValidator(_parse_origins), Kind("origins", lambda _: "none")]

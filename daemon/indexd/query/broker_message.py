@@ -16,7 +16,7 @@ from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.answer import KeyQuery, LastUpdate
 from indexd.query.by_key import query_exact
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.coverage import ABSENT, Coverage
+from indexd.query.coverage import ABSENT, Coverage, expired_in_words
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, not_found
 from indexd.query.queues import open_queue
@@ -122,14 +122,15 @@ def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -
     if answer.hits:
         last_update = _last_update(index)
     else:
-        remark = answer.why or f"no answer: cut off by {answer.truncated}"
+        why = answer.why or f"no answer: cut off by {answer.truncated}"
+        remark = "; ".join(filter(None, (why, expired_in_words(answer.coverage))))
     is_covered = answer.why == ABSENT and not frames.unknown
     return FoundFrames(tuple(frames.found), last_update, is_covered, remark)
 
 
 def view_message(index: QueryIndex, phy_offset: int, size_max: int) -> bytes | NotFound:
     """The frame at a physical offset. A broker sends whatever stands there."""
-    index.log.begin_query()
+    index.look()
     found = index.log.frame(phy_offset, size_max)
     if isinstance(found, bytes):
         return found
@@ -154,10 +155,9 @@ def pull_message(
         return PulledFrames(answer.status, (), next_offset, *bounds, is_covered)
     frames, next_offset = _Frames(index.log, size_max), answer.next_offset
     for hit in answer.hits:
-        too_long = frames.too_long
         if hit.problem is None:
             frames.add([hit.unit.phy_offset])
-        if frames.found and frames.too_long > too_long:
+        if frames.found and hit.unit.phy_offset in frames.too_long:
             next_offset = hit.queue_offset
             break
     status = FOUND if frames.found else _removed(answer)
@@ -190,38 +190,42 @@ class _Frames:
     def __init__(self, log: LogView, size_max: int) -> None:
         self._log, self._size_max, self._left = log, size_max, size_max
         self.found: list[bytes] = []
-        self.named = self.too_long = self.expired = self.unreadable = 0
+        # Their offsets: a broker's rounds name the same message more than once.
+        self.named: set[int] = set()
+        self.too_long: set[int] = set()
+        self._expired: set[int] = set()
+        self._unreadable: set[int] = set()
 
     @property
     def unknown(self) -> int:
         """How many were named and are no message: whether they were asked for nobody can tell."""
-        return self.expired + self.unreadable
+        return len(self._expired) + len(self._unreadable)
 
     def add(self, offsets: Sequence[int]) -> None:
-        """The frames at these physical offsets."""
+        """The frames at these physical offsets, each as often as it is named."""
         found, read = self.found, self._log.frame
-        self.named += len(offsets)
+        self.named.update(offsets)
         for offset in offsets:
             frame = read(offset, self._left)
             if isinstance(frame, bytes):
                 found.append(frame)
                 self._left -= len(frame)
             elif isinstance(frame, NotYetWritten) and frame.needed > self._left:
-                self.too_long += 1
+                self.too_long.add(offset)
             elif frame is None and self._log.has_expired(offset):
-                self.expired += 1
+                self._expired.add(offset)
             else:
-                self.unreadable += 1
+                self._unreadable.add(offset)
 
     def left_out(self) -> str | None:
         """Which of the messages that were named are not among those found; None if all are."""
         counts = (
-            (self.expired, "expired"),
-            (self.unreadable, "unreadable"),
+            (self._expired, "expired"),
+            (self._unreadable, "unreadable"),
             (self.too_long, f"too long for an answer of {self._size_max} bytes"),
         )
-        left = ", ".join(f"{count} {why}" for count, why in counts if count)
-        return f"of {self.named} messages that the index names: {left}" if left else None
+        left = ", ".join(f"{len(offsets)} {why}" for offsets, why in counts if offsets)
+        return f"of {len(self.named)} messages that the index names: {left}" if left else None
 
 
 def _removed(answer: OffsetAnswer) -> str:
@@ -237,7 +241,8 @@ def _why_nothing(coverage: Coverage) -> str:
         words.append(f"older than the index: the log before physical offset {coverage.begin}")
     if coverage.uncovered:
         words.append(f"left out: {sum(gap.end - gap.begin for gap in coverage.uncovered)} bytes of the log")
-    return "; ".join(words)
+    expired = expired_in_words(coverage)
+    return "; ".join(words if expired is None else [*words, expired])
 
 
 def _last_update(index: QueryIndex) -> LastUpdate:

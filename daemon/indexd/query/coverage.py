@@ -113,6 +113,16 @@ def gaps_in_words(coverage: Coverage, log: LogView) -> list[str]:
     return words
 
 
+def expired_in_words(coverage: Coverage) -> str | None:
+    """What cannot be found in the log any more, whatever the index says; None while the log is there from its begin.
+
+    No gap of the index: an answer speaks for the log as it is.
+    """
+    if not coverage.log_begin:
+        return None
+    return f"the log begins at physical offset {coverage.log_begin}: what was before has expired"
+
+
 def _behind(coverage: Coverage, log: LogView) -> str:
     # A segment behind another is begun only when that is full, so the newest one with a message holds the end.
     newest = max((s.base for s in log.segments if s.base > coverage.end and _has_message(log, s.base)), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import ssl
 from pathlib import Path
@@ -10,6 +11,8 @@ from indexd.errors import DiskError, UsageError
 from indexd.storage.disk import Disk
 
 _SECRET_BYTES_MAX = 4096
+_NO_PLAIN_FILE = (errno.EISDIR, errno.EINVAL)
+_TLS_HINT = "give a PEM chain and its key without a password"
 
 
 def read_secret(path: Path, key: str, *, what: str, least: int, remedy: str) -> bytes:
@@ -20,7 +23,8 @@ def read_secret(path: Path, key: str, *, what: str, least: int, remedy: str) -> 
     try:
         secret = Disk().read(path).strip()
     except DiskError as error:
-        raise UsageError(f"{error.args[0]} ({key})", error.hint) from error
+        hint = f"give a file with the {what}" if error.errno in _NO_PLAIN_FILE else error.hint
+        raise UsageError(f"{error.args[0]} ({key})", hint) from error
     if not least <= len(secret) <= _SECRET_BYTES_MAX or not all(0x21 <= byte <= 0x7E for byte in secret):
         bounds = f"{least} to {_SECRET_BYTES_MAX} printable characters without spaces"
         raise UsageError(f"{path} ({key}) holds no {what}: {bounds}", remedy)
@@ -35,9 +39,9 @@ def read_tls(cert: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"cannot use {cert} and {key} for TLS: {reason}", "give a PEM chain and its key without a password"
-        ) from error
+        is_other = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
+        hint = "give the key that belongs to the certificate" if is_other else _TLS_HINT
+        raise UsageError(f"cannot use {cert} and {key} for TLS: {reason}", hint) from error
     return context
 
 

@@ -82,6 +82,8 @@ class ServeThread:
             read_remoting_access(config)
             read_link_settings(config)
             self._addresses["remoting"], self._outlets["remoting"] = config.remoting.remoting, self._remoting
+        elif config.remoting.unused:
+            log.warning("remoting_unused", keys=list(config.remoting.unused), hint="give --remoting HOST:PORT")
         if config.mqtt.mqtt_host is not None:
             self._outlets["mqtt"] = lambda stop: publish(config, board, log, stop)
         self._loop: asyncio.AbstractEventLoop | None = None

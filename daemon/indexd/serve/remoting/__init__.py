@@ -21,6 +21,7 @@
 ``forward``     Forwarder: what is no query goes on, and the answer back
 ``lanes``       Lane, OwnLane: by which connection a client's requests go to the broker
 ``places``      NameServers, Whereabouts: who is asked for routes, and where the broker is
+``doubt``       Doubt: whether those who did not answer are waited for
 ``upstream``    LinkPool: connections to them, and what is known of those that fail
 ``link``        Link: one of these connections, shared by many requests
 """

@@ -17,12 +17,14 @@ from indexd.serve.remoting.asked import handler, text
 from indexd.serve.remoting.client import Client
 from indexd.serve.remoting.codes import ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
+from indexd.serve.remoting.doubt import PATIENCE_SECONDS
 from indexd.serve.remoting.forward import Forwarder
 from indexd.serve.remoting.link import UpstreamError
 from indexd.serve.remoting.routes import (
     Json,
     Place,
     QueueNums,
+    TooLargeError,
     lead_cluster,
     lead_route,
     make_cluster,
@@ -64,12 +66,14 @@ class Directory:
             return await self._without(client, command)
         topic = command.ext_fields.get("topic", "")
         if answer.code == ResponseCode.SUCCESS:
-            await self._forwarder.whereabouts.look()
-            self._kept.keep(topic, answer.body)
-            return self._led(client, command, answer)
+            await self._forwarder.whereabouts.look(within=PATIENCE_SECONDS)
+            led = self._led(client, command, answer)
+            if led.code == ResponseCode.SUCCESS:
+                self._kept.keep(topic, answer.body)
+            return led
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             answered, whereabouts = time.monotonic(), self._forwarder.whereabouts
-            place = await whereabouts.look(anew=True)
+            place = await whereabouts.look(anew=True, within=PATIENCE_SECONDS)
             if place is None or not place.is_registered:
                 found = await self._without(client, command)
                 return found if found.code == ResponseCode.SUCCESS else answer
@@ -93,8 +97,7 @@ class Directory:
                 if self._cluster is not None:
                     cluster, place = read_json(self._cluster), whereabouts.known
             except ValueError as error:
-                self._log.warning("upstream_unread", code=command.code, problem=str(error))
-                return answer
+                return self._unread(command, answer, error)
         if place is not None:
             lead_cluster(cluster, place, self._address(client))
         return command.answer(ResponseCode.SUCCESS, body=write_json(cluster, is_standard=wants_standard(command)))
@@ -108,9 +111,14 @@ class Directory:
                 raise ValueError("which of its brokers is ours is not known")
             lead_route(route, place, self._address(client))
         except ValueError as error:
-            self._log.warning("upstream_unread", code=command.code, problem=str(error), hint=_HINT)
-            return answer
+            return self._unread(command, answer, error)
         return replace(answer, body=write_json(route, is_standard=wants_standard(command)))
+
+    def _unread(self, command: RemotingCommand, answer: RemotingCommand, error: ValueError) -> RemotingCommand:
+        self._log.warning("upstream_unread", code=command.code, problem=str(error), hint=_HINT)
+        if isinstance(error, TooLargeError):
+            return command.answer(ResponseCode.SYSTEM_ERROR, f"the name server's answer is not passed on: {error}")
+        return answer
 
     async def _without(self, client: Client, command: RemotingCommand) -> RemotingCommand:
         # What the name server said last, else our own.

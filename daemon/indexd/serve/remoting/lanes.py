@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 
 from indexd.serve.remoting.client import Client
@@ -19,6 +21,9 @@ _ASKED_MAX = 1024
 _CLIENTS_MAX = 16
 # What a heartbeat takes beside its texts.
 _HEARTBEAT_SIZE = 1024
+# What a client whose connection to the broker was lost waits for before it is made again, unless it asks something.
+_MEND_SECONDS = (1.0, 30.0)
+_OF_WHO_IS_THERE = frozenset({RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT})
 
 
 class Budget:
@@ -50,11 +55,12 @@ class Lane:
         self._link: Link | None = None
         self._lock = asyncio.Lock()
         self._waiting = 0
+        self._making: asyncio.Task[Link] | None = None
 
-    async def link(self, command: RemotingCommand) -> Link:
+    async def link(self, command: RemotingCommand | None) -> Link:  # noqa: ARG002 - for those that look at it
         """The connection for that request, to be sent at once: before anything else happens in the loop.
 
-        UpstreamError, whose text names the broker.
+        UpstreamError, whose text names the broker. Who stops waiting for it does not keep it from being made.
         """
         link = self._usable()
         if link is not None and self._waiting == 0:
@@ -62,9 +68,17 @@ class Lane:
         self._waiting += 1
         try:
             async with self._lock:
-                return self._usable() or await self._renew(command)
+                return self._usable() or await self._renew()
         finally:
             self._waiting -= 1
+
+    def leave_word(self, command: RemotingCommand) -> None:
+        """That request is answered by another, for the broker does not answer in time."""
+
+    def close(self) -> None:
+        """No connection is made any more."""
+        if self._making is not None:
+            self._making.cancel()
 
     def _usable(self) -> Link | None:
         link = self._link
@@ -73,7 +87,18 @@ class Lane:
         known = self._whereabouts.known_address()
         return link if known is None or known == link.address else None
 
-    async def _renew(self, command: RemotingCommand) -> Link:  # noqa: ARG002 - for those that look at it
+    async def _renew(self) -> Link:
+        if self._making is None:
+            self._making = asyncio.create_task(self._make())
+            self._making.add_done_callback(self._made)
+        return await asyncio.shield(self._making)
+
+    def _made(self, task: asyncio.Task[Link]) -> None:
+        self._making = None
+        if not task.cancelled():
+            task.exception()  # whoever waited may have gone
+
+    async def _make(self) -> Link:
         address = await self._whereabouts.address()
         try:
             link = await self._open(address)
@@ -95,8 +120,9 @@ class Lane:
 class OwnLane(Lane):
     """That of a client which the broker knows; ``heartbeats`` bounds what is kept for all such clients.
 
-    A connection that ended is made again for the client's next request, and tells the broker at once what the client's
-    last heartbeat said: it would wait half a minute for the next one, and refuse to be asked for messages meanwhile.
+    A connection that ended is made again, and tells the broker at once what the client's last heartbeat said: it would
+    wait half a minute for the next one, and refuse to be asked for messages meanwhile. A client may only wait to be
+    called: for one that asks nothing it is made all the same, later each time.
     """
 
     def __init__(self, pool: LinkPool, whereabouts: Whereabouts, client: Client, heartbeats: Budget) -> None:
@@ -105,23 +131,63 @@ class OwnLane(Lane):
         self._heartbeats: dict[str, RemotingCommand] = {}
         self._asked: OrderedDict[int, None] = OrderedDict()
         self._has_left = False
+        # The link by which the broker has heard all heartbeats.
+        self._told: Link | None = None
+        self._mending: asyncio.Task[None] | None = None
 
-    async def link(self, command: RemotingCommand) -> Link:
+    async def link(self, command: RemotingCommand | None) -> Link:
         """The same."""
-        self._remember(command)
-        return await super().link(command)
+        if command is not None:
+            self._remember(command)
+        try:
+            link = await super().link(command)
+            if self._told is not link:
+                self._told = link
+                for heartbeat in self._heartbeats.values():
+                    if heartbeat is not command:
+                        link.tell(replace(heartbeat, flag=ONEWAY_FLAG))
+        finally:
+            self._mend_if_lost()
+        return link
 
-    async def _renew(self, command: RemotingCommand) -> Link:
+    def leave_word(self, command: RemotingCommand) -> None:
+        """The same: the broker hears who is there and who is not as soon as it listens again."""
+        if command.code in _OF_WHO_IS_THERE:
+            self._remember(command)
+            if self._link is not None and self._is_told():
+                with suppress(UpstreamError):  # it is told anew by the next connection
+                    self._link.tell(replace(command, flag=ONEWAY_FLAG))
+        self._mend_if_lost()
+
+    async def _make(self) -> Link:
         if self._link is not None:
             self._link.close()
-        link = await super()._renew(command)
+        link = await super()._make()
         self._asked.clear()
+        link.on_end = self._mend_if_lost
         if self._has_left:
             link.close()
-        for heartbeat in self._heartbeats.values():
-            if heartbeat is not command:
-                link.tell(replace(heartbeat, flag=ONEWAY_FLAG))
         return link
+
+    def _is_told(self) -> bool:
+        return self._told is not None and self._told is self._link and self._told.is_open
+
+    def _mend_if_lost(self) -> None:
+        if self._mending is None and self._heartbeats and not self._has_left and not self._is_told():
+            self._mending = asyncio.create_task(self._mend())
+
+    async def _mend(self) -> None:
+        seconds, most = _MEND_SECONDS
+        try:
+            while self._heartbeats and not self._is_told():
+                # Not all of a broker's clients in the same moment.
+                await asyncio.sleep(random.uniform(seconds / 2, seconds))
+                async with self._pool.mending:
+                    with suppress(UpstreamError):
+                        await self.link(None)
+                seconds = min(2 * seconds, most)
+        finally:
+            self._mending = None
 
     async def _open(self, address: str) -> Link:
         return await self._pool.open(address, self._ask_client)
@@ -137,6 +203,8 @@ class OwnLane(Lane):
         while self._heartbeats:
             self._forget(next(iter(self._heartbeats)))
         self._has_left = True
+        if self._mending is not None:
+            self._mending.cancel()
         if self._link is not None:
             self._link.close()
 

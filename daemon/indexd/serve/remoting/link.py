@@ -52,6 +52,8 @@ class Link(asyncio.Protocol):
         self.used = time.monotonic()
         #: Set when it is over.
         self.ended = asyncio.Event()
+        #: Called when it is over, however it ends.
+        self.on_end: Callable[[], None] | None = None
         self._received = self.used
         self._ends, self._end = ends, ""
         self._frame_max, self._on_request = frame_max, on_request
@@ -171,6 +173,8 @@ class Link(asyncio.Protocol):
         self._waiting.clear()
         self._transport = None
         self.ended.set()
+        if self.on_end is not None:
+            self.on_end()
 
     def _take(self, command: RemotingCommand) -> None:
         if command.is_response:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from indexd.config import Config
+from indexd.config.serving import is_peer
+from indexd.config.units import printable, shown
 from indexd.serve.remoting.access import ACCESS_KEY, SIGNATURE, Credentials
 from indexd.serve.remoting.codes import VERSION, RequestCode, ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
@@ -23,6 +25,8 @@ from indexd.serve.remoting.upstream import LinkPool
 _FRESH_SECONDS = 5.0
 _MISSING_SECONDS = 1.0
 _ANEW_SECONDS = 0.5
+
+_SHOWN_MAX = 300
 
 Warn = Callable[..., None]
 
@@ -42,19 +46,35 @@ class NameServers:
         """The one that is asked first."""
         return self._addresses[self._current]
 
-    async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand:
-        """The first answer that comes; each has ``seconds`` for it. UpstreamError names all of them."""
-        first, problems = self._current, []
-        for number in range(len(self._addresses)):
-            at = (first + number) % len(self._addresses)
+    async def ask(self, command: RemotingCommand, seconds: float, within: float | None = None) -> RemotingCommand:
+        """The first answer that comes; UpstreamError names all of them.
+
+        The last one has ``seconds`` for it, those before it no more than a connection may take. ``within``: all of
+        them together have no longer, connections included.
+        """
+        first, count, problems = self._current, len(self._addresses), []
+        end = None if within is None else time.monotonic() + within
+        for number in range(count):
+            at, is_last = (first + number) % count, number == count - 1
+            turn = None if end is None else max(end - time.monotonic(), 0.0) / (count - number)
             try:
-                answer = await self._ask(self._addresses[at], command, seconds)
+                try:
+                    async with asyncio.timeout(turn):
+                        answer = await self._ask(
+                            self._addresses[at], command, seconds if is_last else min(seconds, self._pool.timeout)
+                        )
+                except TimeoutError:
+                    raise UpstreamError(f"no answer within {turn:.2g} s") from None
             except UpstreamError as error:
                 problems.append(f"the name server at {self._addresses[at]} does not answer: {error}")
             else:
                 self._current = at
                 return answer
         raise UpstreamError("; ".join(problems))
+
+    def is_one(self, address: str) -> bool:
+        """Whether a name server is known at that address."""
+        return address in self._addresses
 
     async def _ask(self, address: str, command: RemotingCommand, seconds: float) -> RemotingCommand:
         try:
@@ -102,14 +122,15 @@ class Whereabouts:
         """Why nothing was found."""
         return self._problem
 
-    async def look(self, *, anew: bool = False) -> Place | None:
+    async def look(self, *, anew: bool = False, within: float | None = None) -> Place | None:
         """Where it is, as known now; None: none of the name server's brokers is known to be ours (``problem``).
 
-        ``anew``: it does not answer where it was. Only then, and before the first answer, is a name server waited for.
+        ``anew``: it does not answer where it was. Only then, and before the first answer, is a name server waited for,
+        ``within`` seconds if they are given.
         """
         self._refresh(anew=anew)
         if self._asking is not None and (anew or self._found is None):
-            await asyncio.shield(self._asking)
+            await asyncio.wait([self._asking], timeout=within)
         return self._found
 
     async def address(self, *, anew: bool = False) -> str:
@@ -135,13 +156,17 @@ class Whereabouts:
         found = find_place(cluster, self._config, self._found)
         self._asked = time.monotonic()
         if found is not None:
+            if found.address is not None and not is_peer(found.address):
+                self._problem = f"what the name server gives for it is no address: {shown(found.address)}"
+                self._warn("upstream_unread", problem=self._problem, hint="correct brokerIP1, or give broker_address")
+                found = replace(found, address=None)
             if found.address is None and self._found is not None:
                 found = replace(found, address=self._found.address)
             self._found = found
             return found
         names = ", ".join(sorted(cluster["brokerAddrTable"])) or "none"
         own = own_place(self._config)
-        self._problem = f"the name server knows these brokers: {names}; ours is {own.name} (node_id, brokerName)"
+        self._problem = f"the name server knows these brokers: {cut(names)}; ours is {own.name} (node_id, brokerName)"
         if self._found is not None:
             self._found = replace(self._found, is_registered=False)
         elif self._config.node.node_id is not None:
@@ -159,9 +184,9 @@ class Whereabouts:
     async def _ask(self) -> None:
         try:
             began = self._asked = time.monotonic()
-            answer = await self._names.ask(self._request(), self._config.remoting.upstream_timeout)
+            answer = await self._names.ask(self.request(), self._config.remoting.upstream_timeout)
             if answer.code != ResponseCode.SUCCESS:
-                raise ValueError(f"code {answer.code}, {answer.remark}")
+                raise ValueError(f"code {answer.code}, {cut(answer.remark or 'no remark')}")
             self.note(read_json(answer.body))
             self.sure_at = began
         except UpstreamError as error:
@@ -171,10 +196,16 @@ class Whereabouts:
         finally:
             self._asking = None
 
-    def _request(self) -> RemotingCommand:
-        command = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0, language="JAVA", version=VERSION)
+    def request(self, code: int = RequestCode.GET_BROKER_CLUSTER_INFO) -> RemotingCommand:
+        """One of our own, without fields, signed if we want signatures: whoever is asked may want them, too."""
+        command = RemotingCommand(code, 0, language="JAVA", version=VERSION)
         command.others.update(self._members)
-        if self._credentials is not None:  # it may want a signature, as we do
+        if self._credentials is not None:
             command.ext_fields[ACCESS_KEY] = self._credentials.access_key
             command.ext_fields[SIGNATURE] = self._credentials.signature(command)
         return command
+
+
+def cut(text: str) -> str:
+    """What another process has said, to be shown in a line."""
+    return f"{printable(text[:_SHOWN_MAX])}{'...' if len(text) > _SHOWN_MAX else ''}"

@@ -23,7 +23,12 @@ from indexd.serve.remoting.command import RemotingCommand
 MASTER = "0"
 #: Read only: a producer that has such a route alone does not send.
 PERM_READ = 4
-_NUMBER_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
+#: The largest text that is read: parsing holds up all that this port answers. A route has some hundred bytes a broker.
+JSON_MAX = 8 << 20
+# In the old style, which is gone through piece by piece.
+_OLD_STYLE_MAX = 1 << 20
+# A string, ended or not, is one match and is never begun again from a quote within: each character is looked at once.
+_NUMBER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([{,][ \t\r\n]*+)(-?[0-9]++)(?=[ \t\r\n]*+:)', re.DOTALL)
 # Maps from numbers: the members whose keys fastjson leaves without quotes.
 _BY_NUMBER = frozenset({"brokerAddrs", "currIdMap"})
 
@@ -49,7 +54,11 @@ class Place:
 def own_place(config: Config) -> Place:
     """What the configuration alone says."""
     node = config.node
-    return Place(node.node_id or socket.gethostname(), node.cluster or "DefaultCluster", node.broker_address)
+    return Place(node.node_id or socket.gethostname(), _cluster_of(config), node.broker_address)
+
+
+def _cluster_of(config: Config) -> str:
+    return config.node.cluster or "DefaultCluster"
 
 
 # --- JSON in both styles ----------------------------------------------------------------------------------------
@@ -61,13 +70,21 @@ def wants_standard(command: RemotingCommand) -> bool:
     return command.version >= V4_9_4 or only.lower() == "true"
 
 
+class TooLargeError(ValueError):
+    """More JSON than is read here; str(): how much."""
+
+
 def read_json(body: bytes) -> Json:
-    """An object in either style; ValueError if it is none."""
+    """An object in either style; ValueError if it is none, TooLargeError if it is not even looked at."""
+    if len(body) > JSON_MAX:
+        raise TooLargeError(f"it has {len(body)} bytes, and {JSON_MAX} at most are read")
     try:
         text = body.decode()
         try:
             value = json.loads(text)
         except ValueError:
+            if len(body) > _OLD_STYLE_MAX:
+                raise
             value = json.loads(_NUMBER_KEY.sub(_quoted, text))
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -84,8 +101,8 @@ def write_json(value: Json, *, is_standard: bool) -> bytes:
 
 
 def _quoted(match: re.Match[str]) -> str:
-    start, number, end = match.groups()
-    return match[0] if number is None else f'{start}"{number}"{end}'
+    start, number = match.groups()
+    return match[0] if number is None else f'{start}"{number}"'
 
 
 def _old_style(value: Any, *, is_by_number: bool) -> str:
@@ -185,7 +202,7 @@ def find_place(cluster: Json, config: Config, known: Place | None) -> Place | No
     for broker in table.values():
         for broker_id, address in broker["brokerAddrs"].items():
             if address == node.broker_address:
-                return _place(broker, broker_id, address)
+                return _place(broker, broker_id, address, config)
     names = [node.node_id or socket.gethostname()]
     if known is not None:
         names.append(known.name)
@@ -194,7 +211,7 @@ def find_place(cluster: Json, config: Config, known: Place | None) -> Place | No
     for name in names:
         if name in table:
             address = node.broker_address or table[name]["brokerAddrs"].get(MASTER)
-            return _place(table[name], MASTER, address)
+            return _place(table[name], MASTER, address, config)
     return None
 
 
@@ -232,9 +249,11 @@ def _lead(broker: Json, place: Place, address: str) -> None:
         addresses[place.broker_id] = address
 
 
-def _place(broker: Json, broker_id: str, address: str | None) -> Place:
+def _place(broker: Json, broker_id: str, address: str | None, config: Config) -> Place:
     others = frozenset(other for number, other in broker["brokerAddrs"].items() if number != broker_id)
-    return Place(broker["brokerName"], str(broker.get("cluster")), address, broker_id, others, is_registered=True)
+    cluster = broker.get("cluster")
+    name = cluster if type(cluster) is str and cluster else _cluster_of(config)
+    return Place(broker["brokerName"], name, address, broker_id, others, is_registered=True)
 
 
 def _is_broker(broker: Any) -> bool:

@@ -17,6 +17,8 @@ _IDLE_SECONDS = 60.0
 _LOOK_SECONDS = 15.0
 # After a connection that failed, others are told so at once for this long.
 _RETRY_SECONDS = 1.0
+# Connections to those that wait for a broker, after it was lost: so many are made at once.
+_MENDED_AT_ONCE = 16
 # At a stop: what was written may take so long to be sent.
 _CLOSE_SECONDS = 0.2
 
@@ -63,12 +65,20 @@ class LinkPool:
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Task[Link]] = {}
         self._outages: dict[str, _Outage] = {}
+        self._trials: dict[str, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        #: Held by who makes a connection that no request waits for.
+        self.mending = asyncio.Semaphore(_MENDED_AT_ONCE)
         #: Every link that is open, by its own end: a client that comes from there is ourselves.
         self.ends: dict[str, Link] = {}
 
     def __repr__(self) -> str:
         return f"LinkPool({len(self.ends)} links)"
+
+    @property
+    def timeout(self) -> float:
+        """What a connection may take, in seconds."""
+        return self._settings.timeout
 
     async def get(self, address: str) -> Link:
         """The shared connection; UpstreamError if there can be none now."""
@@ -82,16 +92,17 @@ class LinkPool:
         return await asyncio.shield(task)
 
     async def open(self, address: str, on_request: OnRequest | None = None) -> Link:
-        """A connection of the caller's own, who closes it; ``on_request`` takes what the other side asks."""
-        outage = self._outages.get(address)
-        if outage is not None and time.monotonic() < outage.again:
-            raise UpstreamError(f"{outage.why}, since {_clock(outage.since)}")
-        try:
-            link = await self._connect(address, on_request)
-        except UpstreamError as error:
-            raise UpstreamError(f"{error}, since {_clock(self.note(address, str(error)))}") from error
-        self._outages.pop(address, None)
-        return link
+        """A connection of the caller's own, who closes it; ``on_request`` takes what the other side asks.
+
+        Where nobody answered before one at a time tries, and the others wait for what becomes of it. UpstreamError.
+        """
+        while (outage := self._outages.get(address)) is not None:
+            if time.monotonic() < outage.again:
+                raise UpstreamError(f"{outage.why}, since {_clock(outage.since)}")
+            if address not in self._trials:
+                return await self._try(address, on_request)
+            await asyncio.wait([self._trials[address]])
+        return await self._connect_noted(address, on_request)
 
     def note(self, address: str, why: str, seconds: float = _RETRY_SECONDS) -> float:
         """Nobody answers there, for that reason: it is not tried again within ``seconds``. Since when (epoch, s)."""
@@ -123,6 +134,22 @@ class LinkPool:
             del self._opening[address]
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+        return link
+
+    async def _try(self, address: str, on_request: OnRequest | None) -> Link:
+        trial = self._trials[address] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._connect_noted(address, on_request)
+        finally:
+            del self._trials[address]
+            trial.set_result(None)
+
+    async def _connect_noted(self, address: str, on_request: OnRequest | None) -> Link:
+        try:
+            link = await self._connect(address, on_request)
+        except UpstreamError as error:
+            raise UpstreamError(f"{error}, since {_clock(self.note(address, str(error)))}") from error
+        self._outages.pop(address, None)
         return link
 
     async def _connect(self, address: str, on_request: OnRequest | None) -> Link:

@@ -1,0 +1,254 @@
+"""Name servers and brokers that hang, and clients that wait for a broker to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from indexd.serve.remoting import doubt, forward, lanes, upstream
+from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting.doubt import Doubt
+from indexd.serve.remoting.link import Link, UpstreamError
+from indexd.serve.remoting.upstream import LinkPool, LinkSettings
+from support.remoting_outlet import NAME, Behind, Outlet, broker_handlers, name_server_handlers
+from support.remoting_peer import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.remoting import Command, RemotingClient
+
+# As long as RocketMQ's own clients wait.
+_CLIENTS_WAIT = 3.0
+_HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()
+#: What the index answers where the broker does not, with what is enough for it.
+_INSTEAD: dict[int, dict[str, object]] = {28: {}, 34: {}, 35: {"clientID": "x"}, 300: {"topic": "T"}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are many, and nobody is left alone for long."""
+    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(lanes, "_MEND_SECONDS", (0.05, 0.2))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def _hung(stack: ExitStack, kind: str) -> str:
+    # Nobody takes connections: the kernel makes them all the same, until its queue is full.
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0 if kind == "full" else 100))
+    place = listener.getsockname()
+    for _ in range(4 if kind == "full" else 0):
+        one = stack.enter_context(socket.socket())
+        one.setblocking(False)
+        one.connect_ex(place)
+    return f"127.0.0.1:{place[1]}"
+
+
+def _timed(client: RemotingClient, code: int, *more: Any) -> tuple[float, Command]:
+    began = time.monotonic()
+    answer = client.ask(code, *more)
+    return time.monotonic() - began, answer
+
+
+@pytest.mark.parametrize("kind", ["silent", "full"])
+def test_a_hung_name_server_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
+    address = _hung(stack, kind)
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    seconds, answer = _timed(client, 106)
+    assert answer.code == 0
+    assert seconds < _CLIENTS_WAIT / 2
+    began = time.monotonic()
+    for _ in range(20):
+        assert client.ask(106).code == 0
+        assert client.ask(105, {"topic": "T"}).code in (2, 17)  # there is no index here
+    assert time.monotonic() - began < 1
+    # What has no other answer: a connection may take its time.
+    seconds, answer = _timed(client, 310)
+    assert answer.code == 14
+    assert 1 < seconds < 8
+
+
+@pytest.mark.parametrize("kind", ["silent", "full"])
+def test_a_hung_broker_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
+    address = _hung(stack, kind)
+    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    seconds, answer = _timed(client, 34, {}, _HEARTBEAT)
+    assert answer.code == 0
+    assert seconds < _CLIENTS_WAIT / 2
+    began = time.monotonic()
+    for _ in range(5):
+        for code, fields in _INSTEAD.items():
+            assert client.ask(code, fields, _HEARTBEAT if code == 34 else b"").code == 0
+        assert client.ask(30, {"topic": "T", "queueId": 0}).code == 2
+    assert time.monotonic() - began < 1
+
+
+def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, upstream_timeout=0.5)
+    client = behind.client()
+    wanted = client.ask(105, {"topic": "TopicTest"}).json()
+    handlers = dict(behind.names.handlers)
+    behind.names.handlers.update(dict.fromkeys(handlers, lambda _: None))
+    for number in range(10):
+        seconds, answer = _timed(client, 105, {"topic": "TopicTest"})
+        assert answer.json() == wanted
+        assert seconds < (0.3 if number else 1)
+    behind.names.handlers.update(handlers)
+    behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
+    behind.outlet.wait_for(lambda: len(client.ask(105, {"topic": "TopicTest"}).json()["brokerDatas"]) == 2)
+
+
+def test_a_broker_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, upstream_timeout=0.5)
+    client = behind.client()
+    assert client.ask(34, {}, _HEARTBEAT).ext_fields["msgId"] == "broker"
+    handlers = dict(behind.broker.handlers)
+    behind.broker.handlers.update(dict.fromkeys(handlers, lambda _: None))
+    assert "msgId" not in client.ask(34, {}, _HEARTBEAT).ext_fields
+    # It is told of the client all the same, as soon as it listens.
+    later = json.dumps({"clientID": "client-1", "consumerDataSet": []}).encode()
+    seconds, answer = _timed(client, 34, {}, later)
+    assert answer.code == 0
+    assert seconds < 0.3
+    behind.broker.wait(lambda broker: any(request.body == later for _, request in broker.requests))
+    behind.broker.handlers.update(handlers)
+    behind.outlet.wait_for(lambda: client.ask(300, {"topic": "T"}).ext_fields.get("msgId") == "broker")
+
+
+def test_a_send_that_is_answered_ends_the_doubt(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 60.0)
+    behind = Behind(stack, tmp_path, upstream_timeout=0.3)
+    client = behind.client()
+    handler = behind.broker.handlers.pop(300)
+    behind.broker.handlers[300] = lambda _: None
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    behind.broker.handlers[300] = handler
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    assert client.ask(310).code == 0
+    assert client.ask(300, {"topic": "T"}).ext_fields["msgId"] == "broker"
+
+
+def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
+    second = stack.enter_context(Peer(name_server_handlers({NAME: {0: "10.0.0.1:10911"}})))
+    both = f"{_hung(stack, 'silent')};{second.address}"
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    for limit in (1.3, 0.3):
+        seconds, answer = _timed(client, 105, {"topic": "T"})
+        assert answer.json()["queueDatas"][0]["perm"] == 6
+        assert seconds < limit
+    one = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME, upstream_timeout=0.5))
+    seconds, answer = _timed(stack.enter_context(one.client()), 206)  # that takes its time, but not all of it here
+    assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_broker_that_comes_back_hears_of_an_idle_client(tmp_path: Path, stack: ExitStack, is_stopped: bool) -> None:
+    behind = Behind(stack, tmp_path)
+    client = behind.client()
+    assert client.ask(34, {}, _HEARTBEAT).code == 0
+    broker, number = behind.broker, 2
+    if is_stopped:
+        port = broker.port
+        broker.stop()
+        time.sleep(0.3)
+        broker, number = stack.enter_context(Peer(broker_handlers(), port=port)), 1
+    else:
+        broker.hang_up()
+    broker.wait(lambda peer: any(one == number and request.code == 34 for one, request in peer.requests))
+    (heard,) = [request for one, request in broker.requests if (one, request.code) == (number, 34)]
+    assert (heard.body, heard.is_oneway) == (_HEARTBEAT, True)
+    broker.ask_client(number, 40, is_oneway=True)
+    assert client.next_request().code == 40
+    # One that has gone, or has said that it goes, is not spoken of any more.
+    assert client.ask(35, {"clientID": "client-1"}).code == 0
+    client.close()
+    broker.wait(lambda peer: not peer.open_connections())
+    count = broker.connections
+    time.sleep(0.3)
+    assert broker.connections == count
+
+
+def test_nobody_is_told_of_a_client_that_has_left_meanwhile(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path)
+    client = behind.client()
+    assert client.ask(34, {}, _HEARTBEAT).code == 0
+    port = behind.broker.port
+    behind.broker.stop()
+    client.close()
+    behind.outlet.wait_for(lambda: behind.outlet.row()["connections"] == 0)
+    again = stack.enter_context(Peer(broker_handlers(), port=port))
+    time.sleep(0.5)
+    assert again.connections == 0
+
+
+async def test_one_at_a_time_tries_where_nobody_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, tries = LinkPool(LinkSettings(1.0, 1 << 20, None)), 0
+
+    async def fail(*_: object) -> Link:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.05)
+        raise UpstreamError("nobody")
+
+    monkeypatch.setattr(pool, "_connect", fail)
+    pool.note("10.0.0.1:1", "nobody", 0.0)
+    results = await asyncio.gather(*(pool.open("10.0.0.1:1") for _ in range(50)), return_exceptions=True)
+    assert tries == 1
+    assert all(isinstance(result, UpstreamError) and "nobody, since" in str(result) for result in results)
+    # Who tries may go: another one takes its place.
+    pool.note("10.0.0.1:1", "nobody", 0.0)
+    first, second = (asyncio.create_task(pool.open("10.0.0.1:1")) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    with pytest.raises(UpstreamError):
+        await second
+    assert tries == 3
+
+
+async def test_a_doubt_that_nobody_asks_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(doubt, "_WANTED_SECONDS", 0.1)
+    asked = []
+
+    async def fail() -> None:
+        asked.append(time.monotonic())
+        raise UpstreamError("nobody")
+
+    about = Doubt(fail)
+    with pytest.raises(UpstreamError):
+        await about.ask(fail)
+    assert about.is_there
+    await asyncio.sleep(0.4)
+    assert 2 < len(asked) < 15
+    assert not about.is_there
+    with pytest.raises(UpstreamError):
+        await about.ask(fail)
+    about.close()
+    count = len(asked)
+    await asyncio.sleep(0.05)
+    assert len(asked) == count
+
+
+def test_the_patience_is_half_of_a_clients() -> None:
+    assert doubt.PATIENCE_SECONDS <= _CLIENTS_WAIT / 2
+    assert forward.PATIENCE_SECONDS == doubt.PATIENCE_SECONDS
