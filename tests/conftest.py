@@ -44,6 +44,21 @@ settings.register_profile("fast", parent=settings.get_profile("ci"), max_example
 settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
 
 
+#: Files that take minutes, the longest first: they begin first, or one process is at work alone in the end.
+_LONG = (
+    *("test_every_operation", "test_modes", "test_repair_broker", "test_broker", "test_repair_real", "test_kill"),
+    *("test_broker_alive", "test_live", "test_rewritten_real", "test_beside_many", "test_soak", "test_kafka_broker"),
+    *("test_harness", "test_mutants", "test_state_machine", "test_random_runs", "test_faults", "test_repair_killed"),
+    *("test_http_fuzz", "test_mqtt", "test_mqtt_hostile", "test_audit_real"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first (scripts/test asks xdist to keep the order); the others stay as they are."""
+    ranks = {name: rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
 @pytest.fixture
 def disk_path(tmp_path: Path) -> Iterator[Path]:
     """As ``tmp_path``, on a disk: what lies in a tmpfs can never leave the page cache."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,11 @@ def found_by_key(broker: Broker, row: dict[str, Any]) -> list[str]:
 
 
 def check(broker: Broker, rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        assert found_by_unique_key(broker, row) == int(row["offsetMsgId"][-16:], 16)
-        assert found_by_key(broker, row) == [row["msgId"]]
+    with ThreadPoolExecutor(2 * len(rows)) as threads:  # each waits for a JVM, and that one for the network
+        by_unique_key = threads.map(partial(found_by_unique_key, broker), rows)
+        by_key = threads.map(partial(found_by_key, broker), rows)
+        assert list(by_unique_key) == [int(row["offsetMsgId"][-16:], 16) for row in rows]
+        assert list(by_key) == [[row["msgId"]] for row in rows]
 
 
 @pytest.fixture(scope="module")

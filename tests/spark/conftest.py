@@ -4,31 +4,47 @@ The clusters (a standalone one, a Connect server) are processes of their own, an
 one classic session at most. What starts such processes waits for most of the time, so it can run beside the rest::
 
     pytest -n 2 --dist loadgroup tests/spark
+
+Which tests share a process is said here and not by xdist's own marks: with some versions of pytest those are lost on
+the way without a word, and each process then starts a session and clusters of its own.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from support.spark_cluster import FRUGAL, TESTS, ConnectServer, Standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PROCESSES = {"test_commands", "test_connect", "test_standalone"}
+_PROCESSES = ("test_commands.py", "test_connect.py")
+_CLUSTER = ("test_standalone.py", "_on_a_cluster")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups: what has the one session, and what starts processes."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            group = "processes" if item.path.stem in _PROCESSES else "session"
-            item.add_marker(pytest.mark.xdist_group(group))
+def group_of(nodeid: str) -> str:
+    """What has the one session, what uses the standalone cluster, and what else starts processes."""
+    if any(part in nodeid for part in _CLUSTER):
+        return "cluster"
+    return "processes" if any(part in nodeid for part in _PROCESSES) else "session"
+
+
+class _Groups(LoadScopeScheduling):
+    """A group after the other is handed to the next process that has nothing to do."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Asked by xdist, whatever ``--dist`` says."""
+    return _Groups(config, log)
 
 
 @pytest.fixture(scope="session")

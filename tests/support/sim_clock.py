@@ -64,17 +64,18 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
     """The daemon's own code, by this clock, in a process of that pid.
 
     The kernels are compiled already; a start need not ask for them. What is fixed to suit large files is scaled down.
+    No Mock is made: to make one takes longer than a drain.
     """
     with (
         mock.patch.object(open_module, "LogReader", partial(LogReader, clock=clock.monotonic)),
         mock.patch.object(open_module, "IndexService", partial(IndexService, clock=clock.wall)),
-        mock.patch.object(start_module, "load_kernels"),
+        mock.patch.object(start_module, "load_kernels", _NoProgress),
         mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.recovery.replay.ENTRIES_PER_READ", shape.window),
         mock.patch("indexd.recovery.against.ENTRIES_PER_READ", shape.window),
         mock.patch("indexd.flush.witness._NOTE_EVERY", shape.note_every),
-        mock.patch("os.getpid", return_value=pid),
+        mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),
     ):
         yield

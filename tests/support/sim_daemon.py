@@ -192,8 +192,11 @@ class SimDaemon:
 
     def query(self, query: KeyQuery) -> Answer:
         """Asked beside the running daemon, which holds the lock."""
-        with mock.patch("indexd.query.source.owner_pid", return_value=self.pid):
+        with mock.patch("indexd.query.source.owner_pid", self._owner_pid):
             return ask(self.disk, self.config, query)
+
+    def _owner_pid(self, _: object) -> int:
+        return self.pid
 
     def _write_state(self) -> None:
         try:

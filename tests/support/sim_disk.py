@@ -36,7 +36,9 @@ class SimDisk(SimLinks):
         super().__init__(root)
         self.rand = random.Random(seed)
         self.faults = faults or FaultMap()
+        #: Calls so far, of each kind and in all.
         self.counts: Counter[str] = Counter()
+        self.operations = 0
         #: Calls that change the disk, so far; the one with the number ``crash_at`` (from 0) is not reached.
         self.changes = 0
         self.crash_at: int | None = None
@@ -51,11 +53,6 @@ class SimDisk(SimLinks):
 
     def __repr__(self) -> str:
         return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
-
-    @property
-    def operations(self) -> int:
-        """All calls so far."""
-        return self.counts.total()
 
     @property
     def still_open(self) -> list[DiskFile]:
@@ -115,7 +112,7 @@ class SimDisk(SimLinks):
             return super().exists(path)
         self.meet("exists", path)
         with suppress(NotADirectoryError):
-            return self._tree.find(path.relative_to(self.root).parts) is not None
+            return self._tree.find(self._names(path)) is not None
         return False
 
     def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -245,7 +242,7 @@ class SimDisk(SimLinks):
     def is_there(self, path: Path) -> bool:
         """Whether a plain file has that name; no call either."""
         with suppress(NotADirectoryError):
-            return isinstance(self._tree.find(path.relative_to(self.root).parts), SimInode)
+            return isinstance(self._tree.find(self._names(path)), SimInode)
         return False
 
     # What the calls are made of, for SimFile too.
@@ -262,9 +259,10 @@ class SimDisk(SimLinks):
                 raise SimCrash
             self.changes += 1
         self.counts[operation] += 1
+        self.operations += 1
         if self.limit is not None and self.operations > self.limit:
             raise AssertionError(f"no end after {self.operations} calls: {self.counts}")
-        fault = self.faults.meet(operation, path.relative_to(self.root))
+        fault = self.faults.meet(operation, path.relative_to(self.root)) if self.faults.rules else None
         if fault == "crash":
             self._is_dead = True
             raise SimCrash

@@ -18,18 +18,26 @@ class SimTree(Disk):
     def __init__(self, root: Path) -> None:
         self.root = root
         self._tree = SimDirectory(1)
+        # As text: a simulation asks a million times, and Path's own ways are long.
+        self._prefix = f"{root}/"
 
     def holds(self, path: Path) -> bool:
         """Whether ``path`` is simulated."""
-        return path == self.root or self.root in path.parents
+        return f"{path}/".startswith(self._prefix)
 
     def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
         """The error that the real call raises."""
         return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
 
+    def _names(self, path: Path) -> list[str]:
+        # From below the root to what ``path`` names.
+        text = f"{path}/"
+        assert text.startswith(self._prefix), path
+        return text[len(self._prefix) :].split("/")[:-1]
+
     def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
         try:
-            return self._tree.find(path.relative_to(self.root).parts)
+            return self._tree.find(self._names(path))
         except NotADirectoryError:
             raise self.error(operation, path, errno.ENOTDIR, words) from None
 

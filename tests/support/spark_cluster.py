@@ -32,7 +32,7 @@ TESTS = Path(__file__).resolve().parents[1]
 LOOPBACK = "127.0.0.1"
 # Less of two cores for the compilers of many short-lived JVMs.
 FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 # What pyspark's own daemon, below the driver's JVM, may say when that is done with a planning worker before the worker
 # is. On a local master indexd's daemon takes its place, and the tests there allow no word.
 _BROKEN_PIPE = re.compile(

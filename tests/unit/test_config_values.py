@@ -283,6 +283,6 @@ def test_keys_describe_every_field():
         assert hasattr(getattr(Config(), info.section), key)
     assert KEYS["flavour"].type.split("|") == list(get_args(Flavour))
     assert [key for key, info in KEYS.items() if info.is_bool] == [
-        *("verify_crc", "consume_queue", "sparse", "mqtt_tls", "drop_cache"),
+        *("verify_crc", "consume_queue", "sparse", "upstream_tls", "mqtt_tls", "drop_cache"),
     ]
     assert (KEYS["queue_bytes"].default, KEYS["queue_bytes"].bounds) == ("64MiB", "64KiB to 1TiB")
