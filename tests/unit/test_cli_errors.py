@@ -211,3 +211,43 @@ def test_one_file_of_another_size_among_many_is_the_one_that_is_wrong(tmp_path: 
     line = error_of(indexd_here("rebuild", *words, "--out", tmp_path / "out"), UNSAFE)
     assert f"segment {foreign} begins at 17" in line
     assert "this file is cut or foreign" in line
+
+
+def wrong_size_of(store: Path, sizes: dict[int, int], segment_size: int) -> str:
+    """What is said of segments of these sizes by the offsets where they begin."""
+    (store / "commitlog").mkdir(parents=True)
+    for base, size in sizes.items():
+        with (store / "commitlog" / f"{base:020d}").open("wb") as file:
+            file.truncate(size)
+    done = indexd_here("audit", "--store", store, "--segment-size", segment_size)
+    return error_of(done, UNSAFE)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "configured", "what"),
+    [
+        ({0: 65536, 65536: 5665}, 65536, "cut"),
+        ({0: 65536, 65536: 5665}, 1 << 30, "65536"),
+        ({0: 65536, 65536: 5665}, 5665, "65536"),
+        ({0: 65536, 65536: 32768}, 32768, "65536"),
+        ({0: 39062, 65536: 65536}, 39062, "65536"),
+        ({0: 39062, 65536: 65536}, 65536, "cut"),
+        ({65536: 5665}, 65536, "cut"),
+        ({0: 65536, 65536: 65536, 131072: 7}, 1 << 20, "65536"),
+    ],
+)
+def test_hints_of_segment_sizes_do_not_lead_in_a_circle(
+    tmp_path: Path, sizes: dict[int, int], configured: int, what: str
+) -> None:
+    line = wrong_size_of(tmp_path / "store", sizes, configured)
+    if what == "cut":
+        assert "this file is cut or foreign" in line
+        assert "--segment-size" not in line
+    else:
+        assert f"give --segment-size {what}, or" in line
+        assert "is cut" not in line
+
+
+def test_of_a_single_segment_of_another_size_both_readings_are_said(tmp_path: Path) -> None:
+    line = wrong_size_of(tmp_path / "store", {0: 39062}, 65536)
+    assert "either the file is cut: put the whole one there; or it is not: give --segment-size 39062" in line

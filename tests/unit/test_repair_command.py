@@ -201,6 +201,7 @@ def test_time_for_the_newest_part(config: Config, store: Path, monkeypatch: pyte
     assert repair(config, "--yes")[0] == 0
     assert_repaired(config)
     assert len(folders_of(store)) == 2
+    assert "3 repairs can be undone, the newest first" in repair(config, "--yes", "--all")[1]
 
 
 def test_an_undo_says_what_the_broker_has_indexed_since(config: Config, store: Path) -> None:
@@ -258,7 +259,7 @@ def test_an_undo_that_was_interrupted_behind_its_exchange(
 
     assert repair(config, "--yes")[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr(swap, "_set_index_timestamp", broken)
+        patch.setattr(swap, "_write_checkpoint", broken)
         assert repair(config, "--undo", "--yes")[0] == 70
     code, out, _ = repair(config, "--undo", "--yes")
     assert (code, "the old index is back" in out) == (0, True)

@@ -107,3 +107,9 @@ def test_digits_of_another_script() -> None:
     assert names_between(low, high, [Wanted(1)], (), 0) == [("20260101000000001".translate(arabic),)]
     # A broker sorts by code point, so all of those come behind ASCII ones.
     assert names_between("20260101000000000", low, [Wanted(1)], (), 0) == [("20260101000000001",)]
+
+
+def test_a_range_never_takes_a_name_that_an_older_one_still_has() -> None:
+    low, own, high = f"{NOON[:-1]}3", f"{NOON[:-1]}6", f"{NOON[:-1]}8"
+    wanted = [Wanted(1, (own,)), Wanted(2)]
+    assert names_between(low, high, wanted, (), 0) == [(f"{NOON[:-1]}4",), (f"{NOON[:-1]}5", f"{NOON[:-1]}7")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.repair.carry import carry
 from indexd.repair.folder import Manifest, RepairFolder
@@ -99,6 +99,24 @@ def test_repairs_are_undone_one_after_the_other() -> None:
     undo(disk, STORE)
     assert index_of(disk) == BEFORE
     assert fields(disk)[2] == OLD_TIME
+
+
+def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
+    for is_settled in (False, True):
+        disk = made()
+        folder = repair(disk)
+        disk.faults = FaultMap.parse(f"rename:{folder.names[1].name}=EIO")
+        with pytest.raises(DiskError):
+            undo(disk, STORE)
+        assert folder.read().state == "undone"
+        # The broker has been at work since.
+        disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
+        assert len(unfinished(disk, STORE)) == 1
+        disk.faults = FaultMap()
+        settle(disk, STORE) if is_settled else undo(disk, STORE)
+        assert not RepairFolder.all_of(disk, STORE)
+        assert fields(disk) == (70, 80, 9000, 90, 100)
+        assert index_of(disk) == BEFORE
 
 
 def test_repairs_and_undos_within_one_second() -> None:

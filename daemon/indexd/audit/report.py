@@ -77,6 +77,13 @@ class AuditReport:
         is_whole = self.audit.is_sound and not self.audit.gaps
         return is_whole and (self.queues is None or self.queues.is_sound)
 
+    @property
+    def homeless_entries(self) -> int:
+        """How many entries the index has beside a log without one message: its disk is perhaps not mounted. Else 0."""
+        if self.audit.messages or self.audit.expired:
+            return 0
+        return sum(max(file.entries, 0) for file in self.plan.files if file.is_readable)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """The lines of ``--json``: files, holes, findings, queues, answers, the crash, and the summary last."""
         causes = iter(self.causes)

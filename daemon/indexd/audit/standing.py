@@ -19,6 +19,8 @@ from indexd.flush.checkpoint import StoreCheckpoint
 from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
 
+#: How the folder of a repair is called, before its time.
+REPAIR_PREFIX = "indexd-repair-"
 # Behind the born host, which has 8 or 20 bytes.
 _STORE_TIMESTAMP_AT = (56, 68)
 
@@ -34,7 +36,10 @@ class SegmentStart:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """``checkpoint`` is None where there is none, or too short a one; ``looked_at`` is a wall clock, ms."""
+    """``checkpoint`` is None where there is none, or too short a one; ``looked_at`` is a wall clock, ms.
+
+    ``repairs`` are the names of folders beside the index that indexd repair has made, the oldest first.
+    """
 
     lock: BrokerLock
     has_lock_file: bool
@@ -43,6 +48,7 @@ class Standing:
     segments: tuple[SegmentStart, ...]
     looked_at: int
     has_index_folder: bool = True
+    repairs: tuple[str, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -62,6 +68,7 @@ def look_around(disk: Disk, config: Config) -> Standing:
         segments=tuple(_start(disk, segment) for segment in log.segments),
         looked_at=int(time.time() * 1000),
         has_index_folder=disk.exists(store / "index"),
+        repairs=_repairs(disk, store),
     )
 
 
@@ -69,6 +76,15 @@ def _lock(store: Path) -> BrokerLock:
     if isinstance(store, RemotePath):
         return BrokerLock(False, None, "none", f"{store} is a copy behind a URI")
     return look_at_lock(store / "lock")
+
+
+def _repairs(disk: Disk, store: Path) -> tuple[str, ...]:
+    try:
+        return tuple(name for name in disk.list_dirs(store) if name.startswith(REPAIR_PREFIX))
+    except DiskError as error:
+        if not (error.is_missing or error.is_forbidden):
+            raise
+        return ()  # evidence, if it is there: all else can be read without
 
 
 def _checkpoint(disk: Disk, config: Config) -> StoreCheckpoint | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from indexd.audit.causes.words import Cause
+from indexd.audit.causes.words import LOG_CAUSES, Cause
 from indexd.audit.report import AuditReport
 from indexd.pages.wording import show_duration, show_local, show_size
 
 # The cause of a hole that heals by itself.
 _PENDING = "not-dispatched-yet"
-# The causes of those that nobody mends before the log is mended.
-_LOG = frozenset({"behind-unreadable", "log-damaged"})
+#: With the number of entries.
+NO_MESSAGE = "the log holds no message, and the index has {:,} entries: is the log's disk mounted?"
 State = Literal["good", "warn", "bad"]
 # A repair reads what it builds about so often, building and checking, at the rate of this audit.
 _READS = 2
@@ -23,6 +23,8 @@ def verdict_state(report: AuditReport) -> State:
     ``warn``: anything else.
     """
     audit = report.audit
+    if report.homeless_entries:
+        return "bad"
     if audit.missing_keys and not (len(audit.holes) == audit.hole_count and all(map(is_pending, report.causes))):
         return "bad"
     return "good" if report.is_sound else "warn"
@@ -31,7 +33,9 @@ def verdict_state(report: AuditReport) -> State:
 def verdict_line(report: AuditReport) -> str:
     """One line: how many keys are findable, the hole or the largest of the holes, and what to do."""
     audit = report.audit
-    if not audit.keys:
+    if report.homeless_entries:
+        parts = [NO_MESSAGE.format(report.homeless_entries)]
+    elif not audit.keys:
         parts = ["the log has no keys to be found"]
     elif not audit.missing_keys and audit.gaps:
         parts = [f"all {audit.keys:,} keys that could be read are findable"]
@@ -49,7 +53,7 @@ def verdict_line(report: AuditReport) -> str:
         parts.append("the ConsumeQueues have findings")
     seconds = repair_seconds(report)
     if seconds is not None:
-        what = "the rest" if any(cause.what in _LOG for cause in report.causes) else "it"
+        what = "the rest" if any(cause.what in LOG_CAUSES for cause in report.causes) else "it"
         parts.append(f"indexd repair mends {what} in about {_rounded(seconds)}")
     return "; ".join(parts)
 
@@ -71,7 +75,7 @@ def is_pending(cause: Cause) -> bool:
 def repair_seconds(report: AuditReport) -> float | None:
     """How long a repair of the holes would take, roughly, at the rate of this audit; None where it would do nothing."""
     holes = zip(report.audit.holes, report.causes, strict=True)
-    size = sum(hole.size for hole, cause in holes if cause.what not in {_PENDING, *_LOG})
+    size = sum(hole.size for hole, cause in holes if cause.what not in {_PENDING, *LOG_CAUSES})
     if not size or not report.bytes_read or report.seconds <= 0:
         return None
     return _READS * size * report.seconds / report.bytes_read

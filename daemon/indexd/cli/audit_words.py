@@ -26,7 +26,8 @@ def page_of_words(report: AuditReport) -> Iterator[str]:
     yield from _findings(report.audit)
     for answers in (report.answers, report.queues):
         yield from answers.lines() if answers is not None else ()
-    yield from _crash(report)
+    if not report.homeless_entries:  # of what is built again from such a log nothing can be said
+        yield from _crash(report)
     yield _broker(report)
     yield _flavour(report.audit)
     yield from _covered(report)

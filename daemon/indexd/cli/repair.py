@@ -200,11 +200,15 @@ def _print_done(done: Repaired) -> None:
         print_line(printable(line))
     if done.left:
         print_line(f"{_count(len(done.left), 'older part')} not reached in time, as before: run it again")
-    if done.index_timestamp is not None:
+    if done.index_timestamp:
         print_line(f"the checkpoint vouches for the index up to {show_time(done.index_timestamp)}")
     print_line(
         f"the old index is in {printable(str(done.folder))}: indexd repair --undo puts it back; else remove it some day"
     )
+    if done.folders > 1:
+        print_line(
+            f"{done.folders} repairs can be undone, the newest first: once content, remove all indexd-repair-* folders"
+        )
 
 
 def _count(number: int, what: str) -> str:

@@ -6,6 +6,7 @@ front at any moment, and may spread them over several directories.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,19 +88,40 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
         )
     if wrong:
-        raise _wrong_size(*wrong[0], segment_size, is_odd=len(found) > len(wrong))
+        raise _wrong_size([(one.path, one.base, one.size) for one in found.values()], wrong, segment_size)
     return SegmentList(tuple(found[base] for base in sorted(found)), tuple(twice))
 
 
-def _wrong_size(path: Path, base: int, size: int, segment_size: int, *, is_odd: bool) -> UnsafeStoreError:
-    # is_odd: most segments have the size that is configured, so it is this file that is wrong.
-    if size != segment_size:
-        what = f"segment {path} has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
-    else:
-        what = f"segment {path} begins at {base}, which is no multiple of segment_size {segment_size}"
-    if is_odd:
+def _wrong_size(
+    fitting: Sequence[tuple[Path, int, int]], wrong: Sequence[tuple[Path, int, int]], segment_size: int
+) -> UnsafeStoreError:
+    # The size that most files speak for, whatever was configured, so that hints never lead in a circle: with that one
+    # the file that is wrong is cut or foreign. What is larger than a segment was not cut.
+    files = [*fitting, *wrong]
+    likely = max({size for _, _, size in files}, key=lambda size: (*_votes(files, size), size))
+    votes = _votes(files, likely)[0]
+    is_cut = len(fitting) == votes and wrong[0][2] < segment_size
+    if likely == segment_size or is_cut or not votes:
+        path, base, size = wrong[0]
+        if size != segment_size:
+            what = f"segment {path} has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
+        else:
+            what = f"segment {path} begins at {base}, which is no multiple of segment_size {segment_size}"
         return UnsafeStoreError(
             what,
-            "most segments fit, so this file is cut or foreign: put the whole one there, or take it out of the log",
+            f"{'other segments fit, so ' if fitting else ''}this file is cut or foreign: put the whole one there, or "
+            "take it out of the log",
         )
-    return UnsafeStoreError(what, f"give --segment-size {size}, or the broker's own file with --broker-conf")
+    path = next(path for path, _, size in wrong if size == likely)
+    hint = f"give --segment-size {likely}, or the broker's own file with --broker-conf"
+    if len(files) == 1:
+        hint = f"either the file is cut: put the whole one there; or it is not: {hint}"
+    return UnsafeStoreError(
+        f"segment {path} has {likely} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}", hint
+    )
+
+
+def _votes(files: Sequence[tuple[Path, int, int]], segment_size: int) -> tuple[int, int]:
+    # Files that are segments of this size, and those that only begin where one would.
+    begins = [size for _, base, size in files if base % segment_size == 0]
+    return begins.count(segment_size), len(begins)

@@ -15,6 +15,7 @@ the log once more, and put in the place of the old ones in one step that can be 
 ``work``     what is done once a plan is wanted
 ``carry``    old files in a new index folder
 ``folder``   where a repair makes everything, and its manifest
+``written``  files written so that they are the store's own
 ``place``    whether folders can be exchanged there
 ``settle``   what interrupted repairs have left
 ``swap``     the exchange, the checkpoint, and the way back

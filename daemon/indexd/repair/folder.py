@@ -8,8 +8,9 @@
         index/       the new index while it is made; from the exchange on, the old one
 
 ``state`` goes from ``building`` (nothing of the store is touched) over ``ready`` (index/ is durable, and the next step
-is the exchange) to ``done``; an undo goes from there to ``undoing``. The manifest is replaced by rename, so a crash
-leaves the one before or the one after. Whether an exchange has happened is told by the inode that STORE/index has.
+is the exchange) to ``done``; an undo goes from there over ``undoing`` to ``undone``. The manifest is replaced by
+rename, so a crash leaves the one before or the one after. Whether an exchange has happened is told by the inode that
+STORE/index has. All of it belongs to whom STORE belongs, with the rights of STORE.
 Without a manifest that holds, a folder is nobody's of ours: it may be all that is left of an old index.
 """
 
@@ -26,12 +27,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from indexd.audit.ground import is_index_file
+from indexd.audit.standing import REPAIR_PREFIX
 from indexd.errors import CorruptDataError, DiskError
+from indexd.repair.written import write_owned
 from indexd.storage.disk import Disk
 
-State = Literal["building", "ready", "done", "undoing"]
-_PREFIX = "indexd-repair-"
-_NAME = re.compile(_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
+State = Literal["building", "ready", "done", "undoing", "undone"]
+_NAME = re.compile(REPAIR_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
 _UNDONE = ".undone"
 _TEMPORARY = "manifest.tmp"
 _OURS = frozenset({"manifest", _TEMPORARY, "checkpoint", "checkpoint.tmp"})
@@ -124,6 +126,7 @@ class RepairFolder:
         disk.give(folder.path, store)
         folder.write(Manifest.first())
         disk.make_dir(folder.index)
+        disk.give(folder.index, store)
         return folder
 
     @classmethod
@@ -141,6 +144,8 @@ class RepairFolder:
         except DiskError as error:
             if error.errno == errno.EINVAL:  # no plain file
                 raise self._strange("its manifest is no file") from None
+            if error.is_forbidden:
+                raise self._forbidden() from None
             if not error.is_missing:
                 raise
         if not self._is_just_made():
@@ -149,7 +154,11 @@ class RepairFolder:
 
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, durably."""
-        self._disk.write_atomically(self.manifest_path, manifest.pack())
+        self._write(self.manifest_path, manifest.pack())
+
+    def keep_checkpoint(self, data: bytes) -> None:
+        """Write the broker's checkpoint down as it is, durably."""
+        self._write(self.checkpoint, data)
 
     def set_state(self, state: State) -> Manifest:
         """The same manifest with another state."""
@@ -201,9 +210,18 @@ class RepairFolder:
             return False
         return not names or Manifest.first().pack().startswith(disk.read(self.path / _TEMPORARY).rstrip(b"\0"))
 
+    def _write(self, path: Path, data: bytes) -> None:
+        write_owned(self._disk, path, data, self.path.parent, path.with_name(path.name + ".tmp"))
+
+    def _forbidden(self) -> CorruptDataError:
+        return CorruptDataError(
+            f"{self.path} is left as it is: this user may not read its manifest",
+            f"as root: chown -R --reference={self.path.parent} {self.path}",
+        )
+
     def _strange(self, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self.path} is left as it is: {text}", move_away(self.path))
 
 
 def _path_at(store: Path, now: float) -> Path:
-    return store / f"{_PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
+    return store / f"{REPAIR_PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"

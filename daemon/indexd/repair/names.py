@@ -102,6 +102,11 @@ def _beside_own(
 
 
 def _from(digits: _Digits, first: int, wanted: Sequence[Wanted], taken: Collection[str]) -> list[tuple[str, ...]]:
-    # One behind the other from the first one on: there is no room behind their own.
-    free = digits.free(first, taken)
-    return [tuple(name for _, name in zip(range(one.count), free, strict=False)) for one in wanted]
+    # One behind the other from the first one on: there is no room behind their own. Those of older ranges are still
+    # there while the newer ones are built.
+    found, names, used = [], digits.free(first, taken), set[str]()
+    for one in wanted:
+        free = (name for name in names if name not in used)
+        found.append(tuple(name for _, name in zip(range(one.count), free, strict=False)))
+        used.update(one.own)
+    return found

@@ -25,6 +25,11 @@ def check_place(store: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Non
     # A bind mount of the same file system looks like any folder, but for the list of mounts.
     if index.is_mount() or os.fsencode(index.resolve()) in _mount_points(mounts):
         raise UnsafeStoreError(f"{index} is a mount point: it cannot be exchanged in one step", _COPY)
+    if checkpoint.is_symlink():
+        raise UnsafeStoreError(
+            f"{checkpoint} is a symbolic link: a repair would put a file in its place",
+            "move the file that it names there; nothing was changed",
+        )
     if checkpoint.exists() and not checkpoint.is_file():
         raise UnsafeStoreError(f"{checkpoint} is no plain file", "move it away; indexd repair makes one")
 

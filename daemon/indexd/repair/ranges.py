@@ -72,6 +72,8 @@ class Ranges:
         found: list[RepairRange] = []
         for low, high in pairwise([None, *kept, None]):
             replaced = self._replaced(low, high, {file.name for file in kept})
+            if low is not None and high is not None and self._is_crossed(low, high):
+                return high
             if low is not None and low.end >= self._ends_at and not replaced:
                 continue  # nothing is built there
             if not (replaced or self._is_missing(low, high)):
@@ -112,6 +114,14 @@ class Ranges:
         if any(self._is_between(hole, low, high) for hole in self._holes if hole.last >= first and hole.begin <= last):
             return True
         return not self._has_all_holes and first <= last and self._is_missing_in(first, last)
+
+    def _is_crossed(self, low: BrokerFile, high: BrokerFile) -> bool:
+        # Each inside one message, which has more keys than a file has room for: by their names one may have the keys
+        # that come before those of the other.
+        if not low.begin == low.end == high.begin == high.end:
+            return False
+        behind, before = self._edges.behind(low), self._edges.before(high)
+        return behind is not None and before is not None and behind.order > before.order
 
     def _is_between(self, hole: Hole, low: BrokerFile | None, high: BrokerFile | None) -> bool:
         # Of the message that ends a file its first keys may be missing, which belong before that file; and so behind.
@@ -195,9 +205,19 @@ class Ranges:
     def _cut_before(self, file: BrokerFile, piece: _Piece, reach: int) -> Place | None:
         begin = max(file.begin, self._audit.log_begin)
         is_due = piece.files or self._missing_keys(piece.begin.offset, begin) >= self._capacity
-        if not is_due or file.begin < reach or not self._edges.is_message(begin):
+        if not is_due or file.begin < reach or begin != file.begin or not self._edges.is_message(begin):
             return None
-        return self._edges.before(file) if begin == file.begin else None
+        at = self._edges.before(file)
+        return at if at is not None and self._is_shared_cleanly(at, piece.files) else None
+
+    def _is_shared_cleanly(self, at: Place, files: Sequence[BrokerFile]) -> bool:
+        # The message there may have keys on both sides, until the older side is built, too. Each key has to be on one
+        # of them, once: if not, what is built would seem to have one too many, and be built again by every run.
+        sharing = [file for file in files if file.end >= at.offset]
+        if not sharing:
+            return not at.doubled
+        behind = self._edges.behind(sharing[0]) if len(sharing) == 1 else None
+        return behind is not None and behind.order == at.order and not (at.doubled or behind.doubled)
 
     def _cut_at_segments(self, piece: _Piece) -> list[_Piece]:
         # Where no old file stands: with one, nothing may be built before all of it is.

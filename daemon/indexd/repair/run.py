@@ -11,10 +11,13 @@ from typing import Any
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.part import Gap
 from indexd.audit.plan import index_folder
+from indexd.audit.verdict import NO_MESSAGE
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
+from indexd.errors import UnsafeStoreError
 from indexd.repair.broker_stopped import BrokerStopped
 from indexd.repair.build import BuiltRange
+from indexd.repair.folder import RepairFolder
 from indexd.repair.losses import refuse_losses
 from indexd.repair.place import check_place, check_room
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
@@ -56,6 +59,7 @@ class Repaired:
 
     ``left`` were not reached in time. ``settled``: what was done about earlier repairs that were interrupted, in lines.
     ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms; ``had_checkpoint``: there was one before.
+    ``folders`` of repairs that can be undone lie beside the index now.
     """
 
     planned: Planned
@@ -67,6 +71,7 @@ class Repaired:
     index_timestamp: int | None
     had_checkpoint: bool
     seconds: float
+    folders: int = 0
 
     @property
     def gaps(self) -> list[Gap]:
@@ -88,6 +93,7 @@ class Repaired:
             "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
             "indexMsgTimestamp": self.index_timestamp,
             "hadCheckpoint": self.had_checkpoint,
+            "folders": self.folders,
             "seconds": round(self.seconds, 3),
         }
 
@@ -143,6 +149,7 @@ def repair(
             index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
             had_checkpoint=planned.report.standing.checkpoint is not None,
             seconds=time.monotonic() - began,
+            folders=len(RepairFolder.all_of(disk, store)),
         )
 
 
@@ -165,14 +172,22 @@ def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) 
 
 def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
     report = audit_here(config, disk, AuditOptions(samples=0), on_audit)
+    if report.homeless_entries:
+        # Sound or not: without the log nobody can tell, and every file of it would go.
+        places = ", ".join(map(str, config.store.commit_log_directories))
+        raise UnsafeStoreError(
+            NO_MESSAGE.format(report.homeless_entries),
+            f"mount it at {places}, or say with --commit-log-paths where the log is; if it is gone for good, move "
+            f"{index_folder(config)} away; nothing was changed",
+        )
     in_pieces = options.seconds_max is not None
     plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
     refuse_losses(disk, config, report, plan)
     notes = []
-    if report.standing.checkpoint is None:
+    if report.standing.checkpoint is None and plan.is_needed:
         notes.append(
-            "there is no checkpoint: one is made that vouches for the index alone; after an unclean stop the broker "
-            "reads the whole log again, which takes long and harms nothing"
+            "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
+            "broker reads the whole log again, which takes long and harms nothing"
         )
     store = index_folder(config).parent
     return Planned(report, plan, (*left_alone(disk, store), *notes), tuple(unfinished(disk, store)))

@@ -47,13 +47,13 @@ def _looked(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
             if manifest.state == "done":
                 continue
             where = _where(disk, store, manifest)
-            if where == "before" and manifest.state != "undoing":
+            if where == "before" and manifest.state not in ("undoing", "undone"):
                 folder.check_removable()
         except CorruptDataError as error:
             others.append(error.line())
             continue
         name = folder.path.name
-        if where == "elsewhere":
+        if where == "elsewhere" and manifest.state != "undone":
             others.append(
                 f"{name} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
             )
@@ -65,6 +65,9 @@ def _looked(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
 def _settled(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> str | None:
     where = _where(disk, store, manifest)
     name = folder.path.name
+    if manifest.state == "undone":
+        finish_undo(disk, store, folder, manifest)
+        return f"{name} is undone, and called so now"
     if manifest.state == "done" or where == "elsewhere":
         return None
     if manifest.state == "undoing":

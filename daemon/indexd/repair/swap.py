@@ -20,10 +20,11 @@ from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.repair.folder import MadeFile, Manifest, RepairFolder
+from indexd.repair.written import write_owned
 from indexd.storage.disk import Disk
 
 Where = Literal["before", "swapped", "elsewhere"]
-_INDEX_TIMESTAMP_AT = 16
+_INDEX_TIMESTAMP_AT, _FIELD = 16, struct.Struct(">q")
 _CANNOT_EXCHANGE = {
     errno.EINVAL: "this file system cannot exchange two directories",
     errno.ENOSYS: "this system cannot exchange two directories",
@@ -76,7 +77,7 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
     marks, newest = marks_of(disk, folder.index)
     old = _read(disk, store / "checkpoint")
     if old is not None:
-        disk.write_atomically(folder.checkpoint, old)
+        folder.keep_checkpoint(old)
     manifest = Manifest(
         format=1,
         state="ready",
@@ -105,7 +106,9 @@ def to_undo(disk: Disk, store: Path) -> ToUndo:
         where = where_is(disk, store, manifest) if manifest.state != "building" else "before"
         if where == "before" and manifest.state in ("building", "ready"):
             continue
-        if where == "before" and manifest.state == "undoing":
+        if where != "before" and manifest.state == "undone":
+            continue
+        if where == "before" and manifest.state in ("undoing", "undone"):
             return ToUndo(folder, manifest, 0, is_back=True)
         if where != "swapped":
             raise UnsafeStoreError(
@@ -178,24 +181,41 @@ def finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) ->
 
 def finish_undo(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
     """What follows the exchange of an undo."""
-    disk.sync_dir(store)
-    disk.sync_dir(folder.path)
-    _set_index_timestamp(disk, store, manifest.old_index_timestamp or 0)
+    if manifest.state != "undone":
+        disk.sync_dir(store)
+        disk.sync_dir(folder.path)
+        _put_back_index_timestamp(disk, store, folder, manifest)
+        folder.set_state("undone")
     folder.mark_undone()
 
 
+def _put_back_index_timestamp(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
+    # By its bytes: they need not be a time. If nobody else has changed the checkpoint, its length is the old one, too.
+    now, old = _read(disk, store / "checkpoint") or b"", _read(disk, folder.checkpoint)
+    if old is None:
+        old = _with_field(b"", _FIELD.pack(manifest.old_index_timestamp or 0))
+    field = old.ljust(CHECKPOINT_SIZE, b"\0")[_INDEX_TIMESTAMP_AT:][: _FIELD.size]
+    then = _with_field(now, field)
+    _write_checkpoint(disk, store, old if then == _with_field(old, field) else then)
+
+
 def _set_index_timestamp(disk: Disk, store: Path, value: int) -> None:
-    # By hand, not write_atomically: it must be the broker's own to write before it has its name.
-    path, temporary = store / "checkpoint", store / "checkpoint.indexd-repair"
-    data = bytearray((_read(disk, path) or b"").ljust(CHECKPOINT_SIZE, b"\0"))
-    struct.pack_into(">q", data, _INDEX_TIMESTAMP_AT, value)
-    disk.unlink(temporary)
-    with disk.open_write(temporary, create=True) as file:
-        file.pwrite(data, 0)
-        disk.give(temporary, path if disk.exists(path) else store)
-        file.fsync()
-    disk.rename(temporary, path)
-    disk.sync_dir(store)
+    data = _read(disk, store / "checkpoint") or b""
+    _write_checkpoint(disk, store, _with_field(data, _FIELD.pack(value)))
+
+
+def _with_field(checkpoint: bytes, field: bytes) -> bytes:
+    # Filled up to what a broker maps.
+    data = bytearray(checkpoint.ljust(CHECKPOINT_SIZE, b"\0"))
+    data[_INDEX_TIMESTAMP_AT : _INDEX_TIMESTAMP_AT + len(field)] = field
+    return bytes(data)
+
+
+def _write_checkpoint(disk: Disk, store: Path, data: bytes) -> None:
+    # It must be the broker's own to write before it has its name.
+    path = store / "checkpoint"
+    like = path if disk.exists(path) else store
+    write_owned(disk, path, data, like, store / "checkpoint.indexd-repair")
 
 
 def _read(disk: Disk, path: Path) -> bytes | None:

@@ -129,7 +129,7 @@ class Work:
             return modes.most_common(1)[0][0]
         store = self._config.store
         log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
-        return log.segments[-1].path.stat().st_mode
+        return (log.segments[-1].path if log.segments else self._store).stat().st_mode
 
     def _check_unchanged(self, stamps: dict[str, Stamp]) -> None:
         if stamps_of(self._disk, self._index) != stamps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from indexd.audit.causes.around import Around, Surroundings
 from indexd.audit.causes.tail import tail_cause
-from indexd.audit.causes.words import Cause, counted, make_cause
+from indexd.audit.causes.words import LOG_CAUSES, Cause, counted, make_cause
 from indexd.audit.standing import Standing
 from indexd.audit.whole import Audit
 from indexd.config import Config
@@ -23,7 +23,17 @@ _NAMES_SHOWN = 3
 def hole_causes(audit: Audit, standing: Standing, config: Config) -> tuple[Cause, ...]:
     """The cause of each hole of ``audit.holes``, in the same order; reads nothing."""
     ground = Surroundings(audit, standing, config)
-    return tuple(_cause(ground, ground.around(hole)) for hole in audit.holes)
+    return tuple(_with_repairs(_cause(ground, ground.around(hole)), standing) for hole in audit.holes)
+
+
+def _with_repairs(cause: Cause, standing: Standing) -> Cause:
+    # Of what the log is the cause of, they say nothing.
+    if not standing.repairs or cause.what in LOG_CAUSES:
+        return cause
+    name = standing.repairs[-1]
+    many = f", and {len(standing.repairs) - 1:,} of earlier ones" if len(standing.repairs) > 1 else ""
+    text = f"{name} lies beside the index{many}: indexd repair has exchanged the index, and the other one is in there"
+    return Cause(cause.what, cause.words, (*cause.evidence, text))
 
 
 def _cause(ground: Surroundings, around: Around) -> Cause:

@@ -18,6 +18,9 @@ _WORDS = {
     "unknown": "no cause is evident",
 }
 
+#: Of holes that nobody mends before the log is mended.
+LOG_CAUSES = frozenset({"behind-unreadable", "log-damaged"})
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:

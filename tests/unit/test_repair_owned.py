@@ -1,0 +1,202 @@
+"""Whose the files of a repair are, and what it makes of a checkpoint that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indexd.audit.standing import look_around
+from indexd.config import Config
+from indexd.errors import DiskError
+from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.repair.folder import RepairFolder
+from indexd.storage.disk import Disk
+from support.daemon import compile_kernels, indexd_here
+from support.repairing import folders_of, holed_store, index_of, repair, tree, words_of
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    compile_kernels()
+    return holed_store(tmp_path / "store")
+
+
+@pytest.fixture
+def store(config: Config) -> Path:
+    assert config.store.store is not None
+    return config.store.store
+
+
+@pytest.fixture
+def narrow() -> Iterator[None]:
+    """A umask that leaves others nothing."""
+    old = os.umask(0o077)
+    yield
+    os.umask(old)
+
+
+def owners(*paths: Path) -> set[tuple[int, int, int]]:
+    found = [path.stat() for path in paths]
+    return {(status.st_uid, status.st_gid, status.st_mode & 0o777) for status in found}
+
+
+def given_away(store: Path) -> tuple[int, int]:
+    """The store as another user's, if this one may; folders 0750, files 0640."""
+    owner = (4321, 4322) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    for path in (store, *store.rglob("*")):
+        os.chown(path, *owner)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    return owner
+
+
+@pytest.mark.usefixtures("narrow")
+def test_all_that_a_repair_writes_is_its_stores_own(config: Config, store: Path) -> None:
+    owner = given_away(store)
+    (store / "checkpoint").chmod(0o604)
+    for undo, suffix in (("--yes", ""), ("--undo", ".undone")):
+        assert repair(config, "--yes", undo)[0] == 0
+        (name,) = folders_of(store)
+        assert name.endswith(suffix)
+        folder = store / name
+        assert owners(store / "checkpoint") == {(*owner, 0o604)}
+        assert owners(folder, folder / "index", store / "index") == {(*owner, 0o750)}
+        assert owners(folder / "manifest", folder / "checkpoint") == {(*owner, 0o640)}
+        assert owners(*(store / "index").iterdir(), *(folder / "index").iterdir()) == {(*owner, 0o640)}
+
+
+@pytest.mark.usefixtures("narrow")
+def test_so_is_what_an_interrupted_one_has_left(config: Config, store: Path) -> None:
+    owner = given_away(store)
+    (store / "checkpoint").unlink()
+    folder = RepairFolder.make(Disk(), store, 0)
+    assert owners(folder.path, folder.index) == {(*owner, 0o750)}
+    assert owners(folder.manifest_path) == {(*owner, 0o640)}
+    assert repair(config, "--yes")[0] == 0
+    assert owners(store / "checkpoint") == {(*owner, 0o640)}
+
+
+def test_a_manifest_that_this_user_may_not_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repair(config, "--yes")[0] == 0
+    manifest, opened = store / folders_of(store)[0] / "manifest", os.open
+
+    def forbidden(path: object, *args: int, **more: int) -> int:
+        if path == manifest:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **more)  # type: ignore[arg-type]  # any path
+
+    monkeypatch.setattr(os, "open", forbidden)
+    code, out, errors = repair(config, "--plan")
+    assert (code, errors, f"chown -R --reference={store} {manifest.parent}" in out) == (0, "", True)
+    code, _, errors = repair(config, "--undo", "--yes")
+    assert (code, "may not read its manifest; as root: chown" in errors) == (4, True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        StoreCheckpoint(1, 2, 3, 4, 5).pack()[:32],
+        bytes(range(16)) + b"\xe8" + bytes(range(100)),
+        b"short",
+        b"",
+        bytes(range(16)) + b"\xff" * 5000,
+    ],
+)
+def test_an_undo_puts_back_a_checkpoint_that_is_none(config: Config, store: Path, data: bytes) -> None:
+    (store / "checkpoint").write_bytes(data)
+    before = index_of(store)
+    assert repair(config, "--yes")[0] == 0
+    assert repair(config, "--yes", "--undo")[0] == 0
+    assert (store / "checkpoint").read_bytes() == data
+    assert index_of(store) == before
+
+
+def test_of_a_checkpoint_that_was_written_since_only_its_index_time_is_put_back(config: Config, store: Path) -> None:
+    old = bytearray((store / "checkpoint").read_bytes())
+    old[16:24] = b"\xe8" * 8
+    (store / "checkpoint").write_bytes(old)
+    assert repair(config, "--yes")[0] == 0
+    (store / "checkpoint").write_bytes(StoreCheckpoint(70, 80, 90, 100, 110).pack())
+    assert repair(config, "--yes", "--undo")[0] == 0
+    data = bytearray(StoreCheckpoint(70, 80, 90, 100, 110).pack())
+    data[16:24] = old[16:24]
+    assert (store / "checkpoint").read_bytes() == data
+
+
+def test_a_checkpoint_that_is_a_link_is_not_replaced(config: Config, store: Path) -> None:
+    (store / "checkpoint").rename(store / "elsewhere")
+    (store / "checkpoint").symlink_to("elsewhere")
+    stamps = tree(store)
+    for words in (("--yes",), ("--plan",), ("--undo", "--yes")):
+        code, _, errors = repair(config, *words)
+        assert (code, errors.count("\n"), "is a symbolic link" in errors) == (3, 1, True)
+    assert tree(store) == stamps
+
+
+def test_an_undone_manifest_says_so(config: Config, store: Path) -> None:
+    assert repair(config, "--yes")[0] == 0
+    assert repair(config, "--yes", "--undo")[0] == 0
+    (name,) = folders_of(store)
+    assert json.loads((store / name / "manifest").read_bytes())["state"] == "undone"
+
+
+def test_no_checkpoint_is_promised_where_none_is_made(config: Config, store: Path) -> None:
+    assert repair(config, "--yes")[0] == 0
+    (store / "checkpoint").unlink()
+    for words in (("--plan",), ("--yes",)):
+        code, out, _ = repair(config, *words)
+        assert (code, "there is no checkpoint" in out) == (0, False)
+    assert not (store / "checkpoint").exists()
+    (store / "index" / min(index_of(store))).unlink()
+    code, out, _ = repair(config, "--plan")
+    assert (code, "there is no checkpoint: a repair makes one" in out) == (1, True)
+
+
+@pytest.mark.parametrize("is_zeros", [False, True])
+def test_an_index_beside_a_log_that_is_not_there(config: Config, store: Path, is_zeros: bool) -> None:
+    for path in (store / "commitlog").iterdir():
+        if is_zeros:
+            path.write_bytes(bytes(config.store.segment_size))
+        else:
+            path.unlink()
+    before = index_of(store)
+    for words in (("--yes",), ("--plan",), ("--yes", "--all")):
+        code, out, errors = repair(config, *words)
+        assert (code, out, errors.count("\n")) == (3, "", 1)
+        assert "the log holds no message, and the index has" in errors
+        assert f"is the log's disk mounted?; mount it at {store / 'commitlog'}" in errors
+    assert index_of(store) == before
+    done = indexd_here("audit", *words_of(config), "--samples", 0)
+    assert (done.returncode, "is the log's disk mounted?" in done.stdout.splitlines()[0]) == (1, True)
+    assert "1970" not in done.stdout
+    assert "crash:" not in done.stdout
+
+
+def test_a_log_without_a_message_and_no_index(config: Config, store: Path) -> None:
+    for path in (*(store / "commitlog").iterdir(), *(store / "index").iterdir()):
+        path.unlink()
+    (store / "checkpoint").unlink()
+    (store / "index" / "notes.txt").write_text("mine")
+    code, out, _ = repair(config, "--yes")
+    assert (code, "1970" in out) == (0, False)
+
+
+def test_an_audit_names_the_folder_of_a_repair(config: Config, store: Path) -> None:
+    words = (*words_of(config), "--samples", 0)
+    assert "indexd-repair-" not in indexd_here("audit", *words).stdout
+    assert repair(config, "--yes")[0] == 0
+    assert "indexd-repair-" not in indexd_here("audit", *words).stdout
+    assert repair(config, "--yes", "--undo")[0] == 0
+    (name,) = folders_of(store)
+    assert f"  - {name} lies beside the index" in indexd_here("audit", *words).stdout
+
+
+def test_an_audit_of_a_store_whose_folders_may_not_be_listed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: Disk, path: Path) -> list[str]:
+        raise DiskError("list", path, PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr(Disk, "list_dirs", forbidden)
+    assert look_around(Disk(), config).repairs == ()
