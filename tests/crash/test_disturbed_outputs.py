@@ -103,15 +103,16 @@ def test_files_are_touched_while_messages_come(built: Built) -> None:
 
 def test_thousands_of_queues_are_looked_at_in_turn(tmp_path: Path) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
-    write(store, over_queues(3000, 300), SEGMENT_SIZE)
+    end = write(store, over_queues(3000, 300), SEGMENT_SIZE)
     with Daemon(store, data, *FLAGS) as daemon:
-        daemon.wait_caught_up()
+        daemon.wait_durable(end)
         built = Built(store, data)
         daemon.wait_for(lambda: ((data / "frontier").exists() and len(built.marks) == 300) or None, "all queues")
         mark = built.marks[-1]
         built.queue_file(mark, 0).unlink()
         assert "was removed" in daemon.wait_event("disturbed")["problem"]
         daemon.wait_for(lambda: len(daemon.events("running")) > 1 or None, "running again")
+        daemon.wait_caught_up(end)
         check_mended(daemon, built)
 
 

@@ -18,6 +18,8 @@ from indexd.storage.disk import Disk
 
 # While nobody holds the lock, a broker that loads its store is looked for so often.
 _PROCESSES_SECONDS = 60.0
+# Between the last word of a broker that ends and the end of its lock.
+_ENDING_SECONDS = 0.2
 
 
 class BrokerWatch:
@@ -44,6 +46,10 @@ class BrokerWatch:
         limit, unsafe = self.log_limit, list(indexing.unsafe)
         if limit is not None:
             limit.refresh()
+            if limit.silence is not None and lock.how == "lock":
+                # One that is killed or stopped closes its connections a moment before its lock, or behind it.
+                time.sleep(_ENDING_SECONDS)
+                lock = self._look_at_lock()
             # A broker that is down or loads its store is expected to be silent.
             unsafe += limit.unsafe(is_expected=lock.how == "lock")
         return {
