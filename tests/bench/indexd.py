@@ -23,6 +23,12 @@ INDEX_ALONE = ("--consume-queue", "false", "--sparse", "false")
 # 16 MiB of log: a reader that catches up calls kernels that one at the end does not.
 _WARM_MESSAGES, _WARM_BODY_SIZE = 4000, 4096
 _COMPILE_SECONDS = 600
+_COMPILE_QUERIES = """
+from indexd.config.compiled import prepare_compiler
+prepare_compiler()
+from indexd.serve.in_memory import load_in_memory
+load_in_memory()
+"""
 _STOP_SECONDS = 120
 # Finer than what is measured with it.
 _POLL_SECONDS = 0.003
@@ -101,7 +107,7 @@ def _compiled() -> set[tuple[str, int]]:
 
 
 def _compile_kernels(ground: Ground) -> None:
-    # A small store through a rebuild, the daemon and a forced recovery calls them all.
+    # A small store through a rebuild, the daemon and a forced recovery calls all but that of queries.
     store, out = ground.work / "small", ground.work / "small.out"
     if out.exists():
         return
@@ -111,6 +117,8 @@ def _compile_kernels(ground: Ground) -> None:
         daemon.wait_for_event("running", _COMPILE_SECONDS)
         daemon.wait_for_messages(_WARM_MESSAGES, _COMPILE_SECONDS)
     call(ground, "--recover", *options(ground, store), "--data", str(daemon.data), timeout=_COMPILE_SECONDS)
+    words = [sys.executable, "-c", _COMPILE_QUERIES]
+    subprocess.run(words, env=ground.environment(), timeout=_COMPILE_SECONDS, check=True)
 
 
 class Daemon:

@@ -24,6 +24,7 @@ from support.daemon import Daemon, indexd_here
 from support.fake_broker import FakeBroker, well
 from support.faults import RETRY, check_calm, check_directory, check_whole, degraded
 from support.own_mounts import OwnMounts, fill, need
+from support.page_cache import forget
 from support.small_log import SEGMENT_SIZE, SIZES, messages, write_log
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -102,9 +103,7 @@ def write_large(store: Path, size: int, segment_size: int = LARGE_SEGMENT, body:
                 writer.append(replace(spec, body=filling))
     paths = sorted(path for path in (store / "commitlog").iterdir() if segment_base(path.name) is not None)
     for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(path)
     assert sum(map(resident, paths)) == 0
     return paths
 

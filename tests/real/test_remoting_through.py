@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from indexd.serve.remoting.command import Form
 from support.daemon import Daemon, compile_kernels
+from support.mosquitto import Proxy
 from support.rocketmq import REAL, Broker, RocketMQError
 from support.rocketmq_jvm import OLD_CLIENT
 from support.rocketmq_tools import TLS, Row, Tools, address_of
@@ -19,6 +21,8 @@ pytestmark = REAL
 
 MESSAGES = 100
 VERSIONS = (None, OLD_CLIENT)
+#: Headers are JSON unless a client is told so.
+BINARY = ("-Drocketmq.serialize.type=ROCKETMQ",)
 TOPICS = ("TopicTest", "OrderPaid")
 KEYS = ("tests", "a-secret=of+theirs")
 
@@ -81,6 +85,17 @@ def test_a_client_sends_and_finds(side: Side, version: str | None) -> None:
     side.rows += rows
     check(tools, rows, side.open)
     assert not list((side.broker.store / "index").glob("2*"))
+
+
+def test_a_client_whose_headers_are_binary(side: Side) -> None:
+    host, _, port = address_of(side.open).partition(":")
+    with Proxy(int(port)) as network:
+        # It asks for routes there, and the rest where they lead to.
+        tools = replace(side.tools, namesrv=f"{host}:{network.port}", flags=BINARY)
+        rows = tools.send(20, seed=5)
+        side.rows += rows
+        check(tools, rows, side.open)
+    assert {begin[4] for begin in network.begins if begin} == {Form.ROCKETMQ}
 
 
 def test_the_broker_asks_a_client_behind_the_daemon(side: Side) -> None:

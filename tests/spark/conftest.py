@@ -24,15 +24,19 @@ from support.spark_cluster import FRUGAL, TESTS, ConnectServer, Standalone
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PROCESSES = ("test_commands.py", "test_connect.py")
-_CLUSTER = ("test_standalone.py", "_on_a_cluster")
+# What a test's name holds that is not one of the session's; those with a JVM of their own fill up the time at the end.
+_GROUPS = {
+    "test_standalone.py": "cluster",
+    "_on_a_cluster": "cluster",
+    "connect": "connect",
+    "_whose_jvm_is_killed": "killed",
+    "_without_java": "without Java",
+}
 
 
 def group_of(nodeid: str) -> str:
-    """What has the one session, what uses the standalone cluster, and what else starts processes."""
-    if any(part in nodeid for part in _CLUSTER):
-        return "cluster"
-    return "processes" if any(part in nodeid for part in _PROCESSES) else "session"
+    """What has the one session, what uses the standalone cluster or the Connect server, and what nothing that lasts."""
+    return next((group for part, group in _GROUPS.items() if part in nodeid), "session")
 
 
 class _Groups(LoadScopeScheduling):
@@ -66,10 +70,18 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A master and two workers on loopback; a test that kills a worker adds one again."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A master and workers on loopback, of which tests kill some."""
     with Standalone(tmp_path_factory.mktemp("standalone"), workers=2) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def standalone(cluster: Standalone) -> Standalone:
+    """The cluster with two workers, those that a test before has killed made up for."""
+    while len(cluster.workers) < 2:
+        cluster.add_worker()
+    return cluster
 
 
 @pytest.fixture(scope="session")

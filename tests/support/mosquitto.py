@@ -165,6 +165,8 @@ class Proxy:
         self._flows.set()
         self._is_there = True
         self._open: list[socket.socket] = []
+        #: The first bytes of each client.
+        self.begins: list[bytes] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
 
@@ -209,6 +211,7 @@ class Proxy:
                 self._open += [near, far]
                 back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
                 back.start()
+                self.begins.append(near.recv(16, socket.MSG_PEEK))
                 self._carry(near, far)
                 back.join()
 

@@ -25,6 +25,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.page_cache import resident_pages
 from support.auditing import config_for, index_log
 from support.daemon import COMMAND, compile_kernels, environment, indexd_here
+from support.page_cache import forget
 from support.small_log import SEGMENT_SIZE, Growing, write_log
 
 LAYOUT = IndexLayout(500, 2000)
@@ -153,9 +154,7 @@ def test_pages_that_were_not_there_are_given_back_and_others_stay(disk_path: Pat
     assert len(segments) >= 15
     assert len(files) == 5
     for path in (*segments, *files):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(path)
     used = (segments[4], files[1])  # as by the broker
     for path in used:
         path.read_bytes()

@@ -15,6 +15,7 @@ from indexd.commitlog.writer import CommitLogWriter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from indexd.storage.page_cache import ReadPages, resident_pages
+from support.page_cache import forget
 from support.reading import drain, open_reader
 from support.small_log import messages
 
@@ -28,9 +29,7 @@ WARM = (20 << 20, 22 << 20)
 
 def cool(path: Path) -> None:
     """Take a file out of the page cache, whole."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    forget(path)
     if 1 in resident(path):
         pytest.fail(f"nothing can be taken out of the page cache of {path}: put TMPDIR on a disk", pytrace=False)
 

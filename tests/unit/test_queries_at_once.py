@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from indexd.errors import CorruptDataError
 from indexd.serve import queries as serve_queries
+from indexd.serve.in_memory import InMemory, load_in_memory
+from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import RemotingCommand
 from indexd.serve.remoting.messages import query_message, view_message_by_id
 from indexd.storage.hasty import HastyDisk, WouldWaitError
 from support.data_directory import T0, spec
+from support.page_cache import forget
 from support.remoting_asking import BY_KEY, NOT_FOUND, SUCCESS, asking, frame_of, six_messages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.query import Data
+    from indexd.query import Data, QueryIndex
+    from indexd.query.source import Memory
     from support.queue_store import QueueStore
 
 
@@ -56,6 +61,33 @@ async def test_the_same_answers_once_a_worker_has_looked(store: QueueStore, monk
         assert to.board.queries["found"] == 6
         assert to.board.queries["empty_covered"] == 2
         assert to.board.query_seconds.count == 8
+
+
+async def test_from_the_second_query_on_by_the_compiled_way(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_queries, "_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", 60.0)
+    loaded = threading.Event()
+
+    def load() -> Callable[[QueryIndex], Memory] | None:
+        try:
+            return load_in_memory()
+        finally:
+            loaded.set()
+
+    with asking(store) as to:
+        queries = Queries(to.config, to.board, 2, load)
+        try:
+            first = await query_message(queries, request())
+            assert await asyncio.to_thread(loaded.wait, 60)
+            await asyncio.sleep(0.1)
+            assert await query_message(queries, request()) == first
+            in_memory(store)
+            assert query_message.at_once(queries, request()) == first
+            memories = await queries.ask(lambda data: data.index.memory)
+            assert isinstance(memories, InMemory)
+        finally:
+            queries.stop()
+            assert queries.close() == 0
 
 
 async def test_what_is_wrong_with_a_request_is_said_by_the_patient_way(store: QueueStore) -> None:
@@ -135,16 +167,6 @@ async def test_a_disk_that_has_to_be_asked_is_not(disk_path: Path, monkeypatch: 
         assert query_message.at_once(to.queries, request()) is None
         answer = await to.key()
         assert answer.body == frame_of(store, 4) + frame_of(store, 5)
-
-
-def forget(path: Path) -> None:
-    """Out of memory with it."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 def test_a_hurry_is_for_what_is_open_and_in_memory(disk_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_query_time_in_the_log(asked: QueueStore, capsys: pytest.CaptureFixture[
         "query-offset -t T -i 0 -o 0 -m 0",
         "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5",
         "query-key -t T -k k --cursor x", "query-key -t T -k k --cursor 5 --mode rocketmq",
-        "query-key --batch - --cursor 5",
+        "query-key --batch - --cursor 5", "query-key --batch - -m 5", "query-key --batch - -b 5",
+        "query-key --batch - -e 5", "query-key --batch - --index-type K", "inspect --frames -1 .",
     ],
 )  # fmt: skip
 def test_wrong_words(asked: QueueStore, capsys: pytest.CaptureFixture[str], words: str) -> None:

@@ -55,6 +55,8 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
     """Show PATH; 1 if something in it is damaged."""
     path = Path(args.path)
     disk = Disk()
+    if args.frames < 0:
+        raise UsageError(f"--frames {args.frames} shows nothing", "0 shows all")
     if str(args.path) == "" or (Disk().exists(path) and not (path.is_file() or path.is_dir())):
         raise UsageError(f"{args.path or 'an empty path'} is neither a file nor a directory")
     if not Disk().exists(path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,8 +69,9 @@ def register(commands: Any, common: Parser) -> None:
 def query_key(args: argparse.Namespace, config: Config) -> int:
     """Answer one query, or each line of --batch."""
     if args.batch is not None:
-        if args.topic is not None or args.key is not None or args.cursor is not None:
-            raise UsageError("--batch brings topics and keys with it", "leave -t, -k and --cursor out")
+        given = (args.topic, args.key, args.begin, args.max, args.index_type, args.cursor)
+        if any(value is not None for value in given) or args.end != TIME_MAX:
+            raise UsageError("--batch brings all that is asked with it", "leave all but --mode out")
         return _batch(args, config)
     if args.topic is None or args.key is None:
         raise UsageError("query-key needs a topic and a key", "say -t TOPIC -k KEY, or --batch FILE")
@@ -82,7 +82,7 @@ def query_unique_key(args: argparse.Namespace, config: Config) -> int:
     """Answer one query for a UNIQ_KEY; the broker's cap for those holds in rocketmq mode."""
     query = _query(args, args.msg_id, _MAX_NUM, "U")
     if args.mode == "rocketmq":
-        query = replace(query, max_num=config.query.default_query_max_num)
+        query = query._replace(max_num=config.query.default_query_max_num)
     return _one(args, config, query)
 
 

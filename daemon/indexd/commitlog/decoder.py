@@ -25,6 +25,11 @@ from indexd.commitlog.properties import (
 _CRC_MASK = 0x7FFFFFFF
 _SIZE_AND_MAGIC = struct.Struct(">II").unpack_from
 _PHY_OFFSET = struct.Struct(">Q").unpack_from
+_INT = struct.Struct(">i").unpack_from
+_UNSIGNED_INT = struct.Struct(">I").unpack_from
+_SHORT = struct.Struct(">h").unpack_from
+_PROPERTY_CRC_BEGIN = frame.PROPERTY_CRC_NAME + b"\x01"
+_MAGICS = frozenset((frame.MAGIC_V1, frame.MAGIC_V2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def _head(
         return EndOfFile(phy_offset)
     if magic == 0:
         return NotYetWritten(phy_offset)
-    if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
+    if magic not in _MAGICS:
         return Corrupt(phy_offset, _bad_magic(data, position, total).text)
     if not frame.FRAME_SIZE_MIN <= total <= options.frame_size_max or phy_offset + total > segment_end:
         return Corrupt(phy_offset, Reason.BAD_TOTAL_SIZE.text)
@@ -190,36 +195,36 @@ def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOpti
 
 def _walk(data: bytes, magic: int) -> tuple[int, bytes, bytes, bytes] | None:
     # (position behind the hosts, body, topic, properties), or None when the lengths do not add up.
-    born, stored = _host_sizes(struct.unpack_from(">I", data, 36)[0])
-    after_hosts = 56 + born + stored
+    born, stored = _host_sizes(_UNSIGNED_INT(data, 36)[0])
+    after_hosts, size = 56 + born + stored, len(data)
     at = after_hosts + 12
-    if at + 4 > len(data):
+    if at + 4 > size:
         return None
-    body_size = max(struct.unpack_from(">i", data, at)[0], 0)
+    body_size = max(_INT(data, at)[0], 0)
     at += 4
     body = data[at : at + body_size]
     at += body_size
     width = 1 if magic == frame.MAGIC_V1 else 2
-    if at + width > len(data):
+    if at + width > size:
         return None
     topic_size = int.from_bytes(data[at : at + width], "big", signed=True)
     at += width
-    if topic_size < 0 or at + topic_size + 2 > len(data):
+    if topic_size < 0 or at + topic_size + 2 > size:
         return None
     topic = data[at : at + topic_size]
     at += topic_size
-    properties_size = max(struct.unpack_from(">h", data, at)[0], 0)
+    properties_size = max(_SHORT(data, at)[0], 0)
     at += 2
-    if at + properties_size != len(data):
+    if at + properties_size != size:
         return None
     return after_hosts, body, topic, data[at:]
 
 
 def _check_crc(data: bytes, body: bytes, properties: bytes) -> Reason:
-    if body and zlib.crc32(body) & _CRC_MASK != struct.unpack_from(">I", data, 8)[0]:
+    if body and zlib.crc32(body) & _CRC_MASK != _UNSIGNED_INT(data, 8)[0]:
         return Reason.BODY_CRC
     tail = properties[-frame.PROPERTY_CRC_SIZE :]
-    if len(tail) < frame.PROPERTY_CRC_SIZE or not tail.startswith(frame.PROPERTY_CRC_NAME + b"\x01"):
+    if len(tail) < frame.PROPERTY_CRC_SIZE or not tail.startswith(_PROPERTY_CRC_BEGIN):
         return Reason.NONE
     digits = tail[9:19]
     if tail[19] != 2 or not (digits.isascii() and digits.isdigit()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
@@ -14,6 +16,8 @@ from indexd.storage.disk import Disk, DiskFile
 _OPEN_FILES_MAX = 16
 # One read brings most messages whole; a longer one takes a second.
 _FIRST_READ = 4096
+# Of all lookups, so that no two states of any two of them are taken for the same.
+_STATES = count()
 
 
 class MessageLookup:
@@ -23,6 +27,8 @@ class MessageLookup:
         self._disk = disk
         self._options = options
         self._files: OrderedDict[Path, DiskFile] = OrderedDict()
+        #: Another number whenever other files are open.
+        self.files_opened = next(_STATES)
         self._segment_size = segment_size
         self.log: SegmentList = list_segments(disk, directories, segment_size)
         # All are of one size, and begin at a multiple of it.
@@ -77,13 +83,22 @@ class MessageLookup:
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
+        self.files_opened = next(_STATES)
         if len(self._files) >= _OPEN_FILES_MAX:
             self._files.popitem(last=False)[1].close()
         file = self._files[path] = self._disk.open_read(path)
         return file
 
+    def open_files(self) -> Iterator[tuple[int, int]]:
+        """(first physical offset, descriptor) of each file that is open now."""
+        for segment in self.log.segments:
+            file = self._files.get(segment.path)
+            if file is not None:
+                yield segment.base, file.fileno()
+
     def close(self) -> None:
         """Close every file."""
+        self.files_opened = next(_STATES)
         for file in self._files.values():
             file.close()
         self._files.clear()

@@ -32,6 +32,9 @@ class IndexFileReader:
     def __init__(self, file: DiskFile, layout: IndexLayout) -> None:
         self.file = file
         self.layout = layout
+        # As it was read last: most files are full, and the others quiet for most of the time.
+        self._raw_header = b""
+        self._header = IndexHeader()
         self.check_size()
 
     def check_size(self) -> None:
@@ -46,7 +49,11 @@ class IndexFileReader:
 
     def header(self) -> IndexHeader:
         """The header as it stands in the file now."""
-        return IndexHeader.unpack(self.file.pread(HEADER_SIZE, 0))
+        raw = self.file.pread(HEADER_SIZE, 0)
+        if raw != self._raw_header:
+            self._header = IndexHeader.unpack(raw)
+            self._raw_header = raw
+        return self._header
 
     def slot(self, number: int) -> int:
         """The newest entry of a slot, 0 = none."""
@@ -75,8 +82,8 @@ class IndexFileReader:
         """RocketMQ's answer, newest first: collisions and repeats included, times at whole seconds (spec 3.7).
 
         ``header`` and ``newest``, the slot's entry, are read if they are not given: of a file that grows the header
-        behind the slot. ``check`` is called before each read, and ends the walk by raising. CorruptDataError for an
-        entry that this file has not.
+        behind the slot. ``check`` is called before each read and every 204 entries, and ends the walk by raising.
+        CorruptDataError for an entry that this file has not.
         """
         found: list[int] = []
         number = self.slot(self.layout.slot_of(key_hash)) if newest is None else newest
@@ -85,11 +92,13 @@ class IndexFileReader:
         if number <= 0 or number > count or count <= 1:
             return found
         first, last, data, wanted = 0, -1, b"", 1
-        for _ in range(count + 1):  # a file of someone else may hold a loop that Java would walk for ever
+        for step in range(count + 1):  # a file of someone else may hold a loop that Java would walk for ever
             if len(found) >= max_num:
                 break
-            if not first <= number <= last:
+            is_read = first <= number <= last
+            if not is_read or step % _ENTRIES_PER_READ == 0:
                 check()
+            if not is_read:
                 first, last = max(number - wanted + 1, 0), number
                 data = self._entries(first, last)
             entry_hash, phy_offset, time_diff, previous = unpack_fields(data, (number - first) * ENTRY_SIZE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.query.coverage import Coverage
@@ -11,8 +11,7 @@ from indexd.query.coverage import Coverage
 TIME_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class KeyQuery:
+class KeyQuery(NamedTuple):
     """Times inclusive. ``index_type``: K a piece of KEYS, U the UNIQ_KEY, T the whole TAGS, None K or U.
 
     ``before``: only messages before this physical offset, such as an earlier answer's ``cursor``.
@@ -55,8 +54,7 @@ class Hit:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LastUpdate:
+class LastUpdate(NamedTuple):
     """The end of the newest index file, which the broker sends with every answer; zeros without a file."""
 
     timestamp: int = 0

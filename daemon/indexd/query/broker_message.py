@@ -5,9 +5,10 @@ Every frame is checked before it is given out: magic, own physical offset, lengt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import NotYetWritten
@@ -20,7 +21,7 @@ from indexd.query.coverage import ABSENT, Coverage, expired_in_words
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, not_found
 from indexd.query.queues import open_queue
-from indexd.query.rocketmq import query_offsets
+from indexd.query.rocketmq import hash_of, query_offsets
 from indexd.query.source import QueryIndex
 
 T = TypeVar("T")
@@ -31,12 +32,13 @@ _UNIQUE_MAX_NUM = 32
 # maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
 _PULL_MAX_NUM = 32
 _ROUNDS = 3
+# Why a message that the index names is not in an answer.
+_EXPIRED, _UNREADABLE, _TOO_LONG = "expired", "unreadable", "too long for an answer"
 # A queue's oldest file may be removed between two calls; a second look knows it.
 _LOOKS_MAX = 2
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRequest:
+class KeyRequest(NamedTuple):
     """QUERY_MESSAGE as it was sent: times in ms, both inclusive; ``index_type`` K, U, T or None."""
 
     topic: str
@@ -56,8 +58,7 @@ class KeyRequest:
         return KeyQuery(self.topic, self.key, self.max_num, self.begin, self.end, self.index_type or "K")
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFrames:
+class FoundFrames(NamedTuple):
     """``frames`` ascending. ``remark``: why there are none, or what was left out of them; None when that is all.
 
     ``last_update``: zeros when the index named nothing. ``is_covered``: the index speaks for the whole log, and
@@ -90,6 +91,12 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
     query = request.to_query()
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
+    if index.memory is not None:
+        key_hash = hash_of(look, query)
+        in_memory = index.memory.find(look, key_hash, max_num, query.begin, query.end, size_max)
+        if in_memory is not None:
+            remark = None if in_memory[0] else _why_nothing(look.coverage)
+            return FoundFrames(*in_memory, not look.coverage.has_gaps, remark)
     last_update, end = LastUpdate(), query.end
     frames = _Frames(index.log, size_max)
     for _ in range(_ROUNDS):
@@ -114,8 +121,8 @@ def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -
     """Every message that matches, none that does not, each once; of more than may be asked for, the newest."""
     query = request.to_query()
     if not request.is_unique and request.index_type is None:
-        query = replace(query, index_type=None)
-    answer = query_exact(index, replace(query, max_num=min(query.max_num, index.config.query.query_max_num)))
+        query = query._replace(index_type=None)
+    answer = query_exact(index, query._replace(max_num=min(query.max_num, index.config.query.query_max_num)))
     frames = _Frames(index.log, size_max)
     frames.add(sorted(hit.phy_offset for hit in answer.hits))
     remark, last_update = frames.left_out(), LastUpdate()
@@ -157,7 +164,7 @@ def pull_message(
     for hit in answer.hits:
         if hit.problem is None:
             frames.add([hit.unit.phy_offset])
-        if frames.found and hit.unit.phy_offset in frames.too_long:
+        if frames.found and frames.is_too_long(hit.unit.phy_offset):
             next_offset = hit.queue_offset
             break
     status = FOUND if frames.found else _removed(answer)
@@ -192,14 +199,17 @@ class _Frames:
         self.found: list[bytes] = []
         # Their offsets: a broker's rounds name the same message more than once.
         self.named: set[int] = set()
-        self.too_long: set[int] = set()
-        self._expired: set[int] = set()
-        self._unreadable: set[int] = set()
+        # Of those that are not found: why.
+        self._missed: dict[int, str] = {}
 
     @property
     def unknown(self) -> int:
         """How many were named and are no message: whether they were asked for nobody can tell."""
-        return len(self._expired) + len(self._unreadable)
+        return sum(why is not _TOO_LONG for why in self._missed.values())
+
+    def is_too_long(self, offset: int) -> bool:
+        """Whether a message is there that did not fit in any more."""
+        return self._missed.get(offset) is _TOO_LONG
 
     def add(self, offsets: Sequence[int]) -> None:
         """The frames at these physical offsets, each as often as it is named."""
@@ -211,21 +221,20 @@ class _Frames:
                 found.append(frame)
                 self._left -= len(frame)
             elif isinstance(frame, NotYetWritten) and frame.needed > self._left:
-                self.too_long.add(offset)
-            elif frame is None and self._log.has_expired(offset):
-                self._expired.add(offset)
+                self._missed[offset] = _TOO_LONG
             else:
-                self._unreadable.add(offset)
+                has_expired = frame is None and self._log.has_expired(offset)
+                self._missed[offset] = _EXPIRED if has_expired else _UNREADABLE
 
     def left_out(self) -> str | None:
         """Which of the messages that were named are not among those found; None if all are."""
-        counts = (
-            (self._expired, "expired"),
-            (self._unreadable, "unreadable"),
-            (self.too_long, f"too long for an answer of {self._size_max} bytes"),
-        )
-        left = ", ".join(f"{len(offsets)} {why}" for offsets, why in counts if offsets)
-        return f"of {len(self.named)} messages that the index names: {left}" if left else None
+        if not self._missed:
+            return None
+        counts = Counter(self._missed.values())
+        left = [f"{counts[why]} {why}" for why in (_EXPIRED, _UNREADABLE) if why in counts]
+        if _TOO_LONG in counts:
+            left.append(f"{counts[_TOO_LONG]} {_TOO_LONG} of {self._size_max} bytes")
+        return f"of {len(self.named)} messages that the index names: {', '.join(left)}"
 
 
 def _removed(answer: OffsetAnswer) -> str:

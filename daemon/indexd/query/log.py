@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, Message
@@ -51,6 +51,20 @@ class LogView:
         """Bytes of each segment."""
         return self._segment_size
 
+    @property
+    def frame_size_max(self) -> int:
+        """Bytes of the largest frame that is believed."""
+        return self._options.frame_size_max
+
+    @property
+    def files_opened(self) -> int:
+        """Another number whenever other segments are open."""
+        return self._lookup.files_opened
+
+    def open_files(self) -> Iterator[tuple[int, int]]:
+        """(first physical offset, descriptor) of each segment that is open now."""
+        return self._lookup.open_files()
+
     def open_segment(self, segment: Segment) -> DiskFile:
         """The file of a segment, for whoever closes it; DiskError (``is_missing``) once it has expired."""
         try:
@@ -76,8 +90,8 @@ class LogView:
         self._listings_left = _LISTINGS_PER_QUERY
         changes = self._changes()
         if self._is_stale or changes != self._changes_listed:
-            self._changes_listed = changes
             self.refresh()
+            self._changes_listed = changes
 
     def refresh(self) -> None:
         """List the segments anew."""

@@ -35,9 +35,8 @@ def query_offsets(
     index: QueryIndex, look: Look, query: KeyQuery, max_num: int, end: int
 ) -> tuple[list[int], LastUpdate]:
     """The physical offsets, newest first, of at most ``max_num`` entries from ``query.begin`` to ``end``."""
-    has_tags = query.index_type == "T" and look.flavour.tags
-    key_hash = index_key_hash(query.topic, query.key, "T" if has_tags else None)
-    begin = query.begin
+    key_hash = hash_of(look, query)
+    begin, check = query.begin, index.log.check
     found: list[int] = []
     last_update: LastUpdate | None = None
     for reader, mark in index.newest_first(look):
@@ -48,16 +47,23 @@ def query_offsets(
             # Of a file that grows the header is read behind the slot: it counts what that names.
             newest = reader.slot(reader.layout.slot_of(key_hash))
             header = reader.header()
-        last_update = last_update or LastUpdate(header.end_timestamp, header.end_phy_offset)
+        if last_update is None:
+            last_update = LastUpdate(header.end_timestamp, header.end_phy_offset)
         if header.is_time_matched(begin, end):
             try:
-                left, check = max_num - len(found), index.log.check
+                left = max_num - len(found)
                 found += reader.select_phy_offset(key_hash, left, begin, end, header, newest, check)
             except struct.error:
                 raise CorruptDataError(f"index file {reader.file.path} ends before its slots do") from None
         if header.begin_timestamp < begin or len(found) >= max_num:
             break
     return found, last_update or LastUpdate()
+
+
+def hash_of(look: Look, query: KeyQuery) -> int:
+    """The key hash that the broker's service would look for."""
+    has_tags = query.index_type == "T" and look.flavour.tags
+    return index_key_hash(query.topic, query.key, "T" if has_tags else None)
 
 
 def _hit(log: LogView, phy_offset: int) -> Hit:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
@@ -21,6 +21,7 @@ from indexd.flush.frontier import Frontier, read_frontier
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import FileMark, IndexLayout
 from indexd.index.reader import IndexFileReader
+from indexd.query.answer import LastUpdate
 from indexd.query.coverage import Coverage, make_coverage
 from indexd.query.kept import Kept
 from indexd.query.log import LogView
@@ -31,7 +32,8 @@ from indexd.storage.names import DataFiles, is_index_name
 
 _DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20
-_OPEN_FILES_MAX = 64
+#: Index files that one index keeps open.
+OPEN_FILES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class OpenIndexFile(NamedTuple):
     mark: FileMark | None
 
 
+class Memory(Protocol):
+    """``serve.in_memory.InMemory``, which has the compiler that queries do without."""
+
+    def find(
+        self, look: Look, key_hash: int, max_num: int, begin: int, end: int, size_max: int
+    ) -> tuple[tuple[bytes, ...], LastUpdate] | None:
+        """See there."""
+
+
 class QueryIndex:
     """One data directory and the log it belongs to; ``close`` it after use. Raises IndexdError of every kind."""
 
@@ -79,7 +90,11 @@ class QueryIndex:
         self._names = Kept(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
         self.largest_times: Kept[dict[int, int]] = Kept(disk, self.files.sparse, dict)
+        #: Answers queries by key from what is in memory, if there is one.
+        self.memory: Memory | None = None
         self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
+        #: Grows whenever index files are opened or closed.
+        self.files_opened = 0
         self._opened_at = 0
         #: Whose size was looked at since the last look.
         self._sized: set[str] = set()
@@ -142,6 +157,7 @@ class QueryIndex:
                 yield found
                 continue
             if found is not None:
+                self.files_opened += 1
                 self._open.pop(name).reader.file.close()
             try:
                 file = self.disk.open_read(self.files.index / name)
@@ -172,12 +188,14 @@ class QueryIndex:
         except BaseException:
             file.close()
             raise
-        if len(self._open) >= _OPEN_FILES_MAX:
+        self.files_opened += 1
+        if len(self._open) >= OPEN_FILES_MAX:
             self._open.popitem(last=False)[1].reader.file.close()
         found = self._open[name] = OpenIndexFile(reader, mark)
         return found
 
     def _close_files(self) -> None:
+        self.files_opened += 1
         for found in self._open.values():
             found.reader.file.close()
         self._open.clear()

@@ -6,6 +6,7 @@ Every outlet that answers questions has one of its own, so that none waits behin
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
-from indexd.query import Data, open_index
+from indexd.query import Data, QueryIndex, open_index
+from indexd.query.source import Memory
 from indexd.serve.board import Board
 from indexd.serve.workers import StoppedError, TooManyError, Workers
 from indexd.storage.hasty import HastyDisk, WouldWaitError
@@ -30,7 +32,7 @@ _WALK_MAX = 100_000
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
 # seen of the files so long ago: everything else there waits.
-_AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.02
+_AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.1
 #: A query that takes longer is ended: it holds a thread that others wait for.
 QUERY_SECONDS = 10.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
@@ -83,9 +85,18 @@ class _Opened(NamedTuple):
 
 
 class Queries:
-    """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop."""
+    """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop.
 
-    def __init__(self, config: Config, board: Board, threads: int) -> None:
+    ``load_memory`` is called in a thread of its own once somebody asks, for what makes the memory of an index.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        board: Board,
+        threads: int,
+        load_memory: Callable[[], Callable[[QueryIndex], Memory] | None] | None = None,
+    ) -> None:
         bounded = config.query.model_copy(update={"query_walk_max": min(config.query.query_walk_max, _WALK_MAX)})
         #: As it was given, but for the bound on walks.
         self.config = config.model_copy(update={"query": bounded})
@@ -95,6 +106,9 @@ class Queries:
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
         self._at_once_until = 0.0
+        # Which may have something to compile: nobody waits for that.
+        self._load_memory = load_memory
+        self._memory_of: Callable[[QueryIndex], Memory] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -199,6 +213,8 @@ class Queries:
             data, disk, _ = self._idle.pop()
         except IndexError:
             data, disk = self._open()
+        if data.index.memory is None and self._memory_of is not None:
+            data.index.memory = self._memory_of(data.index)
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
@@ -216,7 +232,13 @@ class Queries:
         self._idle.append(_Opened(data, disk, time.monotonic()))
         return answer
 
+    def _load(self, load_memory: Callable[[], Callable[[QueryIndex], Memory] | None]) -> None:
+        self._memory_of = load_memory()
+
     def _open(self) -> tuple[Data, HastyDisk]:
+        load_memory, self._load_memory = self._load_memory, None
+        if load_memory is not None:
+            threading.Thread(target=self._load, args=(load_memory,), name="query-compile", daemon=True).start()
         disk = HastyDisk()
         try:
             return Data(disk, self.config, open_index(disk, self.config)), disk

@@ -1,6 +1,7 @@
 """RocketMQ's own protocol: one port that is name server and broker in one for queries, and a way to both for the rest.
 
 ``server``      serve_remoting: connections on a socket that listens already
+``inflow``      Inflow: what has come to a connection and is not taken yet
 ``outflow``     Outflow: what leaves a connection, and whether it is taken
 ``hall``        Hall: what all connections of a server share
 ``room``        Room: what they all may hold of this process's memory

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from indexd.commitlog.properties import parse_java_number
 from indexd.errors import IndexdError
@@ -23,8 +22,7 @@ class FieldError(Exception):
     """An ext field is missing or of no use; str(): which, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asking(Generic[T]):
+class Asking(NamedTuple, Generic[T]):
     """A request as a question to the data: what is asked, how the board counts the answer, and what is sent."""
 
     question: Callable[[Data], T]
@@ -94,7 +92,7 @@ def whole(command: RemotingCommand, name: str, bits: int = 64, default: int | No
     value = command.ext_fields.get(name)
     if value is None and default is not None:
         return default
-    number = parse_java_number(text(command, name), bits)
+    number = parse_java_number(text(command, name) if value is None else value, bits)
     if number is None:
         raise FieldError(f"ext field {name} is no whole number of {bits} bits: {value!r:.{_SHOWN_MAX}}")
     return number

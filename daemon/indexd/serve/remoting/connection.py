@@ -14,14 +14,13 @@ from typing import cast
 
 from indexd.serve.remoting.codes import ResponseCode
 from indexd.serve.remoting.command import (
-    LENGTH_SIZE,
     FrameError,
     RemotingCommand,
     decode_command,
     encode_command,
-    frame_size,
 )
 from indexd.serve.remoting.hall import Hall
+from indexd.serve.remoting.inflow import Inflow
 from indexd.serve.remoting.outflow import Outflow
 from indexd.serve.remoting.room import weight_of
 
@@ -35,6 +34,8 @@ FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
 FIRST_SECONDS = 30.0
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
+# Answers to requests that came together leave together, up to one of this size.
+_TOGETHER_SIZE = 1 << 13
 
 
 class Connection(asyncio.Protocol):
@@ -49,7 +50,7 @@ class Connection(asyncio.Protocol):
         self.held = self.untaken = 0
         self.is_closed = self.was_made = False
         # What came of frames that have not begun to run; how many that came together were answered at once.
-        self._rest: bytes | bytearray = b""
+        self._inflow = Inflow()
         self._answered_at_once = 0
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
@@ -62,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._active_at = self._frame_at = self._loop.time()
 
     def __repr__(self) -> str:
-        return f"Connection({self.peer}, {len(self._tasks)} under way, {len(self._rest)} bytes of a frame)"
+        return f"Connection({self.peer}, {len(self._tasks)} under way, {len(self._inflow)} bytes of a frame)"
 
     # --- asyncio's calls --------------------------------------------------------------------------------------------
 
@@ -78,14 +79,8 @@ class Connection(asyncio.Protocol):
         self._hall.counts.received_bytes += len(data)
         if self.is_closed:
             return
-        if not self._rest:
-            self._rest = data
-            self._take(0)
-            return
-        before = len(self._rest)
-        if isinstance(self._rest, bytes):
-            self._rest = bytearray(self._rest)
-        self._rest += data
+        before = len(self._inflow)
+        self._inflow.add(data)
         self._take(before)
 
     def pause_writing(self) -> None:
@@ -101,15 +96,15 @@ class Connection(asyncio.Protocol):
 
     def _resume(self) -> None:
         self._weigh()
-        self._take(len(self._rest))
+        self._take(len(self._inflow))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
         """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
         self.is_closed = True
         room = self._hall.room
         room.leave(self)
-        room.hold(self, -len(self._rest))
-        self._rest = b""
+        room.hold(self, -len(self._inflow))
+        self._inflow.clear()
         for task, (_, is_awaited) in self._tasks.items():
             if is_awaited or room.is_tight:
                 task.cancel()
@@ -174,7 +169,7 @@ class Connection(asyncio.Protocol):
             self.end("untaken")
         if self._is_silent:  # no wonder that its frame does not grow
             self._frame_at = now
-        elif self._rest and now - self._frame_at > FRAME_SECONDS + len(self._rest) / FRAME_BYTES_PER_SECOND:
+        elif self._inflow and now - self._frame_at > FRAME_SECONDS + len(self._inflow) / FRAME_BYTES_PER_SECOND:
             self.end("slow")
         patience = self._hall.idle_seconds if self._has_asked else min(self._hall.idle_seconds, FIRST_SECONDS)
         # Whether a client is still there cannot be seen where its bytes are not read.
@@ -202,48 +197,54 @@ class Connection(asyncio.Protocol):
     def _take(self, held: int) -> None:
         # Begin what is whole and may begin; keep the rest, of which the room knows ``held`` bytes.
         self._answered_at_once = 0
-        rest, at, end, frame_max = self._rest, 0, len(self._rest), self._hall.frame_max
+        inflow, frame_max = self._inflow, self._hall.frame_max
+        answers: list[bytes] = []
         try:
-            while end - at >= LENGTH_SIZE and not self.is_closed and not self._is_full():
-                begin = at + LENGTH_SIZE
-                behind = begin + frame_size(rest, at, frame_max)
-                if behind > end:
+            while inflow and not self.is_closed and not self._is_full():
+                frame = inflow.take(frame_max)
+                if frame is None:
                     break
-                self._begin(rest[begin:behind])
-                at = behind
+                answer = self._begin(frame)
+                if answer is not None:
+                    answers.append(answer)
+                    if len(answer) >= _TOGETHER_SIZE:
+                        self._write_all(answers)
         except FrameError as error:
             self._hall.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
+            self._write_all(answers)
             self.end("bytes")
-        if at:
-            self._has_asked = True
-        if at == end:
-            self._rest = b""
-        elif isinstance(rest, bytearray):
-            del rest[:at]
-        else:
-            self._rest = bytearray(rest[at:])
-        left = end - at
-        if left and (at or not held):  # another frame has begun
+        self._write_all(answers)
+        has_taken = inflow.drop_taken()
+        self._has_asked |= has_taken
+        left = len(inflow)
+        if left and (has_taken or not held):  # another frame has begun
             self._frame_at = self._loop.time()
         if left != held:
             self._hall.room.hold(self, left - held)
         self._read_or_wait()
 
-    def _begin(self, frame: bytes | bytearray) -> None:
+    def _begin(self, frame: bytes | bytearray) -> bytes | None:
+        # The answer if there is one at once.
         command = decode_command(frame)
         if self._answered_at_once < AT_ONCE_MAX:
             answer = self._hall.processor.process_at_once(self, command)
             if answer is not None:
                 self._answered_at_once += 1
                 self._hall.counts.ended(command.code, answer.code)
-                self._write(encode_command(answer))
-                return
+                return encode_command(answer)
         size = weight_of(frame)
         task = self._loop.create_task(self._answer(command))
         self._tasks[task] = (size, not command.is_oneway and not command.is_response)
         task.add_done_callback(self._done)
         self._under_way += size
         self._hall.room.hold(self, size)
+        return None
+
+    def _write_all(self, answers: list[bytes]) -> None:
+        # In one call to the system, which costs as much as an answer does.
+        if answers:
+            self._write(answers[0] if len(answers) == 1 else b"".join(answers))
+            answers.clear()
 
     def _read_or_wait(self) -> None:
         is_full = self._is_full()
@@ -278,7 +279,7 @@ class Connection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
         if self._is_silent and not self.is_closed:
-            self._take(len(self._rest))
+            self._take(len(self._inflow))
         if self._is_leaving:
             self._close_if_done()
 

@@ -1,0 +1,251 @@
+"""Answers out of memory, compiled: the same as the plain ones on goldens, on any log and on hostile files, or none."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexd.index.format import IndexLayout
+from indexd.query import TIME_MAX, open_index
+from indexd.query.broker_message import KeyRequest, query_message
+from indexd.serve.in_memory import InMemory
+from indexd.storage.disk import Disk
+from support.broker_frames import ANY_SIZE, damage
+from support.data_directory import SEGMENT, T0, Store, config_of, make_data, spec
+from support.goldens import unpack
+from support.in_memory_judge import COMPILED, Judge, by_key, frames
+from support.naive import naive_frames
+from support.page_cache import forget
+from support.strategies import Sample, logs, queries
+
+LARGE = IndexLayout(101, 1000)
+
+
+@pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-clean", "rocketmq-5.4-propcrc"])
+def test_every_golden_answer(name: str, tmp_path: Path) -> None:
+    golden = unpack(name, tmp_path)
+    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
+    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
+    make_data(tmp_path / "data", golden.root, messages, layout, golden.flavour, golden.segment_size)
+    index = open_index(Disk(), config_of(tmp_path / "data"))
+    judge, found_any = Judge(index), 0
+    for row in golden.answers():
+        times = row["begin"], row["end"]
+        request = KeyRequest(row["topic"], row["key"], max(row["max"], 0), *times, False, row.get("indexType"))
+        found = judge.ask(request)
+        found_any += frames(found) > 0
+    assert found_any > 50
+    # What is not open yet is left to the plain way, which opens it.
+    assert judge.answered[COMPILED] > 20 * judge.answered["left"]
+    index.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), logs(max_size=25), st.sampled_from(["3.x", "4.0", "4.7", "5.4"]))
+def test_any_log(data: st.DataObject, samples: list[Sample], flavour: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory), flavour=flavour, segment=8192)
+        with store.writer as writer:
+            for sample in samples:
+                sample.append(writer)
+        store.build()
+        with store.index() as index:
+            judge = Judge(index)
+            for _ in range(6):
+                query, unique = data.draw(queries(samples)), data.draw(st.booleans())
+                request = KeyRequest(
+                    query.topic, query.key, query.max_num, query.begin, query.end, unique, query.index_type
+                )
+                judge.ask(request, data.draw(st.sampled_from([ANY_SIZE, 300, 91])))
+
+
+def test_a_hot_key_in_many_files_and_segments(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(7, 40), segment=1 << 16)
+    store.append(*[spec(T0 + 500 * number, KEYS=f"k other-{number}", size=number * 37 % 7000) for number in range(120)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        judge.ask(by_key())
+        for request in (
+            by_key(),
+            by_key(max_num=0),
+            by_key(max_num=1),
+            by_key(max_num=1 << 30),
+            by_key(begin=T0 + 10_000, end=T0 + 30_500),
+            by_key(end=T0),
+            by_key(begin=T0 + 59_500),
+            *[by_key(f"other-{number}") for number in range(120)],
+            by_key("absent"),
+        ):
+            judge.ask(request)
+        assert frames(judge.ask(by_key())) == 64
+        assert judge.answered[COMPILED] > 60
+        for size_max in (100, 10_000, 100_000, 200_000):
+            judge.ask(by_key(), size_max)
+
+
+def test_more_files_than_are_kept_open(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(3, 5), segment=1 << 16)
+    sent, compiled = 0, []
+    for count in (200, 100):
+        store.append(*[spec(T0 + 500 * number, KEYS=f"k-{number}") for number in range(sent, sent + count)])
+        sent += count
+        store.build()
+        with store.index() as index:
+            judge = Judge(index)
+            for number in range(0, sent, 7):
+                assert frames(judge.ask(by_key(f"k-{number}"))) == 1
+            compiled.append(judge.answered[COMPILED])
+            assert len(index.look().files) == (50 if count == 200 else 75)
+    assert compiled[0] > 20
+    assert compiled[1] == 0
+
+
+def test_a_long_walk_is_left_to_who_may_take_time(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(1, 12_000), segment=1 << 20)
+    keys = [" ".join(f"k-{number}-{piece}" for piece in range(10)) for number in range(1100)]
+    store.append(*[spec(T0 + number, KEYS=text) for number, text in enumerate(keys)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        judge.ask(by_key("k-1099-0"))
+        judge.answered.clear()
+        assert frames(judge.ask(by_key("k-110-0", 1))) == 1  # behind 9,900 others
+        assert judge.answered == {COMPILED: 1}
+        assert frames(judge.ask(by_key("k-90-0", 1))) == 1
+        assert frames(judge.ask(by_key("absent"))) == 0
+        assert judge.answered == {COMPILED: 1, "left": 2}
+
+
+def test_a_chain_in_a_circle_can_be_ended(tmp_path: Path) -> None:
+    layout = IndexLayout(1, 3000)
+    store = Store(tmp_path, layout, segment=1 << 20)
+    store.append(*[spec(T0 + number, KEYS=f"k-{number}") for number in range(2000)])
+    store.build()
+    (path,) = (store.data / "index").iterdir()
+    content = bytearray(path.read_bytes())
+    content[36:40] = (2**31 - 1).to_bytes(4, "big")
+    # From 10 back to 11, and so on: all of it comes with one read.
+    place = layout.entry_position(10) + 16
+    content[place : place + 4] = (11).to_bytes(4, "big")
+    path.write_bytes(content)
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 1000:
+            raise TimeoutError
+
+    with store.index() as index:
+        memory = InMemory(index)
+        look = index.look()
+        index.log.check = check
+        assert memory.find(look, 1, 64, 0, TIME_MAX, ANY_SIZE) is None
+        assert checks < 100
+        with pytest.raises(TimeoutError):
+            query_message(index, by_key("absent"), ANY_SIZE)
+
+
+def test_a_segment_beyond_all_offsets(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    store.append(*[spec(T0 + number) for number in range(3)])
+    store.build()
+    path, *others = sorted((store.root / "commitlog").iterdir())
+    for other in others:
+        other.unlink()
+    path.rename(path.with_name(f"{1 << 63:020d}"))
+    with store.index() as index:
+        judge = Judge(index)
+        for _ in range(3):
+            assert frames(judge.ask(by_key())) == 0
+
+
+def test_a_log_that_grows(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE, segment=1 << 16)
+    store.append(*[spec(T0 + number, size=1000) for number in range(6)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        for number in range(6, 20):
+            assert frames(judge.ask(by_key())) == number
+            store.append(spec(T0 + number, size=1000))
+            store.build()
+        assert judge.answered[COMPILED] > 5
+
+
+def test_what_has_expired_is_said_by_the_plain_way(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    store.append(*[spec(T0 + number, size=1000) for number in range(12)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        judge.ask(by_key())
+        (store.root / "commitlog" / f"{0:020d}").unlink()
+        found = judge.ask(by_key())
+        assert not isinstance(found, str)
+        assert found.remark is not None
+        assert found.remark.endswith(" expired")
+        damage(store, SEGMENT * 2)
+        judge.ask(by_key())
+
+
+def test_what_is_damaged_is_judged_by_the_plain_way(tmp_path: Path) -> None:
+    store = Store(tmp_path, LARGE)
+    offsets = store.append(*[spec(T0 + number, size=50) for number in range(4)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        judge.ask(by_key())
+        for at, place in enumerate((4, 28, 100)):  # magic, physical offset, body
+            assert frames(judge.ask(by_key())) == 4 - at
+            damage(store, offsets[at], place)
+        assert frames(judge.ask(by_key())) == 1
+
+
+def test_hostile_index_files(tmp_path: Path) -> None:
+    """Any bytes: the same answer, the same complaint, and no read beyond a buffer."""
+    store = Store(tmp_path, IndexLayout(11, 60))
+    store.append(*[spec(T0 + 700 * number, KEYS=f"k other-{number % 9}") for number in range(50)])
+    store.build()
+    files = sorted((store.data / "index").iterdir())
+    good, rand, answered = [path.read_bytes() for path in files], random.Random(5), Counter[str]()
+    for _ in range(150):
+        for path, content in zip(files, good, strict=True):
+            bad = bytearray(content)
+            for _ in range(rand.choice([1, 3, 30])):
+                # The header is 40 bytes, the slots 44, the entries 1200.
+                at = rand.choice([rand.randrange(40), 40 + rand.randrange(44), 84 + rand.randrange(1200)])
+                bad[at] = rand.choice([0, 1, 0x7F, 0x80, 0xFF, rand.randrange(256)])
+            path.write_bytes(bad)
+        with store.index() as index:
+            judge = Judge(index)
+            for key in ("k", "other-1", "absent"):
+                judge.ask(by_key(key, rand.choice([1, 3, 64]), rand.choice([0, T0 + 9000]), TIME_MAX))
+            answered += judge.answered
+    assert answered[COMPILED] > 20
+
+
+def test_nothing_is_waited_for(disk_path: Path) -> None:
+    store = Store(disk_path, LARGE)
+    store.append(*[spec(T0 + number, size=50) for number in range(3)])
+    store.build()
+    with store.index() as index:
+        judge = Judge(index)
+        judge.ask(by_key())
+        judge.ask(by_key())
+        assert judge.answered[COMPILED] > 0
+        for path in ((store.root / "commitlog").iterdir(), (store.data / "index").iterdir()):
+            judge.answered.clear()
+            for one in path:
+                forget(one)
+            look = index.look()
+            index.memory = judge
+            assert judge.memory.find(look, 1, 64, 0, TIME_MAX, ANY_SIZE) in (None, ((), (0, 0)))
+            judge.ask(by_key())
