@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,15 +16,13 @@ import pytest
 
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.storage.names import segment_base
-from indexd.storage.page_cache import resident_pages
 from support.daemon import Daemon, indexd_here
 from support.fake_broker import FakeBroker, well
 from support.faults import RETRY, check_calm, check_directory, check_whole, degraded
 from support.own_mounts import OwnMounts, fill, need
-from support.page_cache import forget
+from support.page_cache import PAGE, forget, in_use, resident
 from support.small_log import SEGMENT_SIZE, SIZES, messages, write_log
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 #: What a daemon that catches up may hold, whatever the log: kernels and libraries, queue, buffers, a drain at work.
 RSS_MAX = 320 << 20
 
@@ -104,27 +99,13 @@ def write_large(store: Path, size: int, segment_size: int = LARGE_SEGMENT, body:
     paths = sorted(path for path in (store / "commitlog").iterdir() if segment_base(path.name) is not None)
     for path in paths:
         forget(path)
-    assert sum(map(resident, paths)) == 0
+    assert not any(1 in resident(path) for path in paths)
     return paths
 
 
-def resident(path: Path) -> int:
-    """Bytes of a file that are in the page cache."""
-    with path.open("rb") as file:
-        return sum(resident_pages(file.fileno(), path.stat().st_size)) * PAGE
-
-
-@contextmanager
-def in_use(path: Path) -> Iterator[None]:
-    """Somebody else has all of a file in the page cache: mapped, so that the kernel does not take it back meanwhile.
-
-    What nobody maps may go at any time, a few pages or many: not for want of memory alone, kernels are also told to
-    take what has not been looked at for a while (DAMON).
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
-        assert len(mapping[::PAGE]) == LARGE_SEGMENT // PAGE
-        assert resident(path) == LARGE_SEGMENT
-        yield
+def cached(paths: list[Path]) -> int:
+    """Bytes of these files that are in the page cache."""
+    return PAGE * sum(sum(resident(path)) for path in paths)
 
 
 def asked_to_drop(calls: Path) -> Counter[str]:
@@ -148,7 +129,7 @@ def test_catching_up_on_a_large_log_takes_neither_memory_nor_page_cache(disk_pat
         def caught_up() -> dict[str, Any] | None:
             nonlocal most_cache, most_rss
             most_rss = max(most_rss, daemon.rss())
-            most_cache = max(most_cache, sum(map(resident, paths[:-3])))
+            most_cache = max(most_cache, cached(paths[:-3]))
             row = daemon.state()
             return row if row and row["caughtUp"] and not row["dispatchBehindBytes"] else None
 
@@ -159,7 +140,7 @@ def test_catching_up_on_a_large_log_takes_neither_memory_nor_page_cache(disk_pat
     assert most_rss < RSS_MAX
     assert most_cache < 4 * LARGE_SEGMENT
     # What is looked at again now and then, to see that the log is the same, may be there.
-    assert sum(resident(path) for path in paths[:-3] if path != used) < LARGE_SEGMENT
+    assert cached([path for path in paths[:-3] if path != used]) < LARGE_SEGMENT
     asked = asked_to_drop(calls)
     assert all(asked[path.name] > LARGE_SEGMENT // 2 for path in paths[:-3] if path != used)
     # Nothing of what others had there, and nothing of what consumers read next.

@@ -14,13 +14,12 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
-from indexd.storage.page_cache import ReadPages, resident_pages
-from support.page_cache import forget
+from indexd.storage.page_cache import ReadPages
+from support.page_cache import PAGE, Watched, forget, in_use, resident
 from support.reading import drain, open_reader
 from support.small_log import messages
 
 SIZE = 48 << 20
-PAGE = mmap.PAGESIZE
 READ_SIZE = 4 << 20
 SEGMENT_SIZE = 1 << 20
 #: What somebody else has read before, in bytes.
@@ -34,17 +33,10 @@ def cool(path: Path) -> None:
         pytest.fail(f"nothing can be taken out of the page cache of {path}: put TMPDIR on a disk", pytrace=False)
 
 
-def resident(path: Path) -> bytes:
-    """A byte for each page, 1 where it is in the page cache."""
-    with path.open("rb") as file:
-        return resident_pages(file.fileno(), path.stat().st_size)
-
-
-def touch(path: Path, begin: int, end: int) -> None:
-    """Bring a stretch into the page cache and nothing around it."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        os.pread(file.fileno(), end - begin, begin)
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """What is asked of the kernel."""
+    return Watched(monkeypatch)
 
 
 @pytest.fixture
@@ -65,22 +57,25 @@ def read_through(path: Path) -> Iterator[tuple[int, ReadPages]]:
             yield begin + READ_SIZE, pages
 
 
-def test_what_was_read_is_given_back_and_what_was_there_stays(cold: Path) -> None:
-    touch(cold, *WARM)
-    before = resident(cold)
-    assert 0 < sum(before) < (6 << 20) // PAGE
-    most = dropped = 0
-    for until, pages in read_through(cold):
-        most = max(most, sum(resident(cold)))
-        dropped += pages.give_back(until, is_last=until == SIZE)
-    after = resident(cold)
-    assert all(now >= then for now, then in zip(after, before, strict=True))
-    assert sum(after) == sum(before)
-    assert dropped == SIZE - sum(before) * PAGE
+def test_what_was_read_is_given_back_and_what_was_there_stays(cold: Path, watched: Watched) -> None:
+    with in_use(cold, *WARM):
+        most = dropped = 0
+        for until, pages in read_through(cold):
+            most = max(most, sum(resident(cold)))
+            dropped += pages.give_back(until, is_last=until == SIZE)
+        absent = watched.absent(cold)
+        assert watched.asked(cold) == absent
+        assert dropped == sum(absent) * PAGE
+        warm = slice(WARM[0] // PAGE, WARM[1] // PAGE)
+        assert 0 < len(absent) - sum(absent) < (6 << 20) // PAGE
+        assert 1 not in absent[warm]
+        after = resident(cold)
+    assert 0 not in after[warm]
+    assert not any(page and gone for page, gone in zip(after, absent, strict=True))
     assert most * PAGE <= 40 << 20  # in steps, and the kernel reads ahead: never the whole file at once
 
 
-def test_what_a_broker_reads_meanwhile_stays(cold: Path) -> None:
+def test_what_a_broker_reads_meanwhile_stays(cold: Path, watched: Watched) -> None:
     # Brokers read through mappings, and the kernel keeps what is mapped.
     with cold.open("rb") as file, mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as mapping:
         for until, pages in read_through(cold):
@@ -88,14 +83,18 @@ def test_what_a_broker_reads_meanwhile_stays(cold: Path) -> None:
                 assert sum(mapping[at] for at in range(*WARM, PAGE)) > 0
             pages.give_back(until, is_last=until == SIZE)
         after = resident(cold)
+        assert 0 not in watched.asked(cold)
         assert sum(after[WARM[0] // PAGE : WARM[1] // PAGE]) == (WARM[1] - WARM[0]) // PAGE
         assert sum(after) * PAGE < 6 << 20
 
 
-def test_a_file_that_is_all_there_is_left_alone(cold: Path) -> None:
-    touch(cold, 0, SIZE)
-    assert sum(pages.give_back(until, is_last=until == SIZE) for until, pages in read_through(cold)) == 0
-    assert 0 not in resident(cold)
+def test_a_file_that_is_all_there_is_left_alone(cold: Path, watched: Watched) -> None:
+    with in_use(cold):
+        dropped = sum(pages.give_back(until, is_last=until == SIZE) for until, pages in read_through(cold))
+        assert 0 not in resident(cold)
+    assert 0 not in watched.seen[cold]
+    assert 1 not in watched.asked(cold)
+    assert dropped == 0
 
 
 def write(store: Path) -> list[Path]:
@@ -110,27 +109,29 @@ def write(store: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_reader_leaves_only_the_newest_segments_in_the_cache(disk_path: Path, workers: int) -> None:
+def test_a_reader_leaves_only_the_newest_segments_in_the_cache(disk_path: Path, workers: int, watched: Watched) -> None:
     paths = write(disk_path)
-    touch(paths[1], 0, SEGMENT_SIZE)
-    reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=2 * SEGMENT_SIZE, workers=workers)
-    drain(reader)
-    reader.close()
-    kept = [sum(resident(path)) for path in paths]
-    assert kept[1] == SEGMENT_SIZE // PAGE
-    del kept[1]
+    with in_use(paths[1]):
+        reader = open_reader(disk_path, segment_size=SEGMENT_SIZE, drop_behind=2 * SEGMENT_SIZE, workers=workers)
+        drain(reader)
+        reader.close()
+        assert sum(resident(paths[1])) == SEGMENT_SIZE // PAGE
+    old = [path for path in paths[:-2] if path != paths[1]]
     # A segment's first page is looked at to see whether the one before it is closed.
-    assert max(kept[:-2]) <= 16
-    assert kept[-2] == SEGMENT_SIZE // PAGE
-    assert reader.counters.dropped_bytes == sum(SEGMENT_SIZE - pages * PAGE for pages in kept[:-2])
+    assert max(sum(resident(path)) for path in old) <= 16
+    for path in old:
+        assert watched.asked(path) == watched.absent(path)
+    for path in (paths[1], *paths[-2:]):
+        assert 1 not in watched.asked(path)
+    assert reader.counters.dropped_bytes == sum(sum(watched.absent(path)) * PAGE for path in old) > 0
 
 
-def test_a_reader_that_is_not_told_to_drops_nothing(disk_path: Path) -> None:
+def test_a_reader_that_is_not_told_to_drops_nothing(disk_path: Path, watched: Watched) -> None:
     paths = write(disk_path)
     reader = open_reader(disk_path, segment_size=SEGMENT_SIZE)
     drain(reader)
     reader.close()
-    assert all(any(resident(path)) for path in paths[:-1])
+    assert not any(1 in watched.asked(path) for path in paths)
     assert reader.counters.dropped_bytes == 0
 
 
