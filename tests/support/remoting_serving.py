@@ -79,6 +79,9 @@ class Obedient:
             return command.answer(0, f"{client.peer} {client.local}")
         return command.answer(0, ext_fields=command.ext_fields, body=command.body)
 
+    def process_together(self, data: bytes, frame_max: int) -> None:
+        return None
+
     def process_at_once(self, client: Client, command: RemotingCommand) -> None:
         return None
 

@@ -27,8 +27,8 @@ from indexd.query.source import QueryIndex
 T = TypeVar("T")
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
 MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-# defaultQueryMaxNum: what a broker makes of the maximum of a query for a unique key.
-_UNIQUE_MAX_NUM = 32
+#: defaultQueryMaxNum: what a broker makes of the maximum of a query for a unique key.
+UNIQUE_MAX_NUM = 32
 # maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
 _PULL_MAX_NUM = 32
 _ROUNDS = 3
@@ -52,7 +52,7 @@ class KeyRequest(NamedTuple):
     def to_query(self) -> KeyQuery:
         """What a broker asks its index: for a unique key as many as it says, whatever was sent. UsageError."""
         if self.is_unique:
-            return KeyQuery(self.topic, self.key, _UNIQUE_MAX_NUM, self.begin, self.end, "U")
+            return KeyQuery(self.topic, self.key, UNIQUE_MAX_NUM, self.begin, self.end, "U")
         if self.max_num < 0:
             raise UsageError(f"maxNum has to be at least 0, not {self.max_num}", "")
         return KeyQuery(self.topic, self.key, self.max_num, self.begin, self.end, self.index_type or "K")

@@ -26,11 +26,11 @@ class Histogram:
         """How many were observed."""
         return sum(list(self.counts))
 
-    def observe(self, seconds: float) -> None:
-        """Count one; what is exactly a bound belongs to it."""
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count one, or so many that took as long; what is exactly a bound belongs to it."""
         with self._lock:
-            self.counts[bisect_left(self.bounds, seconds)] += 1
-            self.total += seconds
+            self.counts[bisect_left(self.bounds, seconds)] += times
+            self.total += seconds * times
 
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound as Prometheus writes it, how many took no longer); the last is ``+Inf``."""

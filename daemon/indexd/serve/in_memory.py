@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 from itertools import pairwise
+from typing import NamedTuple
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
 from indexd.errors import IndexdError
 from indexd.query import QueryIndex
@@ -24,7 +26,28 @@ _FRAMES_MAX = 512
 _BYTES_MAX = 256 << 10
 _SEGMENTS_MAX = 1 << 16
 _OFFSET_END = 1 << 63
+Array = npt.NDArray[np.generic]
 _NO_DESCRIPTORS = np.zeros(0, dtype=np.int64)
+
+
+class Tables(NamedTuple):
+    """Arrays as ``in_memory_kernel.answer`` has them."""
+
+    files: Array
+    headers: Array
+    segments: Array
+    sizes: Array
+    places: Array
+    buffer: Array
+    work: Array
+
+    @classmethod
+    def of_nothing(cls) -> Tables:
+        """What a kernel is compiled with."""
+        nothing = np.zeros(0, dtype=np.int64)
+        headers, sizes = np.zeros((0, 5), dtype=np.int64), np.ones(5, dtype=np.int64)
+        buffer, work = np.zeros(kernel.SCRATCH, dtype=np.uint8), np.zeros(4, dtype=np.uint64)
+        return cls(nothing, headers, nothing, sizes, nothing, buffer, work)
 
 
 class InMemory:
@@ -48,6 +71,26 @@ class InMemory:
         self, look: Look, key_hash: int, max_num: int, begin: int, end: int, size_max: int
     ) -> tuple[tuple[bytes, ...], LastUpdate] | None:
         """The frames, ascending, of at most ``size_max`` bytes; None: whoever can wait, and judge, has to look."""
+        tables = self.tables(look)
+        if tables is None:
+            return None
+        files, headers, segments, sizes, places, buffer, work = tables
+        found = kernel.answer(
+            files, headers, segments, sizes, key_hash, max_num, begin, end, size_max, places, buffer, work
+        )
+        if found == kernel.LEFT:
+            return None
+        if not found:
+            return (), LastUpdate()
+        last_update = LastUpdate(int(headers[0][kernel.END_TIME]), int(headers[0][kernel.END_PHY]))
+        begin = kernel.SCRATCH
+        if found == 1:
+            return (buffer[begin : places[0]].tobytes(),), last_update
+        ends = [begin, *places[:found].tolist()]
+        return tuple([buffer[one:other].tobytes() for one, other in pairwise(ends)]), last_update
+
+    def tables(self, look: Look) -> Tables | None:
+        """What a kernel is given, as of now; None where there is too much of it, or it has to be waited for."""
         index = self._index
         if len(look.files) > OPEN_FILES_MAX:  # by the last one the first would be closed again
             return None
@@ -59,32 +102,7 @@ class InMemory:
                 return None
         if index.log.files_opened != self._segments_opened:
             self._note_segments()
-        places, buffer = self._places, self._buffer
-        found = kernel.answer(
-            self._files,
-            self._headers,
-            self._segments,
-            self._sizes,
-            key_hash,
-            max_num,
-            begin,
-            end,
-            size_max,
-            places,
-            buffer,
-            self._work,
-        )
-        if found == kernel.LEFT:
-            return None
-        if not found:
-            return (), LastUpdate()
-        header = self._headers[0]
-        last_update = LastUpdate(int(header[kernel.END_TIME]), int(header[kernel.END_PHY]))
-        begin = kernel.SCRATCH
-        if found == 1:
-            return (buffer[begin : places[0]].tobytes(),), last_update
-        ends = [begin, *places[:found].tolist()]
-        return tuple([buffer[one:other].tobytes() for one, other in pairwise(ends)]), last_update
+        return Tables(self._files, self._headers, self._segments, self._sizes, self._places, self._buffer, self._work)
 
     def _note_files(self, look: Look) -> None:
         # Newest first; it opens those that are not open, and looks at their sizes.
@@ -127,8 +145,6 @@ def load_in_memory() -> type[InMemory] | None:
     is_compiling = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # set by the environment
     if not is_compiling or not hasattr(os, "RWF_NOWAIT") or not hasattr(ctypes.CDLL(None), "preadv2"):
         return None
-    nothing = np.zeros(0, dtype=np.int64)
-    headers, sizes = np.zeros((0, 5), dtype=np.int64), np.ones(5, dtype=np.int64)
-    buffer, work = np.zeros(kernel.SCRATCH, dtype=np.uint8), np.zeros(4, dtype=np.uint64)
-    kernel.answer(nothing, headers, nothing, sizes, 0, 0, 0, 0, 0, nothing, buffer, work)
+    files, headers, segments, sizes, places, buffer, work = Tables.of_nothing()
+    kernel.answer(files, headers, segments, sizes, 0, 0, 0, 0, 0, places, buffer, work)
     return InMemory

@@ -113,8 +113,8 @@ def _walk_chain(fd, entries_at, entries_max, header, number, key_hash, begin, en
 
 
 @numba.njit
-def _find(files, headers, sizes, key_hash, most, begin, end, places, buffer, work):  # type: ignore[no-untyped-def]
-    # query_offsets: how many are found, or LEFT.
+def find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buffer, work):  # type: ignore[no-untyped-def]
+    """``query_offsets``, ascending: how many there are now in ``places``, or LEFT."""
     slot_at = HEADER_SIZE + SLOT_SIZE * (key_hash % sizes[SLOTS])
     entries_at = HEADER_SIZE + SLOT_SIZE * sizes[SLOTS]
     found = 0
@@ -154,7 +154,21 @@ def _find(files, headers, sizes, key_hash, most, begin, end, places, buffer, wor
                 return LEFT
         if first < begin or found >= most:
             break
+    _sort(places, found)
     return found
+
+
+@numba.njit
+def _sort(places, count):  # type: ignore[no-untyped-def]
+    # They come newest first, so that turned round they are nearly ascending.
+    for i in range(count // 2):
+        places[i], places[count - 1 - i] = places[count - 1 - i], places[i]
+    for i in range(1, count):
+        place, j = places[i], i
+        while j > 0 and places[j - 1] > place:
+            places[j] = places[j - 1]
+            j -= 1
+        places[j] = place
 
 
 @numba.njit
@@ -185,6 +199,28 @@ def _read_frame(segments, sizes, phy_offset, at, size_max, buffer, work):  # typ
     return np.int64(total)
 
 
+@numba.njit
+def read_frames(segments, sizes, places, count, at, size_max, buffer, work):  # type: ignore[no-untyped-def]
+    """The frames at ``count`` places, of ``size_max`` bytes at most, into ``buffer`` from ``at`` on; LEFT if not all.
+
+    Behind the last one, which ``places`` then says of each.
+    """
+    end = np.int64(at)
+    for i in range(count):
+        size = _read_frame(segments, sizes, places[i], end, size_max - (end - at), buffer, work)
+        if size == LEFT:
+            return np.int64(LEFT)
+        end += size
+        places[i] = end
+    return end
+
+
+@numba.njit
+def refill(work):  # type: ignore[no-untyped-def]
+    """What one call may read and walk, from now on."""
+    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
+
+
 @numba.njit(cache=True)
 def answer(files, headers, segments, sizes, key_hash, most, begin, end, size_max, places, buffer, work):  # type: ignore[no-untyped-def]
     """How many frames of at most ``size_max`` bytes answer a query for at most ``most``, or LEFT.
@@ -193,25 +229,8 @@ def answer(files, headers, segments, sizes, key_hash, most, begin, end, size_max
     ``headers``, (n, 5) int64, of which those of files that grow are written here. ``buffer`` uint8 with the frames from
     SCRATCH on, ``places`` int64 with where each ends; ``work`` four uint64.
     """
-    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
-    found = _find(files, headers, sizes, key_hash, most, begin, end, places, buffer, work)
-    if found == LEFT:
+    refill(work)
+    found = find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buffer, work)
+    if found == LEFT or read_frames(segments, sizes, places, found, SCRATCH, size_max, buffer, work) == LEFT:
         return LEFT
-    # Ascending. They come newest first, so that turned round they are nearly so.
-    for i in range(found // 2):
-        places[i], places[found - 1 - i] = places[found - 1 - i], places[i]
-    for i in range(1, found):
-        place, j = places[i], i
-        while j > 0 and places[j - 1] > place:
-            places[j] = places[j - 1]
-            j -= 1
-        places[j] = place
-    at = np.int64(SCRATCH)
-    for i in range(found):
-        size = _read_frame(segments, sizes, places[i], at, size_max, buffer, work)
-        if size == LEFT:
-            return LEFT
-        at += size
-        size_max -= size
-        places[i] = at
     return found

@@ -141,9 +141,15 @@ class Queries:
 
         For questions that are cheap as a rule: neither a thread is asked nor the loop held up by a disk.
         """
+        began = time.perf_counter()
+        answer = self.ask_at_once(question)
+        self.count(result(answer), began)
+        return answer
+
+    def ask_at_once(self, question: Callable[[Data], T]) -> T:
+        """The same, not counted."""
         if self._is_stopping or self.board.phase not in ANSWERING:
             raise WouldWaitError
-        began = time.perf_counter()
         try:
             data, disk, _ = opened = self._idle.pop()
         except IndexError:
@@ -158,7 +164,6 @@ class Queries:
         finally:
             disk.is_hasty, data.index.look_seconds = False, 0.0
             self._idle.append(opened)
-        self._count(result(answer), began)
         return answer
 
     def _check_at_once(self) -> None:
@@ -182,12 +187,13 @@ class Queries:
             raise
         finally:
             if kind is not None:
-                self._count(kind, began)
+                self.count(kind, began)
         return answer
 
-    def _count(self, kind: str, began: float) -> None:
-        self.board.queries[kind] += 1
-        self.board.query_seconds.observe(time.perf_counter() - began)
+    def count(self, kind: str, began: float, queries: int = 1) -> None:
+        """So many queries ended like this; each of those that were answered together took its share of the time."""
+        self.board.queries[kind] += queries
+        self.board.query_seconds.observe((time.perf_counter() - began) / queries, queries)
 
     def stop(self) -> None:
         """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""

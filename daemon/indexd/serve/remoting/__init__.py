@@ -15,6 +15,8 @@
 ``processor``   RemotingProcessor: request code -> what answers it
 ``asked``       what a request asks for, read as the broker reads it
 ``messages``    messages by key, by physical offset and by queue offset
+``key_queries``         KeyQueries: those by key that come together, by one compiled call
+``key_queries_kernel``  the same, compiled
 ``offsets``     queue offsets by time, least and largest; the earliest store time
 ``runtime``     the index's own figures, as a broker's
 ``directory``   Directory: routes and the cluster, leading to this port

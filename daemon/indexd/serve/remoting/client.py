@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from indexd.serve.remoting.command import RemotingCommand
+
+
+class Answered(NamedTuple):
+    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
+
+    request_code: int
+    response_code: int
+    requests: int
+    size: int
+    answers: bytes
 
 
 class Client(Protocol):
@@ -32,6 +42,9 @@ class Client(Protocol):
 
 class Processor(Protocol):
     """What answers. One for all connections."""
+
+    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
+        """The same for as many requests at the begin of ``data`` as can be answered by one call. Never raises."""
 
     def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
         """The answer to a request that waits for nothing, and takes a moment; None: ``process`` it. Never raises."""

@@ -13,12 +13,7 @@ from collections.abc import Callable
 from typing import cast
 
 from indexd.serve.remoting.codes import ResponseCode
-from indexd.serve.remoting.command import (
-    FrameError,
-    RemotingCommand,
-    decode_command,
-    encode_command,
-)
+from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.hall import Hall
 from indexd.serve.remoting.inflow import Inflow
 from indexd.serve.remoting.outflow import Outflow
@@ -26,7 +21,7 @@ from indexd.serve.remoting.room import weight_of
 
 #: What the requests that run at once for one connection may hold together.
 UNDER_WAY_BYTES_MAX = 32 << 20
-#: Requests that came together and are answered before anybody else's turn.
+#: Requests that came together and are answered one by one before anybody else's turn.
 AT_ONCE_MAX = 16
 #: For a whole frame, and one second more for each so many bytes of it that have come.
 FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
@@ -56,8 +51,7 @@ class Connection(asyncio.Protocol):
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
         self._calls: list[Callable[[], None]] = []
-        # We do not read; it is to end.
-        self._is_silent = self._is_leaving = False
+        self._is_silent = self._is_leaving = False  # we do not read; it is to end
         # Whether anything moved since the last look, and when it did; when the unfinished frame began.
         self._is_fresh, self._has_asked = True, False
         self._active_at = self._frame_at = self._loop.time()
@@ -77,11 +71,10 @@ class Connection(asyncio.Protocol):
         """Some bytes of frames."""
         self._is_fresh = True
         self._hall.counts.received_bytes += len(data)
-        if self.is_closed:
-            return
-        before = len(self._inflow)
-        self._inflow.add(data)
-        self._take(before)
+        if not self.is_closed:
+            before = len(self._inflow)
+            self._inflow.add(data)
+            self._take(before)
 
     def pause_writing(self) -> None:
         """It does not take its answers: nothing more is begun for it."""
@@ -109,8 +102,7 @@ class Connection(asyncio.Protocol):
             if is_awaited or room.is_tight:
                 task.cancel()
         self._transport = self._outflow = None
-        while self._calls:
-            self._call(self._calls.pop())
+        self._call_back()
 
     def send(self, command: RemotingCommand) -> None:
         """See ``client.Client``."""
@@ -123,16 +115,16 @@ class Connection(asyncio.Protocol):
 
     def on_close(self, call: Callable[[], None]) -> None:
         """See ``client.Client``."""
+        self._calls.append(call)
         if self.is_closed and self._transport is None:
-            self._call(call)
-        else:
-            self._calls.append(call)
+            self._call_back()
 
-    def _call(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - the others are told as well
-            self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
+    def _call_back(self) -> None:
+        while self._calls:
+            try:
+                self._calls.pop()()
+            except Exception as error:  # noqa: BLE001 - the others are told as well
+                self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
 
     def weigh(self) -> int:
         """Bytes of answers that it has not taken."""
@@ -198,7 +190,7 @@ class Connection(asyncio.Protocol):
         # Begin what is whole and may begin; keep the rest, of which the room knows ``held`` bytes.
         self._answered_at_once = 0
         inflow, frame_max = self._inflow, self._hall.frame_max
-        answers: list[bytes] = []
+        answers = self._answer_together()
         try:
             while inflow and not self.is_closed and not self._is_full():
                 frame = inflow.take(frame_max)
@@ -222,6 +214,15 @@ class Connection(asyncio.Protocol):
         if left != held:
             self._hall.room.hold(self, left - held)
         self._read_or_wait()
+
+    def _answer_together(self) -> list[bytes]:
+        fresh = b"" if self.is_closed or self._is_full() else self._inflow.fresh
+        done = self._hall.processor.process_together(fresh, self._hall.frame_max)
+        if done is None:
+            return []
+        self._inflow.skip(done.size)
+        self._hall.counts.ended(done.request_code, done.response_code, done.requests)
+        return [done.answers]
 
     def _begin(self, frame: bytes | bytearray) -> bytes | None:
         # The answer if there is one at once.
@@ -280,11 +281,10 @@ class Connection(asyncio.Protocol):
             self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
         if self._is_silent and not self.is_closed:
             self._take(len(self._inflow))
-        if self._is_leaving:
-            self._close_if_done()
+        self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not self._tasks and self._outflow is not None:
+        if self._is_leaving and not self._tasks and self._outflow is not None:
             self._outflow.close()
 
     def _write(self, data: bytes) -> None:

@@ -50,9 +50,9 @@ class RemotingCounts:
     def __repr__(self) -> str:
         return f"RemotingCounts({self.connections} connections, {self.requests.total()} requests)"
 
-    def ended(self, request: int, response: int | None) -> None:
-        """A request is over; ``response``: the code of its answer, None for one that gets none."""
-        self.requests[_NAMES.get(request, OTHER), result_of(request, response)] += 1
+    def ended(self, request: int, response: int | None, times: int = 1) -> None:
+        """So many requests are over; ``response``: the code of their answers, None for one that gets none."""
+        self.requests[_NAMES.get(request, OTHER), result_of(request, response)] += times
 
     def row(self, address: str) -> dict[str, Any]:
         """What the board shows: {"address": .., "requests": {"QUERY_MESSAGE": {"ok": 7}}, ...}; never changed later."""

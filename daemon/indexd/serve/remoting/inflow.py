@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from indexd.serve.remoting.command import LENGTH_SIZE, frame_size
 
+# What is copied rather than kept where it can grow.
+_SMALL_SIZE = 1 << 14
+
 
 class Inflow:
     """Most of the time what comes is whole frames, and nothing is left of it."""
@@ -20,10 +23,20 @@ class Inflow:
         """More of them."""
         if not self._data:
             self._data = data
-            return
-        if isinstance(self._data, bytes):
-            self._data = bytearray(self._data)
-        self._data += data
+        elif len(self._data) <= _SMALL_SIZE:
+            self._data = bytes(self._data) + data
+        else:
+            self._data = self._data if isinstance(self._data, bytearray) else bytearray(self._data)
+            self._data += data
+
+    @property
+    def fresh(self) -> bytes:
+        """All that has come, from the begin of a frame on; nothing where a large frame grows."""
+        return self._data if self._at == 0 and isinstance(self._data, bytes) else b""
+
+    def skip(self, size: int) -> None:
+        """So many bytes of it are taken."""
+        self._at += size
 
     def take(self, size_max: int) -> bytes | bytearray | None:
         """The next frame without its length field; None until it is whole. FrameError if there can be none."""
@@ -42,6 +55,8 @@ class Inflow:
         at, self._at = self._at, 0
         if at == len(self._data):
             self._data = b""
+        elif len(self._data) - at <= _SMALL_SIZE:
+            self._data = bytes(self._data[at:])
         elif isinstance(self._data, bytearray):
             del self._data[:at]
         elif at:

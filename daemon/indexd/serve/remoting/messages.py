@@ -40,7 +40,7 @@ def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[Fo
         index_type=_index_type(command),
     )
     ask = broker.query_message_exact if queries.config.remoting.remoting_mode == "exact" else broker.query_message
-    size_max = _size_max(queries)
+    size_max = size_max_of(queries)
 
     def question(data: Data) -> tuple[FoundFrames, bytes]:
         found = ask(data.index, request, size_max)
@@ -48,10 +48,7 @@ def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[Fo
 
     def answer(asked: tuple[FoundFrames, bytes]) -> RemotingCommand:
         found, body = asked
-        header = {
-            "indexLastUpdateTimestamp": str(found.last_update.timestamp),
-            "indexLastUpdatePhyoffset": str(found.last_update.phy_offset),
-        }
+        header = last_update_fields(*found.last_update)
         code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
         return command.answer(code, found.remark, header, body)
 
@@ -61,7 +58,7 @@ def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[Fo
 @QueryHandler
 def view_message_by_id(queries: Queries, command: RemotingCommand) -> Asking[bytes | NotFound]:
     """VIEW_MESSAGE_BY_ID (33): one frame, or a remark that names the offset."""
-    phy_offset, size_max = whole(command, "offset"), _size_max(queries)
+    phy_offset, size_max = whole(command, "offset"), size_max_of(queries)
 
     def answer(found: bytes | NotFound) -> RemotingCommand:
         if isinstance(found, NotFound):
@@ -82,7 +79,7 @@ async def pull_message(queries: Queries, command: RemotingCommand) -> RemotingCo
         return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, _CONSUME_ELSEWHERE)
     topic, queue_id = text(command, "topic"), whole(command, "queueId", 32)
     queue_offset, max_num = whole(command, "queueOffset"), whole(command, "maxMsgNums", 32)
-    size_max = _size_max(queries)
+    size_max = size_max_of(queries)
     found = await queries.query(
         lambda data: broker.pull_message(data.index, topic, queue_id, queue_offset, max_num, size_max),
         lambda answer: FOUND if answer.frames else EMPTY_COVERED if answer.is_covered else EMPTY_UNCOVERED,
@@ -99,12 +96,18 @@ async def pull_message(queries: Queries, command: RemotingCommand) -> RemotingCo
     return command.answer(code, found.status, header, b"".join(found.frames))
 
 
+def last_update_fields(timestamp: int, phy_offset: int) -> dict[str, str]:
+    """What an answer to a query by key says of the newest index file, beside its messages."""
+    return {"indexLastUpdateTimestamp": str(timestamp), "indexLastUpdatePhyoffset": str(phy_offset)}
+
+
 def _index_type(command: RemotingCommand) -> str | None:
     given = command.ext_fields.get("indexType")
     return given if given in _INDEX_TYPES else None
 
 
-def _size_max(queries: Queries) -> int:
+def size_max_of(queries: Queries) -> int:
+    """Bytes of messages in one answer."""
     return max(queries.config.remoting.remoting_frame_max - _HEADER_MAX, FRAME_SIZE_MIN)
 
 

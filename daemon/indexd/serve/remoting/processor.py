@@ -13,11 +13,12 @@ from indexd.serve.queries import Queries
 from indexd.serve.remoting import messages, offsets, runtime
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.asked import QueryHandler
-from indexd.serve.remoting.client import Client
+from indexd.serve.remoting.client import Answered, Client
 from indexd.serve.remoting.codes import RequestCode, ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
 from indexd.serve.remoting.directory import Directory
 from indexd.serve.remoting.forward import REGISTRATIONS, Forwarder
+from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.link import UpstreamError
 from indexd.serve.remoting.routes import read_json
 from indexd.serve.remoting.sparing import SparingLog
@@ -71,10 +72,16 @@ class RemotingProcessor:
         self._log = SparingLog(log)
         has_upstream = bool(config.remoting.upstream_namesrv)
         self._forwarder = Forwarder(config, self._log, access.credentials, board.boot_id) if has_upstream else None
+        is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
+        self._key_queries = KeyQueries(queries) if is_plain else None
         self._directory = Directory(config, queries, self._forwarder, self._log)
 
     def __repr__(self) -> str:
         return f"RemotingProcessor({self._directory}, {self._forwarder})"
+
+    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
+        """See ``client.Processor``."""
+        return None if self._key_queries is None else self._key_queries.answer(data, frame_max)
 
     def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:  # noqa: ARG002 - as the protocol has it
         """See ``client.Processor``. A query of ours does not go on, so that it need not be marked."""

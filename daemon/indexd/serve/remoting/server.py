@@ -13,13 +13,13 @@ from typing import Any
 
 from indexd.config import Config
 from indexd.serve.board import Board
-from indexd.serve.in_memory import load_in_memory
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
 from indexd.serve.remoting.client import Processor
 from indexd.serve.remoting.connection import Connection
 from indexd.serve.remoting.counts import RemotingCounts
 from indexd.serve.remoting.hall import Hall
+from indexd.serve.remoting.key_queries import load_key_queries
 from indexd.serve.remoting.processor import RemotingProcessor
 from indexd.serve.remoting.room import Room
 from indexd.serve.remoting.sparing import SparingLog
@@ -58,7 +58,7 @@ async def serve_remoting(config: Config, board: Board, log: Any, listening: sock
         log.warning(
             "remoting_open", remoting=config.remoting.remoting, signed=signed, tls=access.tls is not None, hint=_OPEN
         )
-    queries = Queries(config, board, config.remoting.remoting_queries_max, load_in_memory)
+    queries = Queries(config, board, config.remoting.remoting_queries_max, load_key_queries)
     processor = RemotingProcessor(config, board, log, access, queries)
     try:
         server = RemotingServer(config, board, log, listening, processor, access)
