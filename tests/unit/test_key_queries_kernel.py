@@ -158,57 +158,36 @@ async def test_many_answers_in_the_order_of_their_requests(store: Store) -> None
             assert way.together(stranger + data)[0] == 0
 
 
+GOOD, GOOD_FIELDS = written(header()), written(FIELDS)
+#: What may be written otherwise.
+TURNED = [
+    (",", ", "), ('"JAVA"', '"J\\u0041VA"'), ('"JAVA"', '"J\x01"'), ('"JAVA"', '"J\x7f"'), ('"JAVA"', '"JÄVA"'),
+    ('"JAVA"', "null"), ('"JAVA"', "7"), ('"k"', '"\\u006b"'), ('"32"', "32"), (":77", ":077"), (":77", ":-77"),
+    (":77", ":7.7"), (":77", ":2147483648"), (":77", ":77777777777777777777"), (":77", ":"), (GOOD_FIELDS, "{}"),
+    (GOOD_FIELDS, f"[{GOOD_FIELDS}]"), (GOOD_FIELDS, GOOD_FIELDS[:-1]), (GOOD_FIELDS, GOOD_FIELDS[:-1] + ',"key":"k"}'),
+    ('"flag":0', '"flag":1'), ('"flag":0', '"flag":2'), ('"flag":0', '"flag":0,"flag":0'), ('"flag":0', '"other":0'),
+    ('"flag":0', f'"extFields":{GOOD_FIELDS}'), ('"code":12', '"code":13'), ('"code":12', '"code":120'),
+    ('"code":12', '"code":-12'), ('"code":12', '"code":"12"'), ('"code":12', '"code":12.0'),
+]  # fmt: skip
+#: What may be asked otherwise.
+ASKED = [
+    *[{name: text} for name in ("maxNum", "endTimestamp") for text in ("", "-1", "+1", "x", "1 ", "9" * 19)],
+    {"maxNum": "2147483648"}, {"maxNum": "0"}, {"endTimestamp": str(TIME_MAX + 1)}, {"endTimestamp": str(T0 - 1)},
+    {"key": "absent"}, {"key": "schlüssel"}, {"topic": "Other"}, {"indexType": "T"},
+    {"indexType": "t"}, {"indexType": ""},
+]  # fmt: skip
+
+
 async def test_what_is_not_plain_is_left_to_the_plain_way(store: Store) -> None:
-    good = written(header())
-    fields = written(FIELDS)
     others = [
-        framed(good, b"a body"),
-        framed(good, form=1),
-        framed(good[:-1]),
-        framed(good + " "),
-        framed(good.replace(",", ", ", 1)),
-        framed(good.replace('"JAVA"', '"J\\u0041VA"')),
-        framed(good.replace('"JAVA"', '"J\x01"')),
-        framed(good.replace('"JAVA"', '"J\x7f"')),
-        framed(good.replace('"JAVA"', "null")),
-        framed(good.replace('"JAVA"', '"JÄVA"')),
-        framed(good.replace('"JAVA"', "7")),
-        framed(good.replace('"k"', '"\\u006b"')),
-        framed(good.replace('"32"', "32")),
-        framed(good.replace(":77", ":077")),
-        framed(good.replace(":77", ":-77")),
-        framed(good.replace(":77", ":7.7")),
-        framed(good.replace(":77", ":2147483648")),
-        framed(good.replace(":77", ":77777777777777777777")),
-        framed(good.replace(":77", ":")),
-        framed(good.replace(fields, "{}")),
-        framed(good.replace(fields, f"[{fields}]")),
-        framed(good.replace(fields, fields[:-1])),
-        framed(good.replace('"flag":0', '"flag":1')),
-        framed(good.replace('"flag":0', '"flag":2')),
-        framed(good[:-1] + ',"flag":0}'),
-        framed(good[:-1] + ',"other":0}'),
-        framed(good[:-1] + f',"extFields":{fields}}}'),
-        framed(good.replace(fields, fields[:-1] + ',"key":"k"}')),
+        framed(GOOD, b"a body"),
+        framed(GOOD, form=1),
+        framed(GOOD[:-1]),
+        framed(GOOD + " "),
         encode_command(RemotingCommand(12, 77, ext_fields=FIELDS, form=Form.ROCKETMQ)),
-        *[framed(written(header({name: FIELDS[name] for name in FIELDS if name != left}))) for left in FIELDS][:3],
         *[framed(written(header(**{name: None}))) for name in ("opaque", "extFields")],
-        *[
-            request(**{name: text})
-            for name in ("maxNum", "endTimestamp")
-            for text in ("", "-1", "+1", "x", "1 ", "9" * 19)
-        ],
-        request(maxNum="2147483648"),
-        request(maxNum="0"),
-        request(endTimestamp=str(TIME_MAX + 1)),
-        request(endTimestamp=str(T0 - 1)),
-        request("absent"),
-        request("schlüssel"),
-        request(topic="Other"),
-        request(indexType="T"),
-        request(indexType="t"),
-        request(indexType=""),
-        *[framed(good.replace('"code":12', f'"code":{code}')) for code in ("13", "120", "-12", '"12"', "12.0")],
+        *[framed(GOOD.replace(one, other, 1)) for one, other in TURNED],
+        *[request(**{"key": "k"} | fields) for fields in ASKED],
     ]
     async with both(store) as way:
         for frame in others:
