@@ -101,7 +101,7 @@ def test_a_hung_broker_takes_no_clients_patience(tmp_path: Path, stack: ExitStac
 
 
 def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
-    behind = Behind(stack, tmp_path, upstream_timeout=0.5)
+    behind = Behind(stack, tmp_path, upstream_timeout=2)
     client = behind.client()
     wanted = client.ask(105, {"topic": "TopicTest"}).json()
     handlers = dict(behind.names.handlers)
@@ -109,14 +109,14 @@ def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) 
     for number in range(10):
         seconds, answer = _timed(client, 105, {"topic": "TopicTest"})
         assert answer.json() == wanted
-        assert seconds < (0.3 if number else 1)
+        assert seconds < (1 if number else 4)
     behind.names.handlers.update(handlers)
     behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
     behind.outlet.wait_for(lambda: len(client.ask(105, {"topic": "TopicTest"}).json()["brokerDatas"]) == 2)
 
 
 def test_a_broker_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
-    behind = Behind(stack, tmp_path, upstream_timeout=0.5)
+    behind = Behind(stack, tmp_path, upstream_timeout=2)
     client = behind.client()
     assert client.ask(34, {}, _HEARTBEAT).ext_fields["msgId"] == "broker"
     handlers = dict(behind.broker.handlers)
@@ -126,7 +126,7 @@ def test_a_broker_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> No
     later = json.dumps({"clientID": "client-1", "consumerDataSet": []}).encode()
     seconds, answer = _timed(client, 34, {}, later)
     assert answer.code == 0
-    assert seconds < 0.3
+    assert seconds < 1
     behind.broker.wait(lambda broker: any(request.body == later for _, request in broker.requests))
     behind.broker.handlers.update(handlers)
     behind.outlet.wait_for(lambda: client.ask(300, {"topic": "T"}).ext_fields.get("msgId") == "broker")
