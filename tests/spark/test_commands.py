@@ -90,15 +90,6 @@ def test_a_rebuild_whose_jvm_is_killed_says_so_in_one_line(tmp_path: Path) -> No
     assert not out.exists()
 
 
-def test_an_export_on_a_cluster(standalone: Standalone, tmp_path: Path) -> None:
-    write_log(tmp_path / "store", MESSAGES)
-    target = tmp_path / "parquet"
-    found = rows_of(start("export", *common(tmp_path), "--to", target, "--split-size", "200000", *standalone.flags))
-    assert found["rows"] == MESSAGES
-    table = ds.dataset(target, partitioning="hive").to_table(columns=["phyOffset", "topic"])
-    assert table.num_rows == len(set(table["phyOffset"].to_pylist())) == MESSAGES
-
-
 def test_a_rebuild_and_an_export_through_connect(connect_server: ConnectServer, tmp_path: Path) -> None:
     write_log(tmp_path / "store", MESSAGES)
     flags = ("--engine", "spark", "--split-size", "200000", *connect_server.flags)

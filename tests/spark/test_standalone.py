@@ -1,16 +1,22 @@
-"""A real standalone cluster: a master and two workers, of which one loses its executor and the other all, in a job."""
+"""A real standalone cluster: a master and two workers, of which one loses its executor and the other all, in a job.
+
+What starts no session of its own uses the one that is there: a driver and its executors take longer than what they do.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from support.small_log import write_log
+import pyarrow.dataset as ds
+
+from support.small_log import SIZES, write_log
 from support.spark_cluster import Standalone, output_of, start_python, wait_for
 from support.spark_session import check_source
 
+MESSAGES = 500
 SCRIPT = """
-import json, sys
+import contextlib, io, json, sys
 from functools import partial
 from pathlib import Path
 from support import spark_work
@@ -18,7 +24,9 @@ from support.spark_session import read_source, session_of
 from indexd.errors import DiskError
 
 folder, store = map(Path, sys.argv[1:3])
-with session_of(sys.argv[3:]) as spark:
+export = json.loads(sys.argv[3])
+with session_of(sys.argv[4:]) as spark:
+    from indexd.cli.main import main
     from indexd.spark.session import slots
     from indexd.spark.tasks import is_local, run_tasks
 
@@ -30,6 +38,9 @@ with session_of(sys.argv[3:]) as spark:
         run_tasks(spark, spark_work.raise_ours, range(5))
     except DiskError as error:
         seen["error"] = error.line()
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main(export)
+    seen["export"] = said.getvalue()
     # The other side kills workers as soon as the first marks are there.
     told = []
     work = partial(spark_work.touch_then_wait, folder, seconds=0.3)
@@ -40,10 +51,11 @@ print(json.dumps(seen))
 
 
 def test_a_job_ends_right_though_its_workers_are_killed(standalone: Standalone, tmp_path: Path) -> None:
-    marks, store = tmp_path / "marks", tmp_path / "store"
+    marks, store, target = tmp_path / "marks", tmp_path / "store", tmp_path / "parquet"
     marks.mkdir()
-    write_log(store, 500)
-    process = start_python(SCRIPT, marks, store, *standalone.flags)
+    write_log(store, MESSAGES)
+    export = ("export", "--store", store, "--to", target, *SIZES, "--json", "--split-size", "20000", *standalone.flags)
+    process = start_python(SCRIPT, marks, store, json.dumps([str(word) for word in export]), *standalone.flags)
     try:
         wait_for("the job", lambda: len(list(marks.iterdir())) >= 3 or process.poll() is not None)
         standalone.kill_executor(standalone.workers[0])
@@ -59,6 +71,9 @@ def test_a_job_ends_right_though_its_workers_are_killed(standalone: Standalone, 
     assert seen["told"][-1] == 160
     assert seen["told"] == sorted(seen["told"])
     check_source(seen["source"], store)
+    assert json.loads(seen["export"])["rows"] == MESSAGES
+    table = ds.dataset(target, partitioning="hive").to_table(columns=["phyOffset", "topic"])
+    assert table.num_rows == len(set(table["phyOffset"].to_pylist())) == MESSAGES
     assert (seen["slots"], seen["local"]) == (2, False)
     assert len(seen["parents"]) == 2, "both workers had a task"
     # Which host lacks the path, and what to do.
