@@ -153,6 +153,23 @@ def test_a_chain_in_a_circle_can_be_ended(tmp_path: Path) -> None:
             query_message(index, by_key("absent"), ANY_SIZE)
 
 
+def test_a_chain_that_goes_up_is_counted_by_the_plain_way(tmp_path: Path) -> None:
+    layout = IndexLayout(1, 40)
+    store = Store(tmp_path, layout, segment=1 << 16)
+    store.append(*[spec(T0 + 1000 * number) for number in range(4)])
+    store.build()
+    (path,) = (store.data / "index").iterdir()
+    content = bytearray(path.read_bytes())
+    place = layout.entry_position(2) + 16
+    content[place : place + 4] = (3).to_bytes(4, "big")
+    path.write_bytes(content)
+    with store.index() as index:
+        judge = Judge(index)
+        for _ in range(2):
+            assert frames(judge.ask(by_key())) > 4
+        assert judge.answered[COMPILED] == 0
+
+
 def test_a_segment_beyond_all_offsets(tmp_path: Path) -> None:
     store = Store(tmp_path, LARGE)
     store.append(*[spec(T0 + number) for number in range(3)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,81 +13,14 @@ from hypothesis import strategies as st
 from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX
 from indexd.serve import queries as serve_queries
-from indexd.serve.in_memory import InMemory
-from indexd.serve.remoting.command import Form, FrameError, RemotingCommand, decode_command, encode_command
-from indexd.serve.remoting.key_queries import TOGETHER_MAX, KeyQueries
-from indexd.serve.remoting.messages import query_message
+from indexd.serve.remoting.command import HEADER_MAX, Form, FrameError, RemotingCommand, encode_command
+from indexd.serve.remoting.key_queries import TOGETHER_MAX
 from support.data_directory import T0, Store, spec
-from support.remoting_asking import ALL_TIME, Asking, asking
+from support.key_queries_judge import FIELDS, Both, both, framed, header, request, written
+from support.remoting_asking import asking
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from indexd.query import Data
-
-FRAME_MAX = 1 << 20
-FIELDS = {"topic": "T", "key": "k", "maxNum": "32", "_UNIQUE_KEY_QUERY": "false"} | ALL_TIME
-
-
-def header(fields: Any = None, /, **members: Any) -> dict[str, Any]:
-    """As a client writes it; a member that is None is left out."""
-    first = {"code": 12, "extFields": FIELDS if fields is None else fields, "flag": 0, "language": "JAVA"}
-    found = first | {"opaque": 77, "serializeTypeCurrentRPC": "JSON", "version": 493} | members
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def framed(text: str | bytes, body: bytes = b"", form: int = 0) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack(">ii", 4 + len(data) + len(body), form << 24 | len(data)) + data + body
-
-
-def written(members: object) -> str:
-    return json.dumps(members, separators=(",", ":"))
-
-
-def request(key: str = "k", opaque: int = 77, **fields: str) -> bytes:
-    return framed(written(header(FIELDS | {"key": key} | fields, opaque=opaque)))
-
-
-class Both:
-    """The compiled way, and the plain one."""
-
-    def __init__(self, to: Asking) -> None:
-        self.to, self.compiled = to, KeyQueries(to.queries)
-
-    def together(self, data: bytes, frame_max: int = FRAME_MAX) -> tuple[int, bytes]:
-        """How many of the requests are answered, and with what: the same as the plain way's answers to them."""
-        found = self.compiled.answer(data, frame_max)
-        if found is None:
-            return 0, b""
-        assert (found.request_code, found.response_code) == (12, 0)
-        rest, answers = data[: found.size], []
-        while rest:
-            size = 4 + int.from_bytes(rest[:4], "big")
-            answers.append(self.plainly(rest[4:size]))
-            rest = rest[size:]
-        assert len(answers) == found.requests
-        assert b"".join(answers) == found.answers
-        return found.requests, found.answers
-
-    def plainly(self, frame: bytes) -> bytes:
-        command = decode_command(frame)
-        assert (command.code, command.flag) == (12, 0)
-        answer = query_message.at_once(self.to.queries, command)
-        assert answer is not None
-        return encode_command(answer)
-
-
-@asynccontextmanager
-async def both(store: Store, **keys: Any) -> AsyncIterator[Both]:
-    def remember(data: Data) -> None:
-        data.index.memory = InMemory(data.index)
-
-    with asking(store, **keys) as to:
-        await to.key(maxNum="64")  # which opens all segments
-        await to.queries.ask(remember)
-        yield Both(to)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +80,7 @@ async def test_many_answers_in_the_order_of_their_requests(store: Store) -> None
         assert way.together(data)[0] == 20
         assert board.queries["found"] - found == 40  # the plain way's among them
         assert board.query_seconds.count - seconds == 40
-        assert 20 < way.together(4 * data)[0] < TOGETHER_MAX, "as far as it may read"
+        assert 0 < way.together(100 * request())[0] < TOGETHER_MAX, "as far as it may read"
         assert way.together(100 * request("k-49", maxNum="1"))[0] == TOGETHER_MAX
         assert way.together(data[:-1])[0] == 19
         assert way.together(data + b"\0\0")[0] == 20
@@ -192,8 +123,11 @@ async def test_what_is_not_plain_is_left_to_the_plain_way(store: Store) -> None:
     async with both(store) as way:
         for frame in others:
             assert way.together(request() + frame + request())[0] == 1, frame
-        assert way.together(request(), frame_max=len(request()) - 5)[0] == 0
-        assert way.together(request(), frame_max=len(request()) - 4)[0] == 1
+        for more in (-5, -4):
+            assert way.together(request(), frame_max=len(request()) + more)[0] == 5 + more
+        for size in (HEADER_MAX, HEADER_MAX + 1):
+            large = request(filling=(size - len(GOOD) - len(',"filling":""')) * "x")
+            assert way.together(large)[0] == HEADER_MAX + 1 - size
 
 
 @pytest.mark.parametrize("left", ["topic", "key", "maxNum", "beginTimestamp", "endTimestamp"])

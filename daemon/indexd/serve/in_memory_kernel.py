@@ -32,8 +32,8 @@ FIRST_BASE, SEGMENT, SLOTS, ENTRIES, FRAME_MAX = range(5)
 #: The part of ``buffer`` before the frames, and what is read of a frame that is not known to be longer.
 SCRATCH = 4096
 _ENTRIES_PER_READ = 204
-# Of entries, over all files: a walk is ended within half a millisecond.
-_READS_MAX, _STEPS_MAX = 256, 10_000
+# Of all files, and entries of all chains: a call is ended within a millisecond.
+_READS_MAX, _STEPS_MAX = 1000, 10_000
 # Members of ``work``: memory for a struct iovec, and how many reads and steps are left.
 _ADDRESS, _SIZE, _READS, _STEPS = range(4)
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -59,7 +59,10 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set by the environ
 
 @numba.njit
 def _read(fd, buffer, at, size, position, work):  # type: ignore[no-untyped-def]  # numba infers the types
-    # Whether all of it was there.
+    # Whether all of it was there, and may still be read.
+    if work[_READS] == _0:
+        return False
+    work[_READS] -= _1
     work[_ADDRESS] = np.uint64(buffer.ctypes.data) + np.uint64(at)
     work[_SIZE] = np.uint64(size)
     address = np.uintp(work.ctypes.data)
@@ -89,9 +92,8 @@ def _walk_chain(fd, entries_at, entries_max, header, number, key_hash, begin, en
             return LEFT
         work[_STEPS] -= _1
         if number < first or number > last:
-            if work[_READS] == _0 or number >= entries_max:
+            if number >= entries_max:
                 return LEFT
-            work[_READS] -= _1
             first, last = max(number - wanted + 1, 0), number
             if not _read(fd, buffer, 0, (last - first + 1) * ENTRY_SIZE, entries_at + first * ENTRY_SIZE, work):
                 return LEFT
@@ -107,6 +109,8 @@ def _walk_chain(fd, entries_at, entries_max, header, number, key_hash, begin, en
             found += 1
         if previous <= 0 or previous > count or previous == number or time < begin:
             break
+        if previous > number:  # no chain that was written so: whoever counts its steps has to end it
+            return LEFT
         wanted = _ENTRIES_PER_READ if number - _ENTRIES_PER_READ < previous < number else 1
         number = previous
     return found

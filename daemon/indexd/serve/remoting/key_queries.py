@@ -14,7 +14,7 @@ from indexd.serve.queries import FOUND, Queries
 from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.client import Answered
 from indexd.serve.remoting.codes import RequestCode, ResponseCode
-from indexd.serve.remoting.command import RemotingCommand, encode_command
+from indexd.serve.remoting.command import HEADER_MAX, LENGTH_SIZE, RemotingCommand, encode_command
 from indexd.serve.remoting.messages import last_update_fields, size_max_of
 from indexd.storage.hasty import WouldWaitError
 
@@ -48,11 +48,11 @@ class KeyQueries:
         """See ``client.Processor.process_together``."""
         if not data.startswith(_BEGIN, _BEGIN_AT):
             return None
-        self._limits[kernel.FRAME] = frame_max
+        self._limits[kernel.FRAME] = min(frame_max, LENGTH_SIZE + HEADER_MAX)
         began = time.perf_counter()
         try:
             found = self._queries.ask_at_once(lambda opened: self._answer(opened, data))
-        except WouldWaitError:
+        except Exception:  # noqa: BLE001 - whatever it is, the plain way meets it again, and says it
             return None
         self._queries.count(FOUND, began, found.requests)
         return found

@@ -228,7 +228,7 @@ def answer_together(  # type: ignore[no-untyped-def]
     at, out, count = np.int64(0), np.int64(SCRATCH), 0
     while count < limits[TOGETHER] and len(data) - at > _HEADS_SIZE and len(buffer) - out > _HEADER_MAX:
         size = np.int64(load_u32(data, np.uint64(at)))
-        header_size = np.int64(load_u32(data, np.uint64(at + 4)))  # form 0 is above it
+        header_size = np.int64(load_u32(data, np.uint64(at + 4)))  # above it the form, 0
         behind = at + 4 + size
         if size > limits[FRAME] or behind > len(data) or header_size != size - 4 or header_size < 2:
             break
