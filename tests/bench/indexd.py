@@ -26,8 +26,8 @@ _COMPILE_SECONDS = 600
 _COMPILE_QUERIES = """
 from indexd.config.compiled import prepare_compiler
 prepare_compiler()
-from indexd.serve.in_memory import load_in_memory
-load_in_memory()
+from indexd.serve.remoting.key_queries import load_key_queries
+load_key_queries()
 """
 _STOP_SECONDS = 120
 # Finer than what is measured with it.
