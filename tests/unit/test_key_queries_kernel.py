@@ -81,7 +81,7 @@ async def test_many_answers_in_the_order_of_their_requests(store: Store) -> None
         assert board.queries["found"] - found == 40  # the plain way's among them
         assert board.query_seconds.count - seconds == 40
         assert 0 < way.together(100 * request())[0] < TOGETHER_MAX, "as far as it may read"
-        assert way.together(100 * request("k-49", maxNum="1"))[0] == TOGETHER_MAX
+        assert way.together(400 * request("k-49", maxNum="1"))[0] == TOGETHER_MAX
         assert way.together(data[:-1])[0] == 19
         assert way.together(data + b"\0\0")[0] == 20
         for stranger in (request("absent"), framed("{}"), b"\xff" * 50, struct.pack(">ii", -1, 5) + bytes(20)):

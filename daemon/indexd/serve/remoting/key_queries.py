@@ -19,7 +19,7 @@ from indexd.serve.remoting.messages import last_update_fields, size_max_of
 from indexd.storage.hasty import WouldWaitError
 
 #: Requests of one call, which has bounds besides on what it reads and walks.
-TOGETHER_MAX = 64
+TOGETHER_MAX = 128
 # How the frames begin that are worth a look, behind their lengths: so all clients write it.
 _BEGIN = f'{{"code":{RequestCode.QUERY_MESSAGE:d},'.encode()
 _BEGIN_AT = 8
