@@ -24,18 +24,13 @@ from support.spark_cluster import FRUGAL, TESTS, ConnectServer, Standalone
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a test's name holds that is not one of the session's; those with a JVM of their own fill up the time at the end.
-_GROUPS = {
-    "test_standalone.py": "cluster",
-    "_on_a_cluster": "cluster",
-    "connect": "connect",
-    "_whose_jvm_is_killed": "killed",
-    "_without_java": "without Java",
-}
+# What a test's name holds that is not one of the session's. Those with a JVM of their own could run anywhere: with the
+# session, both processes have as much to do, and no group is handed out early to one that is busy.
+_GROUPS = {"test_standalone.py": "cluster", "_on_a_cluster": "cluster", "connect": "connect"}
 
 
 def group_of(nodeid: str) -> str:
-    """What has the one session, what uses the standalone cluster or the Connect server, and what nothing that lasts."""
+    """What has the one session, what uses the standalone cluster, and what the Connect server."""
     return next((group for part, group in _GROUPS.items() if part in nodeid), "session")
 
 
