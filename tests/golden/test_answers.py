@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, QueryIndex, open_index, query_exact, query_rocketmq
 from indexd.storage.disk import Disk
-from support.data_directory import config_of, make_data
+from support.data_directory import config_of, make_golden_data
 from support.goldens import GOLDENS, Golden, unpack
-from support.naive import NaiveIndexService, exact_oracle, naive_frames, split_keys
+from support.naive import NaiveIndexService, exact_oracle, split_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,10 +46,8 @@ class Built:
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     directory = tmp_path_factory.mktemp("answers")
     golden = unpack(request.param, directory)
-    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
-    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
     data = directory / "data"
-    _, naive = make_data(data, golden.root, messages, layout, golden.flavour, golden.segment_size)
+    _, naive = make_golden_data(data, golden)
     index = open_index(Disk(), config_of(data))
     yield Built(golden, index, naive, golden.messages())
     index.close()

@@ -13,16 +13,14 @@ from indexd.commitlog.decoder import DecoderOptions
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import write_frontier
-from indexd.index.format import IndexLayout
 from indexd.query import open_data
 from indexd.query.by_time import offset_by_time
 from indexd.query.log import LogView
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from support.data_directory import make_data
+from support.data_directory import make_golden_data
 from support.goldens import GOLDENS, Golden, unpack
-from support.naive import naive_frames
 from support.queue_goldens import cq_times, queue_file_size
 from support.queues import batches_of
 
@@ -56,10 +54,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A golden and a data directory that our own builders filled from its log."""
     directory = tmp_path_factory.mktemp("cqtime")
     golden = unpack(request.param, directory)
-    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
     data = directory / "data"
-    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
-    frontier, _ = make_data(data, golden.root, messages, layout, golden.flavour, golden.segment_size)
+    frontier, _ = make_golden_data(data, golden)
     files, disk = DataFiles(data), Disk()
     disk.make_dir(files.consumequeue)
     disk.make_dir(files.sparse)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from support.goldens import Golden
     from support.naive import NaiveMessage
 
 
@@ -61,6 +62,13 @@ def make_data(
         end = last.phy_offset + last.size
         frontier = replace(frontier, begin_offset=begin, phy_offset=end, store_timestamp=last.store_timestamp)
     return write_data(data, frontier, service), service
+
+
+def make_golden_data(data: Path, golden: Golden) -> tuple[Frontier, NaiveIndexService]:
+    """A data directory that covers a golden's log."""
+    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
+    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
+    return make_data(data, golden.root, messages, layout, golden.flavour, golden.segment_size)
 
 
 def config_of(data: Path, **keys: Any) -> Config:

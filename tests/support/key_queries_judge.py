@@ -15,6 +15,7 @@ from indexd.serve.in_memory import InMemory
 from indexd.serve.remoting.command import decode_command, encode_command
 from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.messages import query_message
+from indexd.serve.remoting.sparing import SparingLog
 from support.remoting_asking import ALL_TIME, Asking, asking
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Both:
     """The compiled way, and the plain one."""
 
     def __init__(self, to: Asking) -> None:
-        self.to, self.compiled = to, KeyQueries(to.queries)
+        self.to, self.compiled = to, KeyQueries(to.queries, SparingLog(to.log))
 
     def together(self, data: bytes, frame_max: int = FRAME_MAX) -> tuple[int, bytes]:
         """How many of the requests are answered, and with what: the same as the plain way's answers to them."""

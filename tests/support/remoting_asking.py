@@ -17,6 +17,7 @@ from indexd.serve.remoting.messages import query_message
 from support.broker_frames import raw
 from support.data_directory import T0, config_of, spec
 from support.queue_store import QueueStore
+from support.serving import Log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Asking:
 
     def __init__(self, store: Store, row: dict[str, Any] | None = None, **keys: Any) -> None:
         self.config = config_of(store.data, **keys)
-        self.board = Board(self.config)
+        self.board, self.log = Board(self.config), Log()
         self.board.running(lambda: row or {})
         self.queries = Queries(self.config, self.board, 2)
 

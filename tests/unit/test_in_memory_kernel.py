@@ -17,10 +17,9 @@ from indexd.query.broker_message import KeyRequest, query_message
 from indexd.serve.in_memory import InMemory
 from indexd.storage.disk import Disk
 from support.broker_frames import ANY_SIZE, damage
-from support.data_directory import SEGMENT, T0, Store, config_of, make_data, spec
+from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
 from support.goldens import unpack
 from support.in_memory_judge import COMPILED, Judge, by_key, frames
-from support.naive import naive_frames
 from support.page_cache import forget
 from support.strategies import Sample, logs, queries
 
@@ -30,9 +29,7 @@ LARGE = IndexLayout(101, 1000)
 @pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-clean", "rocketmq-5.4-propcrc"])
 def test_every_golden_answer(name: str, tmp_path: Path) -> None:
     golden = unpack(name, tmp_path)
-    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
-    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
-    make_data(tmp_path / "data", golden.root, messages, layout, golden.flavour, golden.segment_size)
+    make_golden_data(tmp_path / "data", golden)
     index = open_index(Disk(), config_of(tmp_path / "data"))
     judge, found_any = Judge(index), 0
     for row in golden.answers():
@@ -123,18 +120,22 @@ def test_a_long_walk_is_left_to_who_may_take_time(tmp_path: Path) -> None:
         assert judge.answered == {COMPILED: 1, "left": 2}
 
 
+def write_word(store: Store, position: int, value: int) -> None:
+    """Into the only index file."""
+    (path,) = (store.data / "index").iterdir()
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(value.to_bytes(4, "big"))
+
+
 def test_a_chain_in_a_circle_can_be_ended(tmp_path: Path) -> None:
     layout = IndexLayout(1, 3000)
     store = Store(tmp_path, layout, segment=1 << 20)
     store.append(*[spec(T0 + number, KEYS=f"k-{number}") for number in range(2000)])
     store.build()
-    (path,) = (store.data / "index").iterdir()
-    content = bytearray(path.read_bytes())
-    content[36:40] = (2**31 - 1).to_bytes(4, "big")
+    write_word(store, 36, 2**31 - 1)
     # From 10 back to 11, and so on: all of it comes with one read.
-    place = layout.entry_position(10) + 16
-    content[place : place + 4] = (11).to_bytes(4, "big")
-    path.write_bytes(content)
+    write_word(store, layout.entry_position(10) + 16, 11)
     checks = 0
 
     def check() -> None:
@@ -158,11 +159,7 @@ def test_a_chain_that_goes_up_is_counted_by_the_plain_way(tmp_path: Path) -> Non
     store = Store(tmp_path, layout, segment=1 << 16)
     store.append(*[spec(T0 + 1000 * number) for number in range(4)])
     store.build()
-    (path,) = (store.data / "index").iterdir()
-    content = bytearray(path.read_bytes())
-    place = layout.entry_position(2) + 16
-    content[place : place + 4] = (3).to_bytes(4, "big")
-    path.write_bytes(content)
+    write_word(store, layout.entry_position(2) + 16, 3)
     with store.index() as index:
         judge = Judge(index)
         for _ in range(2):

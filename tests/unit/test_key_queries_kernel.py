@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX
 from indexd.serve import queries as serve_queries
+from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import HEADER_MAX, Form, FrameError, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import TOGETHER_MAX
 from support.data_directory import T0, Store, spec
@@ -147,6 +148,30 @@ async def test_tags_and_batches_as_the_configuration_has_them(tmp_path: Path) ->
             assert answered == 1
             assert answers.count(struct.pack(">I", 0xDAA320A7)) == (5 if fields.get("maxNum") == "5" else 9)
         assert way.together(request("tag", indexType="T"))[0] == 0
+
+
+async def test_for_a_unique_key_as_many_as_the_broker_says(tmp_path: Path) -> None:
+    store = Store(tmp_path, IndexLayout(7, 400), segment=1 << 16)
+    store.append(*[spec(T0 + number, UNIQ_KEY="u") for number in range(60)])
+    store.build()
+    magic, unique = struct.pack(">I", 0xDAA320A7), {"key": "u", "_UNIQUE_KEY_QUERY": "true", "maxNum": "64"}
+    for keys, wanted in (({}, 32), ({"default_query_max_num": 5}, 5), ({"default_query_max_num": 40}, 40)):
+        async with both(store, **keys) as way:
+            answered, answers = way.together(request(**unique))
+            assert (answered, answers.count(magic)) == (1, wanted)
+
+
+async def test_a_defect_is_said_and_the_plain_way_answers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    async with both(store) as way:
+        monkeypatch.setattr(kernel, "answer_together", fail)
+        for _ in range(3):
+            assert way.together(request()) == (0, b"")
+        assert (await way.to.key()).code == 0
+        (line,) = way.to.log.lines
+        assert line == ("warning", "remoting_failed", {"code": 12, "problem": "ZeroDivisionError('a defect')"})
 
 
 async def test_answers_that_fill_what_there_is(tmp_path: Path) -> None:

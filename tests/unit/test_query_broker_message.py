@@ -16,9 +16,9 @@ from indexd.query import TIME_MAX, open_index
 from indexd.query.broker_message import KeyRequest, query_message, query_message_exact
 from indexd.storage.disk import Disk
 from support.broker_frames import ANY_SIZE, damage, frames_at, raw
-from support.data_directory import SEGMENT, T0, Store, config_of, make_data, spec
+from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
 from support.goldens import unpack
-from support.naive import exact_oracle, naive_frames
+from support.naive import exact_oracle
 from support.strategies import Sample, logs, queries
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def ask(store: Store, key: str = "k", max_num: int = 64, *, size_max: int = ANY_
 @pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-clean", "rocketmq-5.4-propcrc"])
 def test_every_golden_answer_as_frames_in_ascending_order(name: str, tmp_path: Path) -> None:
     golden = unpack(name, tmp_path)
-    messages = list(naive_frames(golden.root / "commitlog", golden.segment_size))
-    layout = IndexLayout(golden.hash_slot_num, golden.index_num)
-    make_data(tmp_path / "data", golden.root, messages, layout, golden.flavour, golden.segment_size)
+    make_golden_data(tmp_path / "data", golden)
     index = open_index(Disk(), config_of(tmp_path / "data"))
     found_any = 0
     for row in golden.answers():

@@ -27,8 +27,6 @@ from indexd.query.source import QueryIndex
 T = TypeVar("T")
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
 MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-#: defaultQueryMaxNum: what a broker makes of the maximum of a query for a unique key.
-UNIQUE_MAX_NUM = 32
 # maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
 _PULL_MAX_NUM = 32
 _ROUNDS = 3
@@ -49,10 +47,10 @@ class KeyRequest(NamedTuple):
     is_unique: bool = False
     index_type: str | None = None
 
-    def to_query(self) -> KeyQuery:
+    def to_query(self, default_query_max_num: int) -> KeyQuery:
         """What a broker asks its index: for a unique key as many as it says, whatever was sent. UsageError."""
         if self.is_unique:
-            return KeyQuery(self.topic, self.key, UNIQUE_MAX_NUM, self.begin, self.end, "U")
+            return KeyQuery(self.topic, self.key, default_query_max_num, self.begin, self.end, "U")
         if self.max_num < 0:
             raise UsageError(f"maxNum has to be at least 0, not {self.max_num}", "")
         return KeyQuery(self.topic, self.key, self.max_num, self.begin, self.end, self.index_type or "K")
@@ -88,7 +86,7 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
 
     As it does, it asks again with an earlier end, twice at most, while nothing that the index names can be read.
     """
-    query = request.to_query()
+    query = request.to_query(index.config.query.default_query_max_num)
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
     if index.memory is not None:
@@ -119,7 +117,7 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
 
 def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
     """Every message that matches, none that does not, each once; of more than may be asked for, the newest."""
-    query = request.to_query()
+    query = request.to_query(index.config.query.default_query_max_num)
     if not request.is_unique and request.index_type is None:
         query = query._replace(index_type=None)
     answer = query_exact(index, query._replace(max_num=min(query.max_num, index.config.query.query_max_num)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from json.encoder import encode_basestring_ascii as quote
@@ -47,7 +47,6 @@ _SHORT_MAX = 2**15 - 1
 _MEMBERS = frozenset(
     ("code", "language", "version", "opaque", "flag", "remark", "extFields", "serializeTypeCurrentRPC")
 )
-_INTEGERS = ("code", "opaque", "flag", "version")
 _NUMBERS = {name: number for number, name in enumerate(LANGUAGES)}
 _NOT_OURS = ((b"\x16\x03", "the begin of TLS, which is not spoken here"), (b"GET ", "HTTP"), (b"POST", "HTTP"))
 
@@ -142,46 +141,47 @@ def _refuse_constant(name: str) -> NoReturn:
 
 # Numbers with a fraction stay as they are written: an ext field is a text, and nothing else may be one. Properties are
 # full of control characters, which not every client escapes.
-_DECODER = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, strict=False)
-_decode_text = _DECODER.decode
-_scan: Callable[[str, int], tuple[Any, int]] = _DECODER.scan_once  # type: ignore[attr-defined]  # for those who derive
-
-
-def _parse(text: str) -> Any:
-    # Without the decoder's search for blanks around it, which none of the clients writes.
-    try:
-        value, end = _scan(text, 0)
-    except StopIteration:
-        end = -1
-    return value if end == len(text) else _decode_text(text)
+_decode_text = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, strict=False).decode
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     try:
-        members = _parse(header.decode())
+        members = _decode_text(header.decode())
         if type(members) is not dict:
             raise FrameError("the header is no JSON object")
-        get: Callable[..., Any] = members.get
-        numbers = get("code"), get("opaque"), get("flag", 0), get("version", 0)
-        for number, name in zip(numbers, _INTEGERS, strict=True):
-            if type(number) is not int or not _INT_MIN <= number <= _INT_MAX:
-                raise FrameError(f"{name} is no integer of 32 bits")
-        code, opaque, flag, version = numbers
-        language, remark = get("language"), get("remark")
-        for text, name in ((language, "language"), (remark, "remark")):
-            if text is not None and type(text) is not str:
-                raise FrameError(f"{name} is no text")
-        fields = _texts(get("extFields"))
-        command = RemotingCommand(code, opaque, flag, language or UNKNOWN_LANGUAGE, version, remark, fields, body)
+        command = RemotingCommand(
+            _integer(members, "code"),
+            _integer(members, "opaque"),
+            _integer(members, "flag", 0),
+            _text(members, "language") or UNKNOWN_LANGUAGE,
+            _integer(members, "version", 0),
+            _text(members, "remark"),
+            _texts(members.get("extFields")),
+            body,
+        )
     except (ValueError, RecursionError) as error:
         raise FrameError(f"the header is no JSON: {error}") from None
-    if not _MEMBERS.issuperset(members):
+    if not members.keys() <= _MEMBERS:
         command.others = {
             name: value
             for name, value in members.items()
             if name not in _MEMBERS and not isinstance(value, dict | list)
         }
     return command
+
+
+def _integer(members: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = members.get(name, default)
+    if type(value) is not int or not _INT_MIN <= value <= _INT_MAX:
+        raise FrameError(f"{name} is no integer of 32 bits")
+    return value
+
+
+def _text(members: dict[str, Any], name: str) -> str | None:
+    value = members.get(name)
+    if value is None or type(value) is str:
+        return value
+    raise FrameError(f"{name} is no text")
 
 
 def _texts(fields: object) -> dict[str, str]:

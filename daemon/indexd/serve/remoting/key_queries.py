@@ -7,7 +7,6 @@ import time
 import numpy as np
 
 from indexd.query import Data
-from indexd.query.broker_message import UNIQUE_MAX_NUM
 from indexd.serve.in_memory import InMemory, Tables, load_in_memory
 from indexd.serve.in_memory_kernel import SCRATCH
 from indexd.serve.queries import FOUND, Queries
@@ -16,6 +15,7 @@ from indexd.serve.remoting.client import Answered
 from indexd.serve.remoting.codes import RequestCode, ResponseCode
 from indexd.serve.remoting.command import HEADER_MAX, LENGTH_SIZE, RemotingCommand, encode_command
 from indexd.serve.remoting.messages import last_update_fields, size_max_of
+from indexd.serve.remoting.sparing import SparingLog
 from indexd.storage.hasty import WouldWaitError
 
 #: Requests of one call, which has bounds besides on what it reads and walks.
@@ -29,14 +29,14 @@ _CODES = RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS
 class KeyQueries:
     """For one outlet, of requests that bear no signature and want the broker's own answer."""
 
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
+    def __init__(self, queries: Queries, log: SparingLog) -> None:
+        self._queries, self._log = queries, log
         config = queries.config.query
         self._limits = np.zeros(5, dtype=np.int64)
         self._limits[kernel.TOGETHER] = TOGETHER_MAX
         self._limits[kernel.BODY] = size_max_of(queries)
         self._limits[kernel.MOST] = config.max_msgs_num_batch
-        self._limits[kernel.MOST_UNIQUE] = min(UNIQUE_MAX_NUM, config.max_msgs_num_batch)
+        self._limits[kernel.MOST_UNIQUE] = min(config.default_query_max_num, config.max_msgs_num_batch)
         self._pieces = kernel.pack(*_header_pieces())
         self._request = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64)
         self._said = np.zeros(2, dtype=np.int64)
@@ -52,7 +52,10 @@ class KeyQueries:
         began = time.perf_counter()
         try:
             found = self._queries.ask_at_once(lambda opened: self._answer(opened, data))
-        except Exception:  # noqa: BLE001 - whatever it is, the plain way meets it again, and says it
+        except WouldWaitError:
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the plain way may still answer
+            self._log.warning("remoting_failed", code=int(RequestCode.QUERY_MESSAGE), problem=repr(error))
             return None
         self._queries.count(FOUND, began, found.requests)
         return found

@@ -73,7 +73,7 @@ class RemotingProcessor:
         has_upstream = bool(config.remoting.upstream_namesrv)
         self._forwarder = Forwarder(config, self._log, access.credentials, board.boot_id) if has_upstream else None
         is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
-        self._key_queries = KeyQueries(queries) if is_plain else None
+        self._key_queries = KeyQueries(queries, self._log) if is_plain else None
         self._directory = Directory(config, queries, self._forwarder, self._log)
 
     def __repr__(self) -> str:
