@@ -15,9 +15,6 @@
     keyed       the store that it needs
     restart     RocketMQ's half of it
     clean       starts with 50 index files
-    lookup      lookups and appends a second, against Kafka's OffsetIndex and TimeIndex and RocketMQ's ConsumeQueue
-    lookup_data what both sides of it are given
-    batches     indexd's half of it; RocketMQ's and Kafka's are in java/
     key         queries by key in process
     source      rows a second of the Spark data source, beside its kernels without Spark
     spark       the rebuild on Spark, beside one process and RocketMQ's IndexService

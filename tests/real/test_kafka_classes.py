@@ -58,11 +58,9 @@ class Player:
                     self.call(f"open {kind} {name} {base} {self.rand.randrange(12, 500)}")
                 line = self._next(kind, is_read_only)
                 self.call(line)
-                if line.startswith("rename"):
-                    name = line.split()[1]
             if self.ours.index is not None:
                 self.call("hex")
-                self.call(self.rand.choice(["unmap", "delete"] if is_read_only else ["unmap", "close", "delete"]))
+                self.call(self.rand.choice(["unmap"] if is_read_only else ["unmap", "close"]))
         self.ours.close()
 
     def _damaged(self, kind: str, path: Path) -> None:
@@ -96,9 +94,8 @@ class Player:
         return rand.choice(
             [
                 *(f"truncateTo {near}", f"truncateTo {self._near(self._last() - rand.randrange(4))}"),
-                *("truncate", "trim", "reset", "flush", "unmap", "close"),
+                *("truncate", "trim", "flush", "unmap", "close"),
                 f"resize {index.size_in_bytes + rand.randrange(200)}",
-                f"rename r{self._made}-{rand.randrange(1 << 30)}{SUFFIX[kind]}",
             ]
         )
 

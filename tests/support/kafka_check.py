@@ -128,10 +128,7 @@ class Ours:
             "canAppend": lambda: index.can_append_offset(numbers[0]),
             "entries": lambda: list(index),
             "hex": lambda: index.path.read_bytes().hex(),
-            "delete": index.delete_if_exists,
         }
-        if name == "delete":
-            self.index = None
         if name in answers:
             return answers[name]()
         self._act(index, name, words)
@@ -142,7 +139,7 @@ class Ours:
             "truncateTo": lambda: index.truncate_to(int(words[0])),
             "truncate": index.truncate,
             "trim": index.trim_to_valid_size,
-            "reset": index.reset,
+            "reset": lambda: (index.truncate(), index.resize(index.max_index_size)),
             "flush": index.flush,
             "sanity": index.sanity_check,
             "state": lambda: None,
@@ -151,7 +148,8 @@ class Ours:
             actions[name]()
         elif name == "rename":
             self._path = self._directory / words[0]
-            index.rename_to(self._path)
+            index.path.rename(self._path)
+            index.path = self._path
         elif name in ("unmap", "close"):
             self.index = None
             index.close(trim=name == "close")

@@ -95,8 +95,9 @@ class Segment:
 
     def recover(self) -> None:
         """Both indexes from the log alone."""
-        self.offset_index.reset()
-        self.time_index.reset()
+        for index in (self.offset_index, self.time_index):
+            index.truncate()
+            index.resize(index.max_index_size)
         self._state = new_state()
         self._index(self._batches)
         self.roll()

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from indexd.consumequeue.check import UNIT_TYPE, check_queues, units_of
+from indexd.consumequeue.check import check_queues
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
 from indexd.findings import Finding, Findings
 from indexd.storage.disk import Disk
-from support.naive_queue import NaiveConsumeQueueStore
 from support.queues import batches, stream
 
 FILE_SIZE = 80
@@ -171,16 +170,3 @@ def test_what_may_not_be_read_is_an_error(built: Built) -> None:
     path.mkdir()
     with pytest.raises(DiskError):
         built.check()
-
-
-def test_the_units_of_a_queue_as_rows(built: Built) -> None:
-    naive = NaiveConsumeQueueStore(4)
-    for message in built.messages:
-        naive.put(message)
-    for mark in built.marks:
-        queue = naive.queues[mark[:2]]
-        for first, count in ((mark.first_offset, 1000), (mark.first_offset + 3, 6), (mark.max_offset - 1, 5)):
-            rows = units_of(Disk(), built.root, FILE_SIZE, mark, first, count)
-            assert rows.dtype == UNIT_TYPE
-            assert rows.tolist() == queue.units[first - queue.first :][:count]
-        assert len(units_of(Disk(), built.root, FILE_SIZE, mark, mark.max_offset, 5)) == 0

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.errors import IndexdError
-from indexd.sparse.format import OFFSET_ENTRY, TIME_ENTRY
 from indexd.sparse.kernel import final_time_entry, message_entries, new_state, segment_entries
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.table import OffsetTable, TimeTable, append_offsets, append_times, load_kernels
-from indexd.sparse.time_index import TimeIndex
-from indexd.storage.disk import Disk
 from support.kafka_model import Entries
 from support.sparse_log import SEGMENT_SIZE, Row, batch_of, log_rows
 
@@ -93,117 +83,3 @@ def test_messages_of_a_segment_and_no_other(rows: list[Row], interval: int, room
         at = int(taken)
     assert at == len(own) == state[4]
     assert (offsets, times) == (twin.offsets, twin.times)
-
-
-# --- lookups ---
-
-
-def written(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-@given(st.lists(st.tuples(INT32S, INT32S), max_size=60), BASES, st.booleans(), st.lists(INT64S, max_size=40))
-def test_offset_lookups_are_the_classes_own(
-    entries: list[tuple[int, int]], base: int, is_sorted: bool, targets: list[int]
-) -> None:
-    entries = sorted(dict(entries).items()) if is_sorted else entries
-    data = b"".join(OFFSET_ENTRY.pack(*entry) for entry in entries)
-    near = [(base + entry[0] + step + 2**63) % 2**64 - 2**63 for entry in entries[:20] for step in (-1, 0, 1)]
-    targets += near
-    offsets, positions = OffsetTable(data, base).lookup(np.array(targets, dtype=np.int64))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        OffsetIndex.open(Disk(), written(Path(name, "x"), data), base, writable=False) as index,
-    ):
-        expected = [tuple(index.lookup(target)) for target in targets]
-    assert list(zip(offsets.tolist(), positions.tolist(), strict=True)) == expected
-
-
-@given(st.lists(st.tuples(INT64S, INT32S), max_size=60), BASES, st.booleans(), st.lists(INT64S, max_size=40))
-def test_time_lookups_are_the_classes_own(
-    entries: list[tuple[int, int]], base: int, is_sorted: bool, targets: list[int]
-) -> None:
-    entries = sorted(dict(entries).items()) if is_sorted else entries
-    data = b"".join(TIME_ENTRY.pack(*entry) for entry in entries)
-    targets += [entry[0] for entry in entries]
-    timestamps, offsets = TimeTable(data, base).lookup(np.array(targets, dtype=np.int64))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        TimeIndex.open(Disk(), written(Path(name, "x"), data), base, writable=False) as index,
-    ):
-        expected = [tuple(index.lookup(target)) for target in targets]
-    assert list(zip(timestamps.tolist(), offsets.tolist(), strict=True)) == expected
-
-
-@pytest.mark.parametrize("used", [0, 1, 1023, 1024, 1025, 1026, 1500, 3000])
-@pytest.mark.parametrize("unused", [0, 1, 1300])
-def test_lookups_around_the_warm_part_and_into_unused_slots(used: int, unused: int, tmp_path: Path) -> None:
-    data = b"".join(OFFSET_ENTRY.pack(3 * number + 3, number) for number in range(used)) + bytes(8 * unused)
-    targets = np.arange(-2, 3 * used + 5, 1 + used // 500, dtype=np.int64)
-    offsets, positions = OffsetTable(data, 0).lookup(targets)
-    with OffsetIndex.open(Disk(), written(tmp_path / "x", data), 0, writable=False) as index:
-        expected = [tuple(index.lookup(target)) for target in targets.tolist()]
-    assert list(zip(offsets.tolist(), positions.tolist(), strict=True)) == expected
-
-
-# --- appends ---
-
-
-@given(st.lists(st.tuples(INT64S, INT64S), max_size=30), st.integers(0, 3), st.sampled_from([0, 5, 2**63 - 10, -5]))
-def test_many_offsets_are_appended_as_one_by_one(rows: list[tuple[int, int]], sorts: int, base: int) -> None:
-    rows = sorted(rows) if sorts else rows
-    offsets, positions = columns(rows) if rows else (np.empty(0, np.int64), np.empty(0, np.int64))
-    with tempfile.TemporaryDirectory() as name:
-        one = OffsetIndex.open(Disk(), Path(name, "one"), base, 8 * 20)
-        many = OffsetIndex.open(Disk(), Path(name, "many"), base, 8 * 20)
-        errors = []
-        for append in (
-            lambda: [one.append(*row) for row in rows],
-            lambda: append_offsets(many, offsets, positions),
-        ):
-            try:
-                append()
-                errors.append(None)
-            except IndexdError as error:
-                errors.append((type(error), str(error).replace("/one", "/many")))
-        assert errors[0] == errors[1]
-        assert (one.entries, one.last_entry) == (many.entries, many.last_entry)
-        assert Path(name, "one").read_bytes() == Path(name, "many").read_bytes()
-        one.close()
-        many.close()
-
-
-@given(st.lists(st.tuples(INT64S, INT64S), max_size=30), st.integers(0, 3), st.sampled_from([0, 5, 2**63 - 10, -5]))
-def test_many_times_are_appended_as_one_by_one(rows: list[tuple[int, int]], sorts: int, base: int) -> None:
-    if sorts:
-        rows = list(zip(sorted(row[0] for row in rows), sorted(row[1] for row in rows), strict=True))
-    timestamps, offsets = columns(rows) if rows else (np.empty(0, np.int64), np.empty(0, np.int64))
-    with tempfile.TemporaryDirectory() as name:
-        one = TimeIndex.open(Disk(), Path(name, "one"), base, 12 * 20)
-        many = TimeIndex.open(Disk(), Path(name, "many"), base, 12 * 20)
-        errors = []
-        for append in (
-            lambda: [one.maybe_append(*row) for row in rows],
-            lambda: append_times(many, timestamps, offsets),
-        ):
-            try:
-                append()
-                errors.append(None)
-            except IndexdError as error:
-                errors.append((type(error), str(error).replace("/one", "/many")))
-        assert errors[0] == errors[1]
-        assert (one.entries, one.last_entry) == (many.entries, many.last_entry)
-        assert Path(name, "one").read_bytes() == Path(name, "many").read_bytes()
-        one.close()
-        many.close()
-
-
-def test_load_kernels_writes_what_it_should() -> None:
-    load_kernels()
-    out = np.empty((1, 2), np.uint32)
-    from indexd.sparse.lookup_kernel import encode_offsets
-
-    one = np.array([7], np.int64)
-    assert encode_offsets(one, np.array([-2], np.int64), np.int64(0), False, np.int64(0), out) == 1
-    assert out.tobytes() == struct.pack(">ii", 7, -2)

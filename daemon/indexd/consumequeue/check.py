@@ -1,6 +1,6 @@
 """The ConsumeQueues held against what the frontier says of them: files, every unit, nothing else there.
 
-Reads only, by pread, a window at a time. ``units_of`` gives the units themselves, for a comparison with the log.
+Reads only, by pread, a window at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.consumequeue.check_kernel import END, FOUND, check_units
 from indexd.consumequeue.folders import queue_folders, unnamed_files
@@ -57,22 +56,6 @@ def check_queues(
             text = "the frontier does not name it, and no daemon runs"
             findings.add(f"{name}/{path.relative_to(directory)}", 0, "file-unnamed", text)
     return findings
-
-
-def units_of(disk: Disk, directory: Path, file_size: int, mark: QueueMark, first: int, count: int) -> NDArray[np.void]:
-    """``count`` units of a queue from unit ``first`` on, as rows of UNIT_TYPE; fewer where its files or units end."""
-    folder, data = queue_directory(directory, mark.topic, mark.queue_id), bytearray()
-    position, end = first * UNIT_SIZE, min(first + count, mark.max_offset) * UNIT_SIZE
-    while position < end:
-        begin = position // file_size * file_size
-        size = min(end, begin + file_size) - position
-        with disk.open_read(folder / file_name(begin)) as file:
-            part = file.pread(size, position - begin)
-        data += part
-        if len(part) < size:
-            break
-        position += size
-    return np.frombuffer(bytes(data[: len(data) // UNIT_SIZE * UNIT_SIZE]), dtype=UNIT_TYPE)
 
 
 class _Queue:

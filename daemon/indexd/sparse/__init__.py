@@ -6,8 +6,6 @@
 ``offset_index``  OffsetIndex: logical offset -> byte position
 ``time_index``    TimeIndex: timestamp -> logical offset
 ``kernel``        which messages get entries; compiled
-``lookup_kernel`` many lookups and many appends at once, compiled
-``table``         OffsetTable and TimeTable: an index as arrays, for many lookups
 ``segment``       the pair of the segment that grows
 ``service``       SparseService: builds, seals and expires pairs
 ``recover``       what is kept of the pairs after a crash or a cut

@@ -15,7 +15,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 from indexd.errors import CorruptDataError, DiskError, IndexFullError, OffsetOverflowError, UsageError
 from indexd.sparse.format import INT32_MAX, INT64_MAX, is_in_range, signed_64
-from indexd.sparse.searching import search, valid_entries
+from indexd.sparse.searching import search
 from indexd.storage.disk import Disk, DiskFile
 
 Entry = TypeVar("Entry", bound=tuple[int, int])
@@ -85,16 +85,6 @@ class SparseIndex(ABC, Generic[Entry]):
         """Open a file of which ``entries`` are known to hold; CorruptDataError if it is too short for them."""
         file = disk.open_write(path) if writable else disk.open_read(path)
         return cls(disk, path, file, base, entries, max_index_size, writable)
-
-    @classmethod
-    def open_growing(cls, disk: Disk, path: Path, base: int) -> Self:
-        """Open for reading a file that SparseService may be appending to: the entries before the first unused slot.
-
-        The newest of them may be half written at this moment; a mark or a second look tells.
-        """
-        with disk.open_read(path) as file:
-            entries = valid_entries(file, cls.entry_size)
-        return cls.load(disk, path, base, entries)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path}, base={self.base}, entries={self.entries} of {self.max_entries})"
@@ -173,11 +163,6 @@ class SparseIndex(ABC, Generic[Entry]):
         """Cut the file behind its last entry; one without entries gets 0 bytes."""
         self.resize(self.size_in_bytes)
 
-    def reset(self) -> None:
-        """Drop all entries and give the file its largest size again; if it has that, the old bytes stay."""
-        self.truncate()
-        self.resize(self.max_index_size)
-
     @abstractmethod
     def sanity_check(self) -> None:
         """CorruptDataError if the last entry or the file's length cannot be; the rest is not looked at (spec 7)."""
@@ -191,19 +176,6 @@ class SparseIndex(ABC, Generic[Entry]):
         if trim and self.is_writable and self._file.fileno() >= 0:
             self.trim_to_valid_size()
         self._close_file()
-
-    def rename_to(self, target: Path) -> None:
-        """Rename, replacing what is there; from then on, even if that failed, this is ``target``'s index."""
-        source, self.path = self.path, target
-        self._file.path = target
-        self._disk.rename(source, target)
-
-    def delete_if_exists(self) -> bool:
-        """Close and remove the file; whether it was there."""
-        self._close_file()
-        existed = self._disk.exists(self.path)
-        self._disk.unlink(self.path)
-        return existed
 
     @abstractmethod
     def _offset(self, slot: int) -> int:
