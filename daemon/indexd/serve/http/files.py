@@ -3,21 +3,22 @@
 Annotations here are read when the module runs: no postponed annotations in this file.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from indexd import __version__
 from indexd.query import Data
+from indexd.query.queues import topics_of
 from indexd.query.source import Look, OpenIndexFile
 from indexd.serve.board import Board
 from indexd.serve.http.answers import coverage_row, json_response, text64
 from indexd.serve.http.documented import documented
-from indexd.serve.http.parameters import IndexFileName
+from indexd.serve.http.parameters import IndexFileName, TopicsBegin
 from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.queries import Queries
 from indexd.serve.http.route import StrictRoute
-from indexd.serve.http.schemas import CoverageAnswer, FrontierRow, IndexFileRow, IndexFiles, Recovery
+from indexd.serve.http.schemas import CoverageAnswer, FrontierRow, IndexFileRow, IndexFiles, Recovery, Topics
 
 _SEGMENTS_MAX = 1000
 
@@ -51,6 +52,15 @@ def file_router(board: Board, queries: Queries) -> APIRouter:
     async def coverage() -> Response:
         """Every message of ``[begin, end)`` is in the index, but for those of ``uncovered``."""
         return json_response(await queries.ask(_coverage))
+
+    @router.get("/topics", summary="Topics with a queue", **documented(Topics, "Their names, in order", 404))
+    async def topics(asked: Annotated[TopicsBegin, Query()]) -> Response:
+        """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
+        names = await queries.ask(lambda data: topics_of(data.index))
+        if names is None:
+            raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
+        found = [name for name in names if name.lower().startswith(asked.begin.lower())]
+        return json_response({"topics": found[: asked.max], "total": len(found)})
 
     @router.get(
         "/recovery",
