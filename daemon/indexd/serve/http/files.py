@@ -56,11 +56,7 @@ def file_router(board: Board, queries: Queries) -> APIRouter:
     @router.get("/topics", summary="Topics with a queue", **documented(Topics, "Their names, in order", 404))
     async def topics(asked: Annotated[TopicsBegin, Query()]) -> Response:
         """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
-        names = await queries.ask(lambda data: topics_of(data.index))
-        if names is None:
-            raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
-        found = [name for name in names if name.lower().startswith(asked.begin.lower())]
-        return json_response({"topics": found[: asked.max], "total": len(found)})
+        return json_response(_topics(await queries.ask(lambda data: topics_of(data.index)), asked))
 
     @router.get(
         "/recovery",
@@ -86,6 +82,13 @@ def file_router(board: Board, queries: Queries) -> APIRouter:
         return json_response(await queries.ask(_frontier))
 
     return router
+
+
+def _topics(names: list[str] | None, asked: TopicsBegin) -> dict[str, Any]:
+    if names is None:
+        raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
+    found = [name for name in names if name.lower().startswith(asked.begin.lower())]
+    return {"topics": found[: asked.max], "total": len(found)}
 
 
 def _index_files(data: Data) -> dict[str, Any]:
