@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from support.daemon import Daemon, index_files
 from support.held_opening import held_until
+from support.service_manager import ServiceManager
 from support.small_log import SIZES, Growing, write_log
+from support.status import row_of
+from support.status import status as drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +73,28 @@ def test_it_is_seen_from_before_the_recovery_to_the_stop(tmp_path: Path) -> None
         kinds = {event["kind"] for event in ask(address, "/api/v1/events")["events"]}
         assert "recover" in kinds
         assert daemon.terminate() == 0
+
+
+def test_compiling_is_said_at_the_first_start_and_never_again(tmp_path: Path) -> None:
+    store, data, cache = tmp_path / "store", tmp_path / "data", tmp_path / "cache"
+    write_log(store, 100)
+    cache.mkdir()
+    with ServiceManager(tmp_path.name) as manager:
+        env = {"NUMBA_CACHE_DIR": str(cache), "INDEXD_HTTP": "off", **manager.environment}
+        with Daemon(store, data, *SIZES, env=env, tracer=held_until(tmp_path / "none")) as first:
+            assert first.wait_event("compiling")["hint"].startswith("once")
+            first.wait_for(lambda: (data / "state").exists() or None, "what it writes down")
+            row = row_of(data)
+            assert (row["phase"], row["compiling"], row["findings"]) == ("opening", True, [])
+            assert drawn(data).startswith("◐ opening: compiling, once  ")
+            first.wait_for(manager.seen("STATUS", lambda text: text.startswith("compiling, once")), "systemd is told")
+            first.kill()
+        (cache / "compiled").touch()  # as the first start leaves it
+        with Daemon(store, data, *SIZES, env=env | ANY_PORT, tracer=held_until(tmp_path / "none")) as second:
+            second.wait_event("starting")
+            assert status(address_of(second))["compiling"] is False
+            second.kill()
+            assert not second.events("compiling")
 
 
 def test_a_disturbed_daemon_opens_again_under_the_same_address(tmp_path: Path) -> None:

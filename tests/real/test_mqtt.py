@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ROOT = "rocketmq-indexd/prod/broker-a"
+ROOT = "indexd/prod/broker-a"
 NODE = {"INDEXD_CLUSTER": "prod", "INDEXD_NODE_ID": "broker-a"}
 
 

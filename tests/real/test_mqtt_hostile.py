@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ROOT = "rocketmq-indexd/prod/broker-a"
+ROOT = "indexd/prod/broker-a"
 NODE = {"INDEXD_CLUSTER": "prod", "INDEXD_NODE_ID": "broker-a"}
 CONNACK = b"\x20\x03\x00\x00\x00"
 # With QoS 1, so that each would be answered too.

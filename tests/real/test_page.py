@@ -165,7 +165,7 @@ def test_the_figures_move_while_messages_are_written(browser: Browser, beside: B
     tab.wait(f"document.querySelector('#log-size').innerText.includes('{end:,}')")
     assert tab.eval("document.querySelectorAll('#log .part').length") > 0
     tab.wait("document.querySelectorAll('#files .full').length > 0")
-    assert "created" in tab.text("#events")
+    assert "New index" in tab.text("#events")
     tab.wait("Number(document.querySelector('#tile-messages .value').innerText) > 0")
     tab.type("#topic", TOPIC)
     tab.type("#q", "while-open")

@@ -221,6 +221,46 @@ def test_a_recovery_is_drawn_and_searching_waits_for_it(browser: Browser, board:
     tab.wait("document.querySelector('#recovery').hidden")
 
 
+def test_events_are_said_in_words_and_what_is_well_again_is_green(browser: Browser, board: Board) -> None:
+    board.events.tell("degraded", {"stage": "build", "problem": "cannot write <b>x</b>", "retry_seconds": 1})
+    board.events.tell("healed", {"stage": "build"})
+    board.events.tell("rolled", {"files": 1, "phy_offset": 2**53 + 1})
+    board.running(lambda: dict(ROW))
+    tab = browser.page()
+    tab.open(f"http://{board.http}/")
+    assert tab.text("h1").startswith("indexd")
+    tab.wait("document.querySelectorAll('#events li').length === 3")
+    events = tab.text("#events")
+    for words in ("build: cannot write <b>x</b>", "build goes on", "1 file, at offset 9,007,199,254,740,993"):
+        assert words in events
+    colours = tab.eval(
+        "[...document.querySelectorAll('#events .kind')].map((one) => [one.innerText, getComputedStyle(one).color])"
+    )
+    good = tab.eval(
+        "getComputedStyle(document.querySelector('.verdict.good')||Object.assign(document.body.appendChild("
+        "document.createElement('p')), {className: 'verdict good'})).color"
+    )
+    assert [colour == good for _, colour in colours] == [False, True, False]
+    assert [words for words, _ in colours] == ["Index file full", "Healed", "Waiting"]
+
+
+def test_topics_are_completed_as_they_are_typed(browser: Browser, tmp_path: Path) -> None:
+    beside = Beside(tmp_path)
+    for topic in ("OrderPaid", "OrderCreated", "Stock"):
+        beside.write(topic, "k")
+    beside.start()
+    tab = browser.page()
+    tab.open(beside.address)
+    tab.type("#topic", "orde")
+    tab.wait("document.querySelectorAll('#topics option').length === 2")
+    assert tab.eval("[...document.querySelectorAll('#topics option')].map((one) => one.value)") == [
+        "OrderCreated",
+        "OrderPaid",
+    ]
+    beside.daemon.kill()
+    beside.writer.close()
+
+
 def test_a_broker_that_is_down_is_a_figure_in_mode_shadow(browser: Browser, board: Board) -> None:
     board.running(lambda: ROW | {"corrupt": None, "problems": {}, "uncovered": []})
     board.broker = {"alive": False, "why": "its lock is free", "unsafe": []}

@@ -94,12 +94,12 @@ def test_the_figures_are_the_daemons(watched: Watched) -> None:
     instance = f'instance="{address(watched.sound)}"'
     offset = watched.sound.state()["phyOffset"]
     for expr, value in {
-        f"rocketmq_indexer_built_offset{{{instance}}}": offset,
-        f"rocketmq_indexer_dispatch_behind_bytes{{{instance}}}": 0,
-        f'rocketmq_indexer_recovery_state{{{instance}, state="running"}}': 1,
-        f'rocketmq_indexer_output_durable_offset{{{instance}, output="key"}}': offset,
-        f"rocketmq_indexer_stopped_at_corrupt{{{instance}}}": 0,
-        f"rate(rocketmq_indexer_flush_seconds_count{{{instance}}}[10s])": None,
+        f"indexd_built_offset{{{instance}}}": offset,
+        f"indexd_dispatch_behind_bytes{{{instance}}}": 0,
+        f'indexd_recovery_state{{{instance}, state="running"}}': 1,
+        f'indexd_output_durable_offset{{{instance}, output="key"}}': offset,
+        f"indexd_stopped_at_corrupt{{{instance}}}": 0,
+        f"rate(indexd_flush_seconds_count{{{instance}}}[10s])": None,
     }.items():
         watched.prometheus.wait_for(lambda expr=expr: bool(watched.prometheus.query(expr)), expr)
         (sample,) = watched.prometheus.query(expr)
@@ -112,7 +112,7 @@ def test_every_panel_of_the_dashboard_shows_something(watched: Watched) -> None:
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     noted = [note["expr"] for note in dashboard["annotations"]["list"] if "expr" in note]
     watched.prometheus.wait_for(
-        lambda: bool(watched.prometheus.query("rate(rocketmq_indexer_read_bytes_total[10s])")), "two scrapes"
+        lambda: bool(watched.prometheus.query("rate(indexd_read_bytes_total[10s])")), "two scrapes"
     )
     for template in shown + noted:
         expr = template.replace("$__rate_interval", "10s").replace("$cluster", "Test.*").replace("$node_id", ".*")

@@ -99,7 +99,7 @@ class Heard:
 class Listener:
     """mosquitto_sub for everything, in a ``with`` block that begins once it has subscribed."""
 
-    def __init__(self, broker: Mosquitto, *words: str, topic: str = "rocketmq-indexd/#") -> None:
+    def __init__(self, broker: Mosquitto, *words: str, topic: str = "indexd/#") -> None:
         # Into a pipe it would write in blocks.
         by_line = [need("stdbuf", "coreutils"), "-oL"]
         self._words = [*by_line, need("mosquitto_sub", "mosquitto-clients"), "-h", "localhost", "-p", str(broker.port)]

@@ -118,7 +118,7 @@ def naive_content(log: Log, silence: int = 60_000) -> NaiveContent:
     entries = Counter(message.phy_offset for message, _, _ in log.entries())
     for message in messages:
         hour = message.store_timestamp // _HOUR
-        cell = (message.topic, hour if -(1 << 31) < hour < 1 << 31 else -(1 << 31))
+        cell = (message.topic, hour if -(1 << 31) < hour < 1 << 31 else -(1 << 63))
         keyless = not message.keys
         values = (
             1,

@@ -22,7 +22,7 @@ ALWAYS = {
     "version", "pid", "bootId", "startedAt", "cluster", "nodeId", "mode", "flavour", "store", "data", "hashSlotNum",
     "indexNum", "phase", "http", "remoting", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio",
     "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "stalled", "problems", "recoveryRemainingBytes",
-    "recoveryRemainingFiles",
+    "recoveryRemainingFiles", "compiling",
 }  # fmt: skip
 
 

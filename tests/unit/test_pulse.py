@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexd.service.pulse import Pulse
+from indexd.service.pulse import Pulse, RunningClock
 
 
 class Clock:
@@ -87,3 +87,14 @@ def test_without_a_watchdog_there_is_a_limit_all_the_same(clock: Clock) -> None:
     pulse = Pulse(None, clock)
     clock.now += 61
     assert set(pulse.stalled()) == {"read", "build"}
+
+
+def test_a_clock_that_does_not_run_while_the_process_is_stopped(clock: Clock) -> None:
+    running = RunningClock(clock)
+    began = running()
+    clock.now += 4.0
+    assert running() - began == 4.0, "somebody reads it often"
+    clock.now += 3600.0
+    assert running() - began == 4.0, "nobody did for an hour"
+    clock.now += 1.0
+    assert running() - began == 5.0

@@ -46,6 +46,7 @@ _ANSWERED: dict[int, dict[str, object]] = {
     35: {"clientID": "c"},
     105: {"topic": "TopicTest"},
     106: {},
+    206: {},
     300: {"topic": "TopicTest"},
 }  # fmt: skip
 
@@ -79,7 +80,7 @@ def test_what_is_answered_without_an_upstream(outlet: Outlet, form: str) -> None
             assert (answer.code, answer.flag, answer.form, answer.language) == (0, 1, form, "PYTHON"), (code, answer)
 
 
-@pytest.mark.parametrize("code", [3, 10, 15, 26, 36, 37, 38, 39, 103, 206, 310, 361, 200050, -1, 0, 32767, 2**31 - 1])
+@pytest.mark.parametrize("code", [3, 10, 15, 26, 36, 37, 38, 39, 103, 205, 310, 361, 200050, -1, 0, 32767, 2**31 - 1])
 def test_what_nobody_answers(outlet: Outlet, code: int) -> None:
     with outlet.client() as client:
         answer = client.ask(code, {"topic": "TopicTest"}, b"body")
@@ -88,6 +89,14 @@ def test_what_nobody_answers(outlet: Outlet, code: int) -> None:
             f"request code {code} is none of those that indexd answers: indexd answers queries, and has no "
             "upstream_namesrv to pass others to",
         )
+
+
+def test_mqadmin_lists_the_topics_of_the_index_where_no_name_server_is_behind_it(root: Path, outlet: Outlet) -> None:
+    with outlet.client() as client:
+        topics = client.ask(206).json()["topicList"]
+    folders = sorted(path.name for path in (root / "data/consumequeue").iterdir())
+    assert "TopicTest" in topics
+    assert topics == folders
 
 
 def test_fields_that_are_missing_or_none(outlet: Outlet) -> None:

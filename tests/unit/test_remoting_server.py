@@ -202,9 +202,9 @@ def test_its_metrics(server: RemotingServing) -> None:
         line.partition("{")[0] + "".join(part for part in line.split('"')[1::2] if part in words): line.split()[-1]
         for words in [{"QUERY_MESSAGE", "VIEW_MESSAGE_BY_ID", "other", "ok", "error", "bytes", "full"}]
         for line in text.decode().splitlines()
-        if line.startswith("rocketmq_indexer_remoting_")
+        if line.startswith("indexd_remoting_")
     }
-    prefix = "rocketmq_indexer_remoting_"
+    prefix = "indexd_remoting_"
     assert lines[f"{prefix}open_connections"] == "0.0"
     assert lines[f"{prefix}accepted_connections_total"] == "1.0"
     assert lines[f"{prefix}refused_connections_totalfull"] == "0.0"

@@ -110,7 +110,7 @@ def test_both_ports_answer(tmp_path: Path) -> None:
             assert client.ask(310).code == 3
             wait_for(lambda: "connections" in board.row()["remoting"])
             with urllib.request.urlopen(f"http://{board.http}/metrics", timeout=10) as metrics:
-                assert b"rocketmq_indexer_remoting_open_connections{" in metrics.read()
+                assert b"indexd_remoting_open_connections{" in metrics.read()
     assert serve_threads() == []
     assert log.events.count("listening") == 2
     assert "outlet_failed" not in log.events

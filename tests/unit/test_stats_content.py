@@ -53,6 +53,7 @@ def test_it_does_not_matter_how_the_log_is_split(samples: list[Sample], sizes: l
         log = written_log(Path(folder), samples)
         one, *others = [content_of(log, Selection(capacity=16, silence=500), size) for size in sizes]
     for other in others:
+        assert (one.bins, one.step) == (other.bins, other.step)
         assert one.cells == other.cells
         assert one.sums == other.sums
         assert one.clock == other.clock
@@ -73,6 +74,7 @@ def test_merging_is_associative(samples: list[Sample], size: int) -> None:
         parts = batches_of(log, Selection(capacity=1024), size)
     left = reduce(merge, parts, Content.empty(1024))
     right = reduce(lambda behind, one: merge(one, behind), reversed(parts), Content.empty(1024))
+    assert (left.bins, left.step) == (right.bins, right.step)
     assert left.cells == right.cells
     assert left.clock == right.clock
     assert left.entries_of == right.entries_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,9 @@ class Elements(HTMLParser):
 def test_what_the_log_says_stays_text(hostile: dict[str, Any]) -> None:
     elements = Elements(render_page(hostile, 20))
     names = {name for name, _ in elements.found}
-    assert not names & {"img", "svg", "a", "iframe", "link", "object", "form", "input"}
-    assert [attributes.get("id") for name, attributes in elements.found if name == "script"] == ["plots", None, None]
+    assert not names & {"img", "a", "iframe", "link", "object", "form", "input"}
+    assert "script" not in names
+    assert [name for name, _ in elements.found].count("svg") == 3, "the page's own"
     assert not [
         name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "src"
     ]
@@ -101,8 +101,7 @@ def test_the_page_allows_no_address_and_no_foreign_script(hostile: dict[str, Any
     policy = next(a["content"] for name, a in elements.found if a.get("http-equiv") == "Content-Security-Policy") or ""
     rules = dict(rule.strip().partition(" ")[::2] for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
-    assert re.fullmatch(r"'sha256-[\w+/=]{44}' 'sha256-[\w+/=]{44}'", rules["script-src"])
-    assert "unsafe-eval" not in policy
+    assert "script-src" not in rules
     assert "http" not in policy
 
 
@@ -114,14 +113,41 @@ def test_a_browser_draws_it_runs_nothing_of_the_log_and_fetches_nothing(
     path = tmp_path / "reports" / "stats.html"
     write_page(hostile, Disk(), path, 20)
     page = Page(path, tmp_path / "profile", width=width, dark=dark)
-    assert 'data-drawn="yes"' in page.dom
     assert "data-pwned" not in page.dom
     assert page.asked == set()
-    for plot in ("hours", "sizes", "chains"):
-        drawn = page.dom.partition(f'id="{plot}"')[2].partition("</section>")[0]
-        assert "main-svg" in drawn
-        assert drawn.count('class="point"') > 1, plot
+    drawn = page.dom.split('<figure class="plot">')[1:]
+    assert len(drawn) == 3
+    for plot in drawn:
+        assert plot.partition("</figure>")[0].count('class="column"') > 1
     assert "clock back" in page.dom
+
+
+def test_eight_minutes_are_told_apart_by_seconds(tmp_path: Path) -> None:
+    samples = [
+        Sample(FrameSpec("T", properties={"KEYS": "k"}, store_timestamp=BASE_TIME + 1000 * at)) for at in range(480)
+    ]
+    report = report_of(tmp_path, samples)
+    assert report["bins"]["stepMs"] == 5000
+    assert [row["messages"] for row in report["bins"]["rows"]][1:-1] == [5] * (len(report["bins"]["rows"]) - 2)
+    assert sum(row["messages"] for row in report["bins"]["rows"]) == 480
+    page = render_page(report, 20)
+    assert "messages in 5 s" in page
+    assert page.count('class="column"') >= 96
+
+
+def test_the_page_is_small_and_its_font_is_one(tmp_path: Path) -> None:
+    samples = [
+        Sample(
+            FrameSpec(
+                f"Topic{number % 30}", body=b"x" * (number % 900), properties={"KEYS": f"k{number}"},
+                store_timestamp=BASE_TIME + 3_600_000 * number,
+            )
+        )
+        for number in range(2400)
+    ]  # fmt: skip
+    page = render_page(report_of(tmp_path, samples), 1000)
+    assert len(page.encode()) < 500_000
+    assert "font-family" not in page
 
 
 @requires_chromium

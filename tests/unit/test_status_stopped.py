@@ -37,9 +37,9 @@ def test_one_that_was_killed(store: Path, tmp_path: Path) -> None:
         daemon.wait_caught_up()
         daemon.kill()
         row = row_of(daemon.data, code=1)
-    assert (row["phase"], row["lastShutdownClean"]) == ("stopped", False)
+    assert (row["phase"], row["lastShutdownClean"]) == ("crashed", False)
     assert row["findings"] == [
-        "no daemon runs: it ended without a stop; the next start recovers (the abort flag is there)"
+        "no daemon runs: it crashed or was killed; the next start recovers (the abort flag is there)"
     ]
 
 

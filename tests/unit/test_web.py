@@ -18,6 +18,7 @@ from indexd.flush.frontier import Uncovered
 from indexd.pages.markup import Html, element, foreign
 from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
+from indexd.serve.events import KINDS
 from indexd.serve.web.asked import TIME_MIN, WAYS, Asked
 from indexd.serve.web.body import body_section
 from indexd.serve.web.drawing import log_strip, timeline
@@ -49,11 +50,19 @@ class Read(HTMLParser):
         self.text += data
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x00")))
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t")))
 def test_text_stays_text_wherever_it_stands(text: str) -> None:
     read = Read(element("p", text, title=text))
     assert read.elements == [("p", {"title": text})]
     assert read.text == text
+
+
+def test_what_a_terminal_obeys_is_written_as_an_escape_in_html() -> None:
+    assert element("p", "a\x1b[2J\x9b\r\n\t", title="\x1b\x9b\x7f") == (
+        '<p title="&#27;\\x9b&#127;">a\\x1b[2J\\x9b\\r\n\t</p>'
+    )
+    page = render_page(Asked(topic="T", q="\x1b]0;pwned\x07"), None, None)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", page)
 
 
 def test_markup_is_not_escaped_twice_and_nothing_is_left_out() -> None:
@@ -113,6 +122,11 @@ def test_an_address_leads_back_to_what_was_asked(parameters: dict[str, str]) -> 
 
 def _pairs(link: str) -> list[tuple[str, str]]:
     return parse_qsl(link[1:], keep_blank_values=True)
+
+
+def test_every_event_has_words_on_the_page() -> None:
+    script = asset("panels.js").decode()
+    assert set(re.findall(r"^  (\w+): \[\"(?:|good|bad)\", ", script, re.MULTILINE)) == KINDS.keys()
 
 
 @given(JSON)

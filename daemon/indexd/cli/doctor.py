@@ -33,7 +33,7 @@ _FOR_CONNECT: _Wanted = {
     "grpcio-status": ((1,), None),
     "googleapis-common-protos": ((1,), None),
 }
-_FOR_PAGES: _Wanted = {"plotly": ((6,), None), "jinja2": ((3,), None), "rich": ((14,), None)}
+_FOR_PAGES: _Wanted = {"jinja2": ((3,), None), "rich": ((14,), None)}
 _INSTALL = "pip install 'rocketmq-indexd[spark]'"
 _NO_PROGRAM = "which is no program that can be started"
 _EXIT_FINDINGS = 1

@@ -79,7 +79,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
 
         write_tables(report, Disk(), Path(args.to))
     if args.report is not None:
-        from indexd.spark.stats.page import write_page  # noqa: PLC0415 - plotly is optional and slow to load
+        from indexd.spark.stats.page import write_page  # noqa: PLC0415 - jinja2 is optional
 
         write_page(report, Disk(), Path(args.report), args.top)
     if wants_json(args):

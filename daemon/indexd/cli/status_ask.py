@@ -52,11 +52,16 @@ class Look:
 
     @property
     def phase(self) -> str:
-        """``opening``, ``recovering``, ``running``, ``stopping``, or ``stopped`` and ``unreachable`` of our own.
+        """``opening``, ``recovering``, ``running``, ``stopping``; of our own ``stopped``, ``crashed``, ``unreachable``.
 
         One that is unreachable has a ``lastPhase`` if it wrote down where it stands.
         """
         return str(self.row.get("phase", "running"))
+
+    @property
+    def is_over(self) -> bool:
+        """No daemon runs."""
+        return self.phase in ("stopped", "crashed")
 
     def to_json(self) -> Row:
         """The row, and beside it who was asked, when, and the rest."""
@@ -181,7 +186,7 @@ class Asker:
         frontier = known_frontier(self._disk, self._files)
         clean = not self._disk.exists(self._files.abort)
         row: Row = {
-            "phase": "stopped",
+            "phase": "stopped" if clean else "crashed",
             "lastShutdownClean": clean,
             "store": frontier.store,
             "data": str(self._files.data),
@@ -199,7 +204,7 @@ class Asker:
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in frontier.uncovered],
         }
         how = (
-            "it was stopped" if clean else "it ended without a stop; the next start recovers (the abort flag is there)"
+            "it was stopped" if clean else "it crashed or was killed; the next start recovers (the abort flag is there)"
         )
         notes = []
         try:

@@ -60,7 +60,7 @@ def head(look: Look) -> list[str]:
     """Who it is."""
     row = look.row
     words = [f"pid {row['pid']}"] if row.get("pid") else []
-    if row.get("startedAt") and look.phase != "stopped":
+    if row.get("startedAt") and not look.is_over:
         words.append(f"up {span(look.at - row['startedAt'] / 1000)}")
     if row.get("cluster"):
         words.append(f"{row['cluster']} / {row.get('nodeId')}")
@@ -84,6 +84,8 @@ def recovery(progress: Row) -> tuple[float, str]:
 
 def standing(look: Look) -> str:
     """What it does, as the headline has it."""
+    if look.phase == "opening" and look.row.get("compiling"):
+        return "opening: compiling, once"
     if look.phase != "unreachable" or "lastPhase" not in look.row:
         return look.phase
     return f"does not answer (figures are {span(look.age)} old)"
@@ -133,7 +135,7 @@ def covered(look: Look) -> str:
     if gaps := row.get("uncovered"):
         size = show_bytes(sum(int(gap[1]) - int(gap[0]) for gap in gaps))
         words += f", without {len(gaps)} {'range' if len(gaps) == 1 else 'ranges'} of {size}"
-    if look.phase == "stopped" and "caughtUp" in row:
+    if look.is_over and "caughtUp" in row:
         words += ", all of the log" if row["caughtUp"] else ", the log goes on behind that"
     return words
 
@@ -142,9 +144,7 @@ def details(look: Look) -> Iterator[tuple[str, str]]:
     """The lines that are plain words, each with its label."""
     row = look.row
     if "messages" in row:
-        entries = (
-            f", {row['indexEntries']:,} entries in {row['indexFiles']} index files" if look.phase == "stopped" else ""
-        )
+        entries = f", {row['indexEntries']:,} entries in {row['indexFiles']} index files" if look.is_over else ""
         yield "holds", f"{row['messages']:,} messages{entries}"
     if row.get("queueRows") is not None:
         oldest = span((row.get("queueOldestMilliseconds") or 0) / 1000)

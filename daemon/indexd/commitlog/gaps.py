@@ -24,5 +24,7 @@ def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWr
             raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
         return NotYetWritten(position)
     if not skip_corrupt:
-        return Corrupt(position, f"the segments between here and {later.path} are missing", None)
+        name = f"{position // later.size * later.size:020d}"
+        what = f"nothing is named {name}, or a link to no plain file"
+        return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
     return Skipped(position, later.base, SEGMENTS_MISSING)

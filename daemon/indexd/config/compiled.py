@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def prepare_compiler() -> None:
         folder = Path(tempfile.mkdtemp(prefix="indexd-compiled-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+def needs_compiling() -> bool:
+    """Whether the daemon's kernels were never compiled into the folder, as far as is known: that takes a minute."""
+    is_compiling = "NUMBA_CACHE_DIR" in os.environ and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+    return is_compiling and not _mark().exists()
+
+
+def mark_compiled() -> None:
+    """They are there now; where that cannot be written down, the next start says again that it compiles."""
+    with suppress(OSError):
+        os.close(os.open(_mark(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _mark() -> Path:
+    return Path(os.environ["NUMBA_CACHE_DIR"]) / "compiled"
 
 
 def _remove_old(parent: Path, current: Path) -> None:

@@ -196,7 +196,7 @@ class MqttConfig(Stage):
     mqtt_username: OptionalText = Field(default=None, description="The name to log in with; a text")
     mqtt_password_file: OptionalPath = Field(default=None, description="A file with the password; a path")
     mqtt_topic_prefix: TopicPrefix = Field(
-        default="rocketmq-indexd", description="What all topics begin with; a beginning of topics"
+        default="indexd", description="What all topics begin with; a beginning of topics"
     )
     mqtt_interval: Seconds = Field(
         default=10.0, ge=0.1, le=3600, description="Time between two states that are published; seconds"

@@ -5,6 +5,7 @@ gets escaped, here and nowhere else.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from importlib.resources import files
 
@@ -12,6 +13,8 @@ from indexd.config.units import printable
 
 # They hold nothing and have no end.
 _VOID = frozenset({"input", "link", "meta", "br"})
+# What a terminal may obey, when the page is read there.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Html(str):
@@ -58,10 +61,19 @@ def _escaped(child: Child) -> str:
     if isinstance(child, Html):
         return child
     if isinstance(child, str | int):
-        return html.escape(str(child))
+        return _CONTROL.sub(_visible, html.escape(str(child)))
     return "".join(_escaped(one) for one in child)
 
 
 def _attribute(key: str, value: Attribute) -> str:
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
+    return f" {name}" if value is True else f' {name}="{_CONTROL.sub(_reference, html.escape(str(value)))}"'
+
+
+def _visible(control: re.Match[str]) -> str:
+    return control[0].encode("unicode_escape").decode("ascii")
+
+
+def _reference(control: re.Match[str]) -> str:
+    # It keeps its value, in a field of a form too; HTML reads references to 128 to 159 as other characters.
+    return f"&#{ord(control[0])};" if control[0] <= "\x7f" else _visible(control)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from indexd.consumequeue.format import is_topic_name
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import UsageError
+from indexd.errors import DiskError, UsageError
 from indexd.query.coverage import gaps_in_words
 from indexd.query.source import Look, QueryIndex
 
@@ -41,6 +41,20 @@ def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> Cons
         queue.close()
         raise
     return queue
+
+
+def topics_of(index: QueryIndex) -> list[str] | None:
+    """Every topic with a ConsumeQueue, in order; None where no ConsumeQueues are built."""
+    marks = index.look().frontier.queues
+    if marks is None:
+        return None
+    try:
+        folders = index.disk.list_dirs(index.files.consumequeue)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        folders = []
+    return sorted({mark.topic for mark in marks} | {name for name in folders if is_topic_name(name)})
 
 
 def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:

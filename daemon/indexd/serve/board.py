@@ -76,6 +76,8 @@ class Board:
         self.outlets: dict[str, Mapping[str, Any]] = {}
         #: How the run before this one ended; None until it is known.
         self.last_shutdown_clean: bool | None = None
+        #: The kernels are being compiled, at the first start of a version.
+        self.is_compiling = False
         #: How full the file system of DATA is, and how full it may get.
         self.disk_used_ratio: float | None = None
         self.disk_used_max = config.limits.disk_used_max
@@ -133,6 +135,7 @@ class Board:
         return {
             **self._identity,
             "phase": standing.phase,
+            "compiling": self.is_compiling,
             "http": self.http,
             "remoting": None if self.remoting is None else {"address": self.remoting},
             "broker": dict(broker),

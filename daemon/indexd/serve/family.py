@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from indexd.serve.board import Row
 
-PREFIX = "rocketmq_indexer_"
+PREFIX = "indexd_"
 
 Samples = Iterator[tuple[dict[str, str], float]]
 _UNITS = ("bytes", "seconds", "ratio")

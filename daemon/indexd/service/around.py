@@ -47,7 +47,7 @@ class Around:
         self._thread = threading.Thread(target=self._run, name="around", daemon=True)
 
     def __enter__(self) -> Around:
-        self._instance.looked_around = time.monotonic()
+        self._instance.looked_around = self._instance.clock()
         self._thread.start()
         self._has_looked.wait(_FIRST_SECONDS)
         return self
@@ -89,7 +89,7 @@ class Around:
                 if repr(error) != self._failure:
                     self._failure = repr(error)
                     self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
-            self._instance.looked_around = time.monotonic()
+            self._instance.looked_around = self._instance.clock()
             self._has_looked.set()
             if self._leave.wait(_EVERY_SECONDS):
                 self._watch.close()

@@ -62,7 +62,7 @@ class Daemon:
         self._drained = asyncio.Event()
         self._flush_due = asyncio.Event()
         self._finished = asyncio.Event()
-        self._pulse = Pulse(instance.notifier.watchdog_seconds)
+        self._pulse = Pulse(instance.notifier.watchdog_seconds, instance.clock)
         self._heart = Heart(instance, self._pulse, self.state, self.queue, self._tell)
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.

@@ -7,7 +7,6 @@ room, for a log that is not mounted) is not stalled: to end the process would no
 from __future__ import annotations
 
 import asyncio
-import time
 
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import pause
@@ -85,7 +84,7 @@ class Heart:
 
     def _look_at_around(self) -> None:
         looked, is_told = self._instance.looked_around, "around" in self._state.tally.problems
-        is_old = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
+        is_old = looked is not None and self._instance.clock() - looked > _AROUND_SECONDS
         if is_old and not is_told:
             text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
             remedy = "see whether broker_conf, --store or --data is on a file system that hangs"

@@ -9,6 +9,7 @@ from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.service.log import Logger
 from indexd.service.notify import Notifier
+from indexd.service.pulse import RunningClock
 from indexd.service.starts import Starts
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -30,5 +31,6 @@ class Instance:
     log: Logger = field(repr=False)
     #: A HUP came while nobody could follow it.
     is_reload_due: bool = False
-    #: When the last look around was over, by the monotonic clock; None while nobody looks.
+    clock: RunningClock = field(default_factory=RunningClock)
+    #: When the last look around was over, by ``clock``; None while nobody looks.
     looked_around: float | None = None

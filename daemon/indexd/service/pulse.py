@@ -7,12 +7,37 @@ is overdue is stalled, and while one is, nobody is told that all is well.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 #: The limit when no service manager watches.
 LIMIT_SECONDS = 60.0
+# Some thread of a running daemon reads the clock every second or two.
+_STOPPED_SECONDS = 5.0
+
+
+class RunningClock:
+    """Seconds in which this process ran. Time in which it was stopped (SIGSTOP, a frozen cgroup) does not count.
+
+    Nothing is late because of a stop. A stop is a gap between two readings, so some thread has to read all the time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read = clock()
+        self._stopped = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        with self._lock:
+            now = self._clock()
+            if now - self._read > _STOPPED_SECONDS:
+                self._stopped += now - self._read
+            self._read = now
+            return now - self._stopped
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import uvloop
 
 from indexd import __version__
 from indexd.config import Config
+from indexd.config.compiled import mark_compiled, needs_compiling
 from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.flush.abort import remove_abort, write_abort
 from indexd.recovery.open import Opened, open_data
@@ -30,6 +31,7 @@ from indexd.service.log import Logger, configure_log
 from indexd.service.notify import Notifier
 from indexd.service.progress import STEP_SECONDS, RecoveryProgress
 from indexd.service.starts import Starts
+from indexd.service.state import write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -229,7 +231,7 @@ def open_for_run(
     if notifier is not None:
         notifier.extend(STEP_SECONDS)  # kernels may have to be compiled
         notifier.status("opening")
-    load_kernels(config)
+    _load_kernels(config, disk, files, log, board, notifier)
     check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
@@ -248,6 +250,30 @@ def open_for_run(
             raise
     _say_opened("created" if created else "recovered" if unclean else "opened", opened, log, board)
     return opened
+
+
+def _load_kernels(
+    config: Config, disk: Disk, files: DataFiles, log: Logger, board: Board | None, notifier: Notifier | None
+) -> None:
+    # The first start of a version compiles them, for a minute or two on a slow machine: that is no hang.
+    is_first = needs_compiling()
+    if is_first:
+        log.info("compiling", hint="once: later starts load what is compiled now", folder=os.environ["NUMBA_CACHE_DIR"])
+        if notifier is not None:
+            notifier.status("compiling, once: later starts load what is compiled now")
+        row = {"pid": os.getpid(), "phase": "opening", "compiling": True}
+        if board is not None:
+            board.is_compiling = True
+            row = board.row()
+        with suppress(DiskError):  # a courtesy; the opening itself meets and reports a failing disk
+            write_state(disk, files, row)
+    load_kernels(config)
+    if is_first:
+        mark_compiled()
+        if board is not None:
+            board.is_compiling = False
+        with suppress(DiskError):
+            disk.unlink(files.state)
 
 
 def _say_opened(event: str, opened: Opened, log: Logger, board: Board | None) -> None:

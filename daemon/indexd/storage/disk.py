@@ -258,6 +258,8 @@ class Disk:
                         rows[entry.name] = Stamp.of(entry.stat())
                 except FileNotFoundError:
                     continue
+                except OSError as error:  # a link that leads in a circle: which one
+                    raise DiskError("stat", path / entry.name, error) from error
         return dict(sorted(rows.items()))
 
     def list_dirs(self, path: Path) -> list[str]:

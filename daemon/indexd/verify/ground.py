@@ -82,4 +82,4 @@ def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
         row = json.loads(disk.read(files.state))
     except (DiskError, ValueError):
         return False
-    return isinstance(row, dict) and row.get("pid") == owner and "recovering" not in row
+    return isinstance(row, dict) and row.get("pid") == owner and "phyOffset" in row

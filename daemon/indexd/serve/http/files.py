@@ -3,21 +3,22 @@
 Annotations here are read when the module runs: no postponed annotations in this file.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from indexd import __version__
 from indexd.query import Data
+from indexd.query.queues import topics_of
 from indexd.query.source import Look, OpenIndexFile
 from indexd.serve.board import Board
 from indexd.serve.http.answers import coverage_row, json_response, text64
 from indexd.serve.http.documented import documented
-from indexd.serve.http.parameters import IndexFileName
+from indexd.serve.http.parameters import IndexFileName, TopicsBegin
 from indexd.serve.http.problem import ProblemError
 from indexd.serve.http.queries import Queries
 from indexd.serve.http.route import StrictRoute
-from indexd.serve.http.schemas import CoverageAnswer, FrontierRow, IndexFileRow, IndexFiles, Recovery
+from indexd.serve.http.schemas import CoverageAnswer, FrontierRow, IndexFileRow, IndexFiles, Recovery, Topics
 
 _SEGMENTS_MAX = 1000
 
@@ -52,6 +53,11 @@ def file_router(board: Board, queries: Queries) -> APIRouter:
         """Every message of ``[begin, end)`` is in the index, but for those of ``uncovered``."""
         return json_response(await queries.ask(_coverage))
 
+    @router.get("/topics", summary="Topics with a queue", **documented(Topics, "Their names, in order", 404))
+    async def topics(asked: Annotated[TopicsBegin, Query()]) -> Response:
+        """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
+        return json_response(_topics(await queries.ask(lambda data: topics_of(data.index)), asked))
+
     @router.get(
         "/recovery",
         summary="The recovery that is under way, and the last one",
@@ -76,6 +82,13 @@ def file_router(board: Board, queries: Queries) -> APIRouter:
         return json_response(await queries.ask(_frontier))
 
     return router
+
+
+def _topics(names: list[str] | None, asked: TopicsBegin) -> dict[str, Any]:
+    if names is None:
+        raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
+    found = [name for name in names if name.lower().startswith(asked.begin.lower())]
+    return {"topics": found[: asked.max], "total": len(found)}
 
 
 def _index_files(data: Data) -> dict[str, Any]:

@@ -27,6 +27,8 @@ _HEADERS = (
     (b"cache-control", b"no-store"),
 )
 _VARY = (b"vary", b"Origin")
+#: Given twice, a proxy may go by the one and this server by the other.
+_ONCE = frozenset({b"host", b"authorization", b"origin"})
 _PREFLIGHT_SECONDS = b"600"
 _DEFECT = "a defect: the daemon's log says more"
 
@@ -109,6 +111,8 @@ class Guard:
             raise ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADERS_MAX:
             raise ProblemError(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes")
+        if len(twice := [name for name, _ in scope["headers"] if name in _ONCE]) != len(set(twice)):
+            raise ProblemError(400, "repeated-header", "a request has one Host, Authorization and Origin at most")
         if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
             raise ProblemError(413, "content-too-large", "a request has no body here")
         if not self._access.is_known_host(headers.get(b"host")):

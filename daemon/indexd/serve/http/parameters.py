@@ -113,6 +113,13 @@ class OneMessage(Asked):
     body: BodyForm = Field("text", description=_BODIES, examples=["text"])
 
 
+class TopicsBegin(Asked):
+    """Which topics."""
+
+    begin: str = Field("", max_length=255, description="What their names begin with, in letters of any case")
+    max: Whole = Field(50, ge=1, le=MESSAGES_MAX, description="Most topics of the answer", examples=[10])
+
+
 class Since(Asked):
     """Which events."""
 

@@ -197,6 +197,13 @@ class IndexFileRow(Camel):
     index_num: int
 
 
+class Topics(Camel):
+    """Topics in the order of their names."""
+
+    topics: list[str]
+    total: int = Field(description="How many begin so")
+
+
 class IndexFiles(Camel):
     """All index files, the oldest first."""
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from indexd.config import Config
+from indexd.query.queues import topics_of
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import messages, offsets, runtime
 from indexd.serve.remoting.access import Access
-from indexd.serve.remoting.asked import QueryHandler
+from indexd.serve.remoting.asked import QueryHandler, handler
 from indexd.serve.remoting.client import Answered, Client
 from indexd.serve.remoting.codes import RequestCode, ResponseCode
 from indexd.serve.remoting.command import RemotingCommand
@@ -38,6 +39,20 @@ async def _no_groups(_: Queries, command: RemotingCommand) -> RemotingCommand:
     return command.answer(ResponseCode.SUCCESS, body=json.dumps({"groupList": []}).encode())
 
 
+@handler
+async def _topic_list(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    # A refusal would be a stack trace in mqadmin topicList, and the topics are known.
+    topics = await queries.ask(lambda data: topics_of(data.index))
+    if topics is None:
+        return _refuse(command)
+    return command.answer(ResponseCode.SUCCESS, body=json.dumps({"topicList": topics}).encode())
+
+
+def _refuse(command: RemotingCommand) -> RemotingCommand:
+    remark = f"request code {command.code} is none of those that indexd answers: {_NO_UPSTREAM}"
+    return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
 #: What the index answers, whoever stands behind it.
 _OURS: dict[int, Answer] = {
     RequestCode.QUERY_MESSAGE: messages.query_message,
@@ -60,6 +75,8 @@ _INSTEAD: dict[int, Answer] = {
     RequestCode.UNREGISTER_CLIENT: _succeed,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _no_groups,
 }
+#: What it answers where no name server does.
+_ALONE: dict[int, Answer] = _INSTEAD | {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list}
 # A pull may be held by the broker for long: it gets the time that it asks for.
 _HELD = frozenset({RequestCode.PULL_MESSAGE})
 
@@ -139,11 +156,8 @@ class RemotingProcessor:
         return await self._answer_instead(self._forwarder, client, command, instead)
 
     async def _answer_alone(self, command: RemotingCommand) -> RemotingCommand:
-        answer = _INSTEAD.get(command.code)
-        if answer is not None:
-            return await answer(self._queries, command)
-        remark = f"request code {command.code} is none of those that indexd answers: {_NO_UPSTREAM}"
-        return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        answer = _ALONE.get(command.code)
+        return _refuse(command) if answer is None else await answer(self._queries, command)
 
     async def _answer_instead(
         self, forwarder: Forwarder, client: Client, command: RemotingCommand, instead: Answer

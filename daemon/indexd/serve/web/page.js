@@ -54,6 +54,20 @@ const fit = () => {
 form.elements.by.addEventListener("change", fit);
 fit();
 
+// Topics whose names begin as what is typed; where they cannot be had, the field is as it was.
+
+let topicsAsked;
+const complete = async () => {
+  const begin = form.elements.topic.value;
+  if (begin === topicsAsked || $("link").dataset.link === "refused") return;
+  topicsAsked = begin;
+  try {
+    const found = await json(`/api/v1/topics?${new URLSearchParams({begin: begin.slice(0, 255)})}`);
+    if (begin === topicsAsked) $("topics").replaceChildren(...found.topics.map((value) => el("option", {value})));
+  } catch { topicsAsked = undefined; }
+};
+for (const name of ["focus", "input"]) form.elements.topic.addEventListener(name, complete);
+
 const address = () => {
   const given = [...new FormData(form)].filter(([name, value]) => value !== "" && `${name}=${value}` !== "mode=exact");
   return `?${new URLSearchParams(given)}`;

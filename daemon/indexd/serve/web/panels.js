@@ -88,6 +88,7 @@ const stateOf = (row) => {
     const total = number(row.recovering.total);
     return ["", `Recovering, ${row.recovering.step}: ${(total ? 100 * number(row.recovering.done) / total : 0).toFixed(0)} %`];
   }
+  if (row.compiling) return ["", "Opening: compiling, once; later starts load what is compiled now"];
   if (row.phase !== "running") return ["", row.phase[0].toUpperCase() + row.phase.slice(1)];
   const stages = Object.keys(row.problems || {});
   if (stages.length) return ["bad", `Indexing waits (${stages.join(", ")}); what is indexed already can be found`];
@@ -223,12 +224,48 @@ export const showStatus = (row) => {
   drawFiles(row);
 };
 
+const list = (value) => (value || []).join(", ");
+const opened = (f) => `${group(f.kept_entries)} entries kept, ${group(f.dropped_entries)} dropped, in ${duration(1000 * f.seconds)}`
+  + ((f.reasons || []).length ? `: ${list(f.reasons)}` : "");
+
+// Each event of events.py: its class, its name and what it says, in words.
+const EVENTS = {
+  rolled: ["", "Index file full", (f) => `${counted(Number(f.files), "file", "files")}, at offset ${group(f.phy_offset)}`],
+  flushed: ["", "Made durable", (f) => `up to offset ${group(f.phy_offset)}, in ${duration(1000 * f.seconds)}`],
+  created: ["", "New index", opened],
+  opened: ["", "Opened", opened],
+  recovered: ["", "Recovered", opened],
+  disturbed: ["bad", "Opened anew", (f) => f.problem],
+  frontier_unreadable: ["bad", "Frontier unreadable", (f) => f.problem],
+  restored: ["bad", "Files put back", (f) => list(f.names)],
+  expired_files: ["", "Expired", (f) => `${counted(Number(f.files), "index file", "index files")} of log that is gone`],
+  skipped: ["bad", "Passed over", (f) => `${size(f.bytes)} of log, from ${group(f.begin)} to ${group(f.end)}: ${f.reason}`],
+  left_out: ["bad", "In no queue", (f) => f.reason],
+  corrupt: ["bad", "Unreadable log", (f) => `at offset ${group(f.offset)}: ${f.reason}`],
+  corrupt_left: ["good", "Readable again", (f) => `at offset ${group(f.offset)}`],
+  degraded: ["bad", "Waiting", (f) => `${f.stage}: ${f.problem}`],
+  healed: ["good", "Healed", (f) => `${f.stage} goes on`],
+  state_not_written: ["bad", "State not written", (f) => f.problem],
+  broker: ["", "Broker", (f) => {
+    const [state, extra] = brokerOf(f);
+    return extra ? `${state}, ${extra}` : state;
+  }],
+  broker_unsafe: ["bad", "Broker unsafe", (f) => list(f.texts)],
+  stalled: ["bad", "Stalled", (f) => `${list(f.stages)} for ${duration(1000 * f.seconds)}`],
+  moves_again: ["good", "Moves again", (f) => list(f.stages)],
+  reloaded: ["", "Settings read", (f) => [list(f.changed) || "nothing changed", list(f.needs_restart) && `a restart is needed for ${list(f.needs_restart)}`].filter(Boolean).join("; ")],
+  reload_refused: ["bad", "Settings refused", (f) => f.problem],
+  stopping: ["", "Stopping", (f) => `by ${f.signal}`],
+};
+
 export const showEvents = (events) => {
   const shown = events.slice(-EVENTS_SHOWN).reverse();
   const items = shown.map((event) => {
-    const fields = Object.entries(event.fields || {}).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+    const fields = event.fields || {};
+    const [kind, name, say] = EVENTS[event.name] || ["", event.name, () => ""];
+    const all = Object.entries(fields).map(([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : value}`);
     return el("li", {}, el("time", {"data-ms": event.at, "data-short": true, title: stamp(event.at)}, clock(event.at)),
-      el("span", {class: `kind ${event.kind}`}, event.name), el("span", {class: "text soft", title: fields.join("\n").slice(0, 2000)}, fields.join(", ").slice(0, 200)));
+      el("span", {class: `kind ${kind}`}, name), el("span", {class: "text soft", title: all.join("\n").slice(0, 2000)}, String(say(fields)).slice(0, 200)));
   });
   put($("events"), ...(items.length ? items : [el("li", {class: "soft"}, "Nothing has happened yet.")]));
 };

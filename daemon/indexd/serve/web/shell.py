@@ -50,7 +50,7 @@ def render_page(asked: Asked, answer: Html | None, row: Row | None, address: str
 
     ``address`` is where the browser found it, as ``http://HOST:PORT``.
     """
-    whose = "indexd" if row is None else f"{row['cluster']} / {row['nodeId']}"
+    whose = "indexd" if row is None else f"indexd: {row['cluster']} / {row['nodeId']}"
     words = f"{asked.q or asked.topic} - {whose}" if asked.is_anything else whose
     kind, state = ("", "") if row is None else state_of(row)
     return Template(_skeleton()).substitute(
@@ -74,6 +74,8 @@ def state_of(row: Row) -> tuple[str, str]:
     if phase == "recovering":
         done, total = row["recovering"]["done"], row["recovering"]["total"]
         return "", f"Recovering, {row['recovering']['step']}: {100 * done / total if total else 0:.0f} %"
+    if row.get("compiling"):
+        return "", "Opening: compiling, once; later starts load what is compiled now"
     if phase != "running":
         return "", f"{phase.capitalize()}"
     if row.get("problems"):
@@ -144,6 +146,7 @@ def _form(asked: Asked) -> Html:
         element("div", _what(asked), class_="row"),
         element("div", _which(asked), class_="row of-index"),
         element("datalist", [element("option", value=time) for time in _TIMES], id="times"),
+        element("datalist", id="topics"),
         element("input", type="hidden", name="zone", id="zone-given", value=asked.zone),
         id="search",
         class_="panel search",
@@ -159,7 +162,7 @@ def _what(asked: Asked) -> tuple[Html, ...]:
     ways = [element("option", words, value=by, selected=by == asked.by) for by, words in WAYS.items()]
     return (
         _field("by", "Search by", element("select", ways, id="by", name="by")),
-        _field("topic", "Topic", _input("topic", asked.topic, maxlength=1000), "grow of-topic"),
+        _field("topic", "Topic", _input("topic", asked.topic, maxlength=1000, list="topics"), "grow of-topic"),
         _field("q", "Key, id or offset", _input("q", asked.q, type="search", maxlength=8000), "grow more"),
         element("button", "Search", type="submit", class_="go"),
     )

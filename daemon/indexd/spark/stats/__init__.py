@@ -21,7 +21,7 @@
     terminal        the report on a terminal
     tables          the report as Parquet
     plots           the page's plots
-    page            the page: page.html, page.css and page.js beside it
+    page            the page: page.html and page.css beside it
 
-Only ``collect.spark_run`` knows Spark. ``tables`` needs pyarrow, ``terminal`` rich, ``page`` jinja2 and plotly.
+Only ``collect.spark_run`` knows Spark. ``tables`` needs pyarrow, ``terminal`` rich, ``page`` jinja2.
 """

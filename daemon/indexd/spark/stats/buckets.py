@@ -1,4 +1,4 @@
-"""Buckets of sizes and lengths: their bounds, and what can be said of the values in them.
+"""Buckets of sizes, lengths and times: their bounds, and what can be said of the values in them.
 
 Each of 0 to 7 has a bucket of its own; above, there are four for each power of two, so a bound is off by a quarter at
 most (``parts_kernel.bucket_of``).
@@ -8,6 +8,22 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+HOUR = 3_600_000
+#: What a bin of store times may be long, in ms: each divides the next.
+STEPS = (1000, 5000, 15_000, 30_000, 60_000, 300_000, 900_000, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR)
+#: So many bins at most are worth telling apart.
+BINS_MAX = 120
+
+
+def step_for(span: int) -> int:
+    """The shortest step by which ``span`` ms are few bins; beyond the list days, doubled."""
+    for step in STEPS:
+        if span // step < BINS_MAX:
+            return step
+    while span // step >= BINS_MAX:
+        step *= 2
+    return step
 
 
 def bounds_of(bucket: int) -> tuple[int, int]:

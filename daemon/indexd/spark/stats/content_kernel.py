@@ -1,4 +1,4 @@
-"""The one loop that every message of a split passes through for statistics: counts by topic and hour, sizes, keys.
+"""The one loop that every message of a split passes through for statistics: counts by topic and time, sizes, keys.
 
 It stops, and says where, when an array has to be made larger or thinned out; ``content`` does that and calls again.
 """
@@ -29,31 +29,33 @@ from indexd.spark.stats.table_kernel import add
 
 DONE, THIN, GROW, NO_FRAME = range(4)
 
-#: The columns of a cell, what is counted by topic and hour.
+#: The columns of a cell, what is counted by topic and bin of time.
 CELL = ("messages", "bytes", "body_bytes", "keys", "without_keys", "without_any_key", "tagged", "entries")
 #: Of everything: rows and entries of all messages, selected or not; compressed ones; the four transaction types.
 SUMS = ("rows", "entries", "compressed", "normal", "prepared", "committed", "rolled_back")
 #: The clock's own: is there a message, first and last store time, least and greatest, first and last offset, counts.
 CLOCK = ("any", "first", "last", "least", "greatest", "first_phy", "last_phy", "steps", "silences", "kept_events")
 
-NO_HOUR = -(1 << 31)
+#: For times of which no clock shows the hour, and for all where there are too many bins.
+NO_BIN = -(1 << 63)
 EVENT_COLUMNS = 3
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _SPACE = np.uint64(0x20)
 _HOUR = np.int64(3_600_000)
 _HOUR_MAX = np.int64((1 << 31) - 1)
-_NO_HOUR = np.int64(NO_HOUR)
+_HOUR_MIN = np.int64(-(1 << 31))
+_NO_BIN = np.int64(NO_BIN)
 _ANY, _FIRST, _LAST, _LEAST, _GREATEST, _FIRST_PHY, _LAST_PHY, _STEPS, _SILENCES, _KEPT = (
     np.uint64(i) for i in range(10)
 )
 
 
 class Cells(NamedTuple):
-    """Counts by topic and hour: an open hash table over (topic id, hour since 1970); ``used[0]`` are taken."""
+    """Counts by topic and time: an open hash table over (topic id, bin since 1970); ``used[0]`` are taken."""
 
     topic: NDArray[np.int32]
-    hour: NDArray[np.int64]
+    bin: NDArray[np.int64]
     values: NDArray[np.int64]
     used: NDArray[np.int64]
 
@@ -77,30 +79,36 @@ class Wanted(NamedTuple):
     end: np.int64
     silence: np.int64
     skip_mask: np.int64
-    #: Every hour is counted as NO_HOUR from now on: there are too many of them.
-    fold_hours: bool
+    #: How long a bin is, in ms.
+    step: np.int64
+    #: Every time is counted as NO_BIN from now on: there are too many of them.
+    fold_bins: bool
 
 
 @numba.njit(nogil=True, forceinline=True)
-def _cell_of(topic, hour, topics, hours):  # type: ignore[no-untyped-def]
-    # The place of a topic and hour; a free one has topic -1.
+def _cell_of(topic, time, topics, bins):  # type: ignore[no-untyped-def]
+    # The place of a topic and bin; a free one has topic -1.
     mask = np.uint64(len(topics)) - _1
-    place = mix(np.uint64(topic) << np.uint64(33) ^ np.uint64(hour)) & mask
-    while topics[place] >= np.int32(0) and not (np.int64(topics[place]) == topic and hours[place] == hour):
+    place = mix(np.uint64(topic) << np.uint64(33) ^ np.uint64(time)) & mask
+    while topics[place] >= np.int32(0) and not (np.int64(topics[place]) == topic and bins[place] == time):
         place = (place + _1) & mask
     return place
 
 
 @numba.njit(nogil=True, cache=True)
-def move_cells(old_topics, old_hours, old_values, topics, hours, values):  # type: ignore[no-untyped-def]
-    """Every cell that is taken into other, larger arrays."""
-    for number in range(len(old_topics)):
+def move_cells(old, new, factor):  # type: ignore[no-untyped-def]
+    """Every cell that is taken into other arrays, empty and large enough; ``factor`` bins become one."""
+    topics, bins, values = new.topic, new.bin, new.values
+    for number in range(len(old.topic)):
         i = np.uint64(number)
-        if old_topics[i] >= np.int32(0):
-            place = _cell_of(np.int64(old_topics[i]), old_hours[i], topics, hours)
-            topics[place] = old_topics[i]
-            hours[place] = old_hours[i]
-            values[place] = old_values[i]
+        if old.topic[i] >= np.int32(0):
+            time = old.bin[i] if old.bin[i] == _NO_BIN else old.bin[i] // factor
+            place = _cell_of(np.int64(old.topic[i]), time, topics, bins)
+            new.used[_0] += np.int64(topics[place] < np.int32(0))
+            topics[place] = old.topic[i]
+            bins[place] = time
+            for column in range(values.shape[1]):
+                values[place, np.uint64(column)] += old.values[i, np.uint64(column)]
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -181,15 +189,16 @@ def _are_over(tables):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, forceinline=True)
-def _counted_cell(topic, timestamp, folds, cells):  # type: ignore[no-untyped-def]
-    # The counts of a topic and hour, entered where it is new.
+def _counted_cell(topic, timestamp, wanted, cells):  # type: ignore[no-untyped-def]
+    # The counts of a topic and bin, entered where it is new.
     hour = timestamp // _HOUR
-    if folds or hour > _HOUR_MAX or hour <= _NO_HOUR:
-        hour = _NO_HOUR
-    place = _cell_of(topic, hour, cells.topic, cells.hour)
+    time = timestamp // wanted.step
+    if wanted.fold_bins or hour > _HOUR_MAX or hour <= _HOUR_MIN:
+        time = _NO_BIN
+    place = _cell_of(topic, time, cells.topic, cells.bin)
     if cells.topic[place] < np.int32(0):
         cells.topic[place] = np.int32(topic)
-        cells.hour[place] = hour
+        cells.bin[place] = time
         cells.used[_0] += np.int64(1)
     return cells.values[place]
 
@@ -242,7 +251,7 @@ def count_rows(buffer, base, columns, row, rows, wanted, cells, sums, bodies, cl
         has_uniq, has_tags = _count_rest(
             buffer, pos, flags, spans, topic_print, np.uint64(phy), uniq_keys, uniq_sample, tags, hosts
         )
-        cell = _counted_cell(topic, timestamp, wanted.fold_hours, cells)
+        cell = _counted_cell(topic, timestamp, wanted, cells)
         cell[_0] += np.int64(1)
         cell[_1] += np.int64(size)
         cell[np.uint64(2)] += np.int64(body_size)

@@ -1,21 +1,17 @@
 """The report as one HTML page that needs nothing else: plots, tables, light and dark, on a screen and on a phone.
 
-Plotly's JavaScript stands in the page. Its Content-Security-Policy allows these scripts, by their hashes, and no
-address at all: a browser fetches nothing, and runs nothing that came out of the log.
+No script is in it. Its Content-Security-Policy allows none and no address at all: a browser fetches nothing, and runs
+nothing that came out of the log.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from indexd import __version__
 from indexd.pages.markup import page_style
@@ -49,16 +45,13 @@ def render_page(report: Row, top: int) -> str:
         "name": show_name,
         "repeated": wording.show_repeated,
     }
-    scripts = [get_plotlyjs(), _text("page.js")]
     template = environment.from_string(_text("page.html"))
     return template.render(
         report=report,
         top=top,
         version=__version__,
         style=Markup(page_style() + _text("page.css")),
-        scripts=[Markup(script) for script in scripts],
-        hashes=" ".join(_hash_of(script) for script in scripts),
-        plots=Markup(_as_data(plots_of(report))),
+        plots={name: Markup(plot) for name, plot in plots_of(report).items()},
         twice=_twice(report),
         range_words=wording.RANGE_WORDS,
         is_right=bool(report["index"]) and report["index"]["verdict"]["answer"] == RIGHT,
@@ -68,17 +61,6 @@ def render_page(report: Row, top: int) -> str:
 
 def _text(name: str) -> str:
     return files(_HERE).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash_of(script: str) -> str:
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _as_data(value: object) -> str:
-    # Nothing in it ends the element that holds it, whatever it says.
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _twice(report: Row) -> list[Row]:

@@ -1,182 +1,258 @@
-"""The page's plots, as the plain objects that Plotly draws; what comes from the log is escaped, for it reads some HTML.
+"""The page's plots as SVG that needs no script: a title on each column says what it counts, colours are the page's.
 
-A colour is the name of one of the page's CSS variables, put in when the page is drawn, so that a plot follows the page
-from light to dark.
+Places across are per cent of the width, so that text keeps its size on a phone; places down are pixels.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from indexd.pages.wording import show_name, show_size, show_utc
+from indexd.config.units import printable
+from indexd.pages.markup import Html, element, joined
+from indexd.pages.wording import show_duration, show_name, show_size, show_utc
+from indexd.spark.stats.buckets import step_for
 from indexd.spark.stats.wording import show_range
 
 Row = dict[str, Any]
 #: Topics with a colour of their own; the rest are one more.
 _TOPICS_MAX = 7
-_HOUR = 3_600_000
-_DAY = 24 * _HOUR
-# More bars than this are days.
-_HOURS_MAX = 24 * 40
+_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
+_TICK_STEPS = (
+    *(_SECOND * n for n in (1, 2, 5, 10, 15, 30)), *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * n for n in (1, 2, 3, 6, 12)), *(_DAY * n for n in (1, 2, 7, 14, 28)),
+)  # fmt: skip
+_TICKS_MAX = 8
 _MARKS_MAX = 12
+# Per cent of the width between two words.
+_APART = 10.0
+# Pixels above the columns, for words, and below them, for the axis.
+_TOP, _BOTTOM = 18, 38
 
 
-def plots_of(report: Row) -> dict[str, Row]:
-    """Plot by the id of its place in the page: data, layout, and ``height`` in pixels."""
-    found = {"hours": _hours(report), "sizes": _sizes(report["bodySizes"]["buckets"])}
-    if report["index"] is not None and report["index"]["chains"]:
+@dataclass(frozen=True, slots=True)
+class _Column:
+    # From ``left`` to ``left + width`` in per cent; ``parts``, from below: class, and height where 1 is all.
+    left: float
+    width: float
+    words: str
+    parts: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    at: float
+    text: str
+    below: str | None = None
+
+
+def plots_of(report: Row) -> dict[str, Html]:
+    """Plot by the name that the page has for it; without those that would be empty."""
+    found = {"times": _times(report), "sizes": _sizes(report["bodySizes"]["buckets"])}
+    if report["index"] is not None:
         found["chains"] = _chains(report["index"]["chains"])
-    return {name: plot for name, plot in found.items() if plot["data"]}
+    return {name: plot for name, plot in found.items() if plot is not None}
 
 
-def _label(text: str | None, longest: int = 28) -> str:
-    return html.escape(show_name(text, longest))
-
-
-def _hours(report: Row) -> Row:
-    rows = [row for row in report["hours"] if row["hour"] is not None]
+def _times(report: Row) -> Html | None:
+    rows = report["bins"]["rows"]
     if not rows:
-        return {"data": []}
-    first, last = min(row["hour"] for row in rows), max(row["hour"] for row in rows)
-    step = _HOUR if (last - first) // _HOUR < _HOURS_MAX else _DAY
+        return None
+    fine = report["bins"]["stepMs"]
+    earliest, latest = rows[0]["begin"], rows[-1]["begin"]
+    step = max(fine, step_for(latest - earliest))
     own = [row["topic"] for row in report["topics"][:_TOPICS_MAX]]
-    sums: dict[str | None, dict[int, int]] = {topic: {} for topic in own}
+    sums: dict[int, dict[str | None, int]] = {}
     for row in rows:
-        of_topic = sums.setdefault(row["topic"] if row["topic"] in own else None, {})
-        time = row["hour"] // step * step
-        of_topic[time] = of_topic.get(time, 0) + row["messages"]
-    others = len(report["topics"]) - len(own)
-    data = []
-    for number, (topic, counts) in enumerate(sums.items()):
-        times = sorted(counts)
-        name = _label(topic) if topic is not None else f"{others} other topics"
-        data.append(
-            {
-                "type": "bar",
-                "name": name,
-                # The middle of the bar: it covers its hour.
-                "x": [time + step // 2 for time in times],
-                "y": [counts[time] for time in times],
-                "width": step,
-                "marker": {"color": f"--topic-{number if topic is not None else 'rest'}", "line": {"width": 0}},
-                "customdata": [_hour_label(time, step) for time in times],
-                "hovertemplate": f"{name}<br>%{{customdata}}<br><b>%{{y:,}}</b> messages<extra></extra>",
-            }
-        )
-    shapes, notes = _marks(report["clock"])
-    layout = {
-        "barmode": "stack",
-        "xaxis": {"type": "date", "fixedrange": False},
-        "yaxis": {"title": {"text": "messages " + ("an hour" if step == _HOUR else "a day")}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": -0.16, "x": 0, "traceorder": "normal"},
-        "shapes": shapes,
-        "annotations": notes,
-    }
-    return {"data": data, "layout": layout, "height": 400}
+        topic = row["topic"] if row["topic"] in own else None
+        counts = sums.setdefault(row["begin"] // step * step, {})
+        counts[topic] = counts.get(topic, 0) + row["messages"]
+    first, behind = min(sums), max(sums) + step
+    most = max(sum(counts.values()) for counts in sums.values())
+    others = f"{len(report['topics']) - len(own)} other topics"
+    order = [*own, None]
+    columns = []
+    for begin, counts in sums.items():
+        shown = [(number, topic) for number, topic in enumerate(order) if topic in counts]
+        lines = [f"{show_name(topic, 40) if topic is not None else others}: {counts[topic]:,}" for _, topic in shown]
+        parts = tuple((f"t{number}", counts[topic] / most) for number, topic in shown)
+        words = "\n".join((f"{show_utc(begin, seconds=step < _MINUTE)} UTC, {show_duration(step)}", *lines))
+        columns.append(_Column(100 * (begin - first) / (behind - first), 100 * step / (behind - first), words, parts))
+
+    def at(time: int) -> float:
+        share: float = (time - first) / (behind - first)
+        return 100 * min(max(share, 0.0), 1.0)
+
+    marks = _marks(report["clock"], at)
+    return _drawn(f"messages in {show_duration(step)}", 260, columns, _linear(most), _time_ticks(first, behind), marks)
 
 
-def _hour_label(time: int, step: int) -> str:
-    return f"{show_utc(time)} UTC" if step == _HOUR else show_utc(time)[:10]
+def _marks(clock: Row, at: Callable[[int], float]) -> Callable[[int], Html]:
+    # Steps of the clock as lines, silences as bands behind the columns; the largest of each.
+    def drawn(height: int) -> Html:
+        places = {"y": _TOP, "height": height}
+        bands = [
+            element("rect", x=_percent(at(event["before"])), width=_percent(at(event["after"]) - at(event["before"])),
+                    class_="silence", **places)
+            for event in clock["largestSilences"][:_MARKS_MAX]
+        ]  # fmt: skip
+        steps = clock["largestSteps"][:_MARKS_MAX]
+        lines = [
+            element("line", x1=x, x2=x, y1=_TOP, y2=_TOP + height, class_="step")
+            for x in (_percent(at(event["before"])) for event in steps)
+        ]
+        notes = [(at(event["before"]), "clock back", "bad") for event in steps]
+        notes += [
+            ((at(event["before"]) + at(event["after"])) / 2, "silence", "") for event in clock["largestSilences"]
+        ][:_MARKS_MAX]
+        kept: list[tuple[float, str, str]] = []
+        for note in sorted(notes):
+            if not kept or note[0] - kept[-1][0] >= _APART:
+                kept.append(note)
+        words = [
+            element("text", text, x=_percent(x), y=12, class_=kind or None, text_anchor=_anchor(x))
+            for x, text, kind in kept
+        ]
+        return joined(bands, lines, words)
+
+    return drawn
 
 
-def _marks(clock: Row) -> tuple[list[Row], list[Row]]:
-    # Steps of the clock as lines, silences as bands; the largest of each.
-    shapes, notes = [], []
-    for event in clock["largestSteps"][:_MARKS_MAX]:
-        shapes.append(
-            {"type": "line", "x0": event["before"], "x1": event["before"], "yref": "paper", "y0": 0, "y1": 1}
-            | {"line": {"color": "--bad", "width": 1.5, "dash": "dot"}}
-        )
-        notes.append(_note(event["before"], "clock back", "--bad"))
-    for event in clock["largestSilences"][:_MARKS_MAX]:
-        shapes.append(
-            {"type": "rect", "x0": event["before"], "x1": event["after"], "yref": "paper", "y0": 0, "y1": 1}
-            | {"fillcolor": "--silence", "opacity": 0.35, "line": {"width": 0}, "layer": "below"}
-        )
-        notes.append(_note((event["before"] + event["after"]) // 2, "silence", "--soft"))
-    return shapes, _apart(notes)
+def _time_ticks(first: int, behind: int) -> list[_Tick]:
+    span = behind - first
+    step = next((step for step in _TICK_STEPS if span // step <= _TICKS_MAX), 28 * _DAY)
+    while span // step > _TICKS_MAX:
+        step *= 2
+    found, day = [], ""
+    for time in range(-(-first // step) * step, behind, step):
+        try:
+            moment = datetime.fromtimestamp(time / 1000, tz=UTC)
+        except (OverflowError, OSError, ValueError):
+            continue
+        text, today = f"{moment:%H:%M:%S}" if step < _MINUTE else f"{moment:%H:%M}", f"{moment:%Y-%m-%d}"
+        at = 100 * (time - first) / span
+        found.append(_Tick(at, today) if step >= _DAY else _Tick(at, text, today if today != day else None))
+        day = today
+    return found
 
 
-def _note(time: int, text: str, color: str) -> Row:
-    place = {"x": time, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "center", "showarrow": False}
-    return place | {"text": text, "font": {"size": 11, "color": color}}
-
-
-def _apart(notes: list[Row]) -> list[Row]:
-    # Where two would stand on one another, one is enough: its line is there.
-    if not notes:
-        return []
-    notes.sort(key=lambda note: int(note["x"]))
-    least = max((notes[-1]["x"] - notes[0]["x"]) // 10, _HOUR // 60)
-    kept = [notes[0]]
-    for note in notes[1:]:
-        if note["x"] - kept[-1]["x"] >= least:
-            kept.append(note)
-    return kept
-
-
-def _sizes(buckets: Sequence[Row]) -> Row:
+def _sizes(buckets: Sequence[Row]) -> Html | None:
     if not buckets:
-        return {"data": []}
+        return None
     filled = _filled(buckets, ("messages", "bytes"))
-    labels = [f"{show_size(row['from'])} to {show_size(row['to'])}" for row in filled]
-    data = {
-        "type": "bar",
-        "x": list(range(len(filled))),
-        "y": [row["messages"] for row in filled],
-        "marker": {"color": "--accent"},
-        "customdata": [[label, show_size(row["bytes"])] for label, row in zip(labels, filled, strict=True)],
-        "hovertemplate": "%{customdata[0]}<br><b>%{y:,}</b> messages, %{customdata[1]}<extra></extra>",
-    }
-    layout = {
-        "bargap": 0.06,
-        "xaxis": {"title": {"text": "body as stored"}} | _ticks([row["from"] for row in filled], show_size),
-        "yaxis": {"title": {"text": "messages"}, "rangemode": "tozero"},
-    }
-    return {"data": [data], "layout": layout, "height": 300}
+    most = max(row["messages"] for row in filled)
+    columns = _even(
+        (f"{show_size(row['from'])} to {show_size(row['to'])}\n{row['messages']:,} messages, {show_size(row['bytes'])}",
+         row["messages"] / most)
+        for row in filled
+    )  # fmt: skip
+    return _drawn("messages by body as stored", 200, columns, _linear(most), _even_ticks(filled, show_size))
 
 
-def _chains(buckets: Sequence[Row]) -> Row:
-    filled = [row for row in _filled(buckets, ("slots", "entries")) if row["from"]]
+def _chains(buckets: Sequence[Row]) -> Html | None:
+    filled = [row for row in _filled(buckets, ("slots", "entries")) if row["from"]] if buckets else []
     if not filled:
-        return {"data": []}
-    labels = [f"chains of {show_range(row['from'], row['to'])}" for row in filled]
-    data = {
-        "type": "bar",
-        "x": list(range(len(filled))),
-        "y": [row["slots"] or None for row in filled],
-        "marker": {"color": "--accent"},
-        "customdata": [[label, f"{row['entries']:,}"] for label, row in zip(labels, filled, strict=True)],
-        "hovertemplate": "%{customdata[0]}<br><b>%{y:,}</b> slots, %{customdata[1]} entries<extra></extra>",
-    }
-    most = max(len(str(row["slots"])) for row in filled)
-    layout = {
-        "bargap": 0.06,
-        "xaxis": {"title": {"text": "entries in the chain"}}
-        | _ticks([row["from"] for row in filled], lambda n: f"{n:,}"),
-        "yaxis": {"title": {"text": "slots, by powers of ten"}, "type": "log", "dtick": 1, "range": [-0.3, most]},
-    }
-    return {"data": [data], "layout": layout, "height": 300}
+        return None
+    most = max(math.ceil(math.log10(max(row["slots"] for row in filled))), 1)
+
+    def height(value: float) -> float:
+        # A little above the ground for 1, by powers of ten.
+        return (math.log10(value) + 0.3) / (most + 0.3) if value else 0.0
+
+    columns = _even(
+        (f"chains of {show_range(row['from'], row['to'])}\n{row['slots']:,} slots, {row['entries']:,} entries",
+         height(row["slots"]))
+        for row in filled
+    )  # fmt: skip
+    lines = [(height(10**power), f"{10**power:,}") for power in range(most + 1)]
+    ticks = _even_ticks(filled, lambda value: f"{value:,}")
+    return _drawn("slots, by powers of ten, by entries in the chain", 200, columns, lines, ticks)
+
+
+def _even(rows: Iterable[tuple[str, float]]) -> list[_Column]:
+    given = list(rows)
+    width = 100 / len(given)
+    return [_Column(width * number, width, words, (("one", high),)) for number, (words, high) in enumerate(given)]
+
+
+def _even_ticks(rows: Sequence[Row], show: Callable[[int], str]) -> list[_Tick]:
+    every = -(-len(rows) // (_TICKS_MAX + 1))
+    return [_Tick(100 * (place + 0.5) / len(rows), show(rows[place]["from"])) for place in range(0, len(rows), every)]
+
+
+def _linear(most: int) -> list[tuple[float, str]]:
+    # Three to six lines at round values.
+    step = next(digit * 10**power for power in range(20) for digit in (1, 2, 5) if most // (digit * 10**power) <= 5)
+    return [(value / most, f"{value:,}") for value in range(0, most + 1, step)]
 
 
 def _filled(buckets: Sequence[Row], columns: Sequence[str]) -> list[Row]:
     # Buckets of a power of two each, none left out: equal steps of a logarithmic axis.
     sums: dict[int, Row] = {}
     for row in buckets:
-        bits = row["from"].bit_length()
-        first, last = (1 << (bits - 1), (1 << bits) - 1) if bits else (0, 0)
-        mine = sums.setdefault(bits, {"from": first, "to": last} | dict.fromkeys(columns, 0))
+        mine = sums.setdefault(row["from"].bit_length(), dict.fromkeys(columns, 0))
         for column in columns:
             mine[column] += row[column]
+    found = []
     for bits in range(min(sums), max(sums) + 1):
         first, last = (1 << (bits - 1), (1 << bits) - 1) if bits else (0, 0)
-        sums.setdefault(bits, {"from": first, "to": last} | dict.fromkeys(columns, 0))
-    return [sums[bits] for bits in sorted(sums)]
+        found.append({"from": first, "to": last} | sums.get(bits, dict.fromkeys(columns, 0)))
+    return found
 
 
-def _ticks(values: Sequence[int], show: Any) -> Row:
-    every = -(-len(values) // 9)
-    places = list(range(0, len(values), every))
-    return {"tickvals": places, "ticktext": [show(values[place]) for place in places], "fixedrange": True}
+def _drawn(
+    title: str,
+    height: int,
+    columns: Sequence[_Column],
+    lines: Sequence[tuple[float, str]],
+    ticks: Sequence[_Tick],
+    marks: Callable[[int], Html] | None = None,
+) -> Html:
+    ground = _TOP + height
+    grid = [
+        joined(
+            element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"),
+            element("text", text, x=-8, y=y, dy="0.32em", text_anchor="end"),
+        )
+        for y, text in ((round(ground - height * share), text) for share, text in lines)
+    ]
+    axis = [
+        element(
+            "g",
+            element("text", tick.text, x=_percent(tick.at), y=ground + 16, text_anchor=_anchor(tick.at)),
+            tick.below
+            and element("text", tick.below, x=_percent(tick.at), y=ground + 32, text_anchor=_anchor(tick.at)),
+            class_="wide" if number % 2 else None,
+        )
+        for number, tick in enumerate(ticks)
+    ]
+    drawn = element(
+        "svg", grid, marks(height) if marks else None, [_bar(column, ground, height) for column in columns], axis,
+        width="100%", height=ground + _BOTTOM, role="img", aria_label=title,
+    )  # fmt: skip
+    return element("figure", element("figcaption", title, class_="soft"), drawn, class_="plot")
+
+
+def _bar(column: _Column, ground: int, height: int) -> Html:
+    y, rects = float(ground), []
+    for kind, share in column.parts:
+        # What is counted is seen, however little it is.
+        high = max(height * share, 1.0) if share else 0.0
+        y -= high
+        rects.append(
+            element("rect", class_=kind, x=_percent(column.left), width=_percent(max(column.width * 0.94, 0.1)),
+                    y=f"{y:.1f}", height=f"{high:.1f}")
+        )  # fmt: skip
+    words = "\n".join(printable(line) for line in column.words.split("\n"))
+    return element("g", element("title", words), rects, class_="column")
+
+
+def _anchor(at: float) -> str:
+    return "start" if at < _APART / 2 else "end" if at > 100 - _APART / 2 else "middle"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f}%"

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from indexd.commitlog.properties import decode_utf8
-from indexd.spark.stats.buckets import bounds_of, quantile, used
+from indexd.spark.stats.buckets import HOUR, bounds_of, quantile, used
 from indexd.spark.stats.clock import Event
 from indexd.spark.stats.collect import Hot, Index, Named, Statistics, total_lengths
 from indexd.spark.stats.content import Content
-from indexd.spark.stats.content_kernel import CELL, NO_HOUR
+from indexd.spark.stats.content_kernel import CELL, NO_BIN
 from indexd.spark.stats.queries import RANGES
 from indexd.spark.stats.queries_kernel import TALLY
 from indexd.spark.stats.tally import Sample
 
 #: Of the object and of the tables; a field that changes its meaning or goes counts it up, a new one does not.
 VERSION = 1
-_HOUR = 3_600_000
 _CELL_NAMES = tuple(name.split("_")[0] + "".join(part.title() for part in name.split("_")[1:]) for name in CELL)
 
 
@@ -51,6 +50,7 @@ def to_report(found: Statistics) -> dict[str, Any]:
         "transactions": {name: content.sum(name) for name in ("normal", "prepared", "committed", "rolled_back")},
         "topics": _topics(content),
         "hours": _hours(content),
+        "bins": {"stepMs": content.step, "rows": _bins(content)},
         "keysSeen": _sample(content.key_sample),
         "uniqKeysSeen": _sample(content.uniq_sample),
         "hotKeys": _hot(found.keys),
@@ -76,11 +76,11 @@ def _topics(content: Content) -> list[dict[str, Any]]:
     for (topic, hour), values in content.cells.items():
         mine = sums.get(topic, [0] * len(CELL))
         sums[topic] = [a + b for a, b in zip(mine, values, strict=True)]
-        if hour != NO_HOUR:
+        if hour != NO_BIN:
             hours.setdefault(topic, []).append(hour)
     rows: list[dict[str, Any]] = []
     for topic, summed in sorted(sums.items(), key=lambda item: (-item[1][0], item[0])):
-        known = [hour * _HOUR for hour in hours.get(topic, ())]
+        known = [hour * HOUR for hour in hours.get(topic, ())]
         span = {"firstHour": min(known, default=None), "lastHour": max(known, default=None)}
         rows.append({"topic": decode_utf8(topic), **dict(zip(_CELL_NAMES, summed, strict=True)), **span})
     return rows
@@ -89,9 +89,19 @@ def _topics(content: Content) -> list[dict[str, Any]]:
 def _hours(content: Content) -> list[dict[str, Any]]:
     """By topic and hour; hour None: those that no clock shows, or all of a log with too many pairs of both."""
     return [
-        {"topic": decode_utf8(topic), "hour": hour * _HOUR if hour != NO_HOUR else None}
+        {"topic": decode_utf8(topic), "hour": hour * HOUR if hour != NO_BIN else None}
         | dict(zip(_CELL_NAMES, values, strict=True))
         for (topic, hour), values in sorted(content.cells.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+
+
+def _bins(content: Content) -> list[dict[str, Any]]:
+    """Messages by topic and ``stepMs``, which fits to the log; times as those of ``hours``."""
+    column = CELL.index("messages")
+    return [
+        {"topic": decode_utf8(topic), "begin": number * content.step, "messages": values[column]}
+        for (topic, number), values in sorted(content.bins.items(), key=lambda item: (item[0][1], item[0][0]))
+        if number != NO_BIN
     ]
 
 

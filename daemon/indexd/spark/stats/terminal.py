@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def _headline(report: Row, width: int, is_unicode: bool) -> RenderableType:
         lines.append(f"{show_size(report['skippedBytes'])} of the log were passed over as unreadable")
     if report["unreadableAt"] is not None:
         lines.append(f"the log ends at offset {report['unreadableAt']:,} in bytes that are no frame")
-    line = _by_hour(report, width - 4) if is_unicode else None
+    line = _by_time(report, width - 4) if is_unicode else None
     return Group(*(Text(text) for text in lines), *([line] if line else []))
 
 
@@ -107,17 +108,17 @@ def _share(report: Row, field: str) -> str:
     return show_share(report[field] / report["messages"] if report["messages"] else None)
 
 
-def _by_hour(report: Row, width: int) -> Text | None:
-    by_hour: dict[int, int] = {}
-    for row in report["hours"]:
-        if row["hour"] is not None:
-            by_hour[row["hour"]] = by_hour.get(row["hour"], 0) + row["messages"]
-    if len(by_hour) < 2:
+def _by_time(report: Row, width: int) -> Text | None:
+    by_time: Counter[int] = Counter()
+    for row in report["bins"]["rows"]:
+        by_time[row["begin"]] += row["messages"]
+    if len(by_time) < 2:
         return None
-    first, span = min(by_hour), max(by_hour) - min(by_hour) + 3_600_000
-    columns = [0] * int(min(width, span // 3_600_000))
-    for hour, messages in by_hour.items():
-        columns[int((hour - first) * len(columns) // span)] += messages
+    step = report["bins"]["stepMs"]
+    first, span = min(by_time), max(by_time) - min(by_time) + step
+    columns = [0] * int(min(width, span // step))
+    for begin, messages in by_time.items():
+        columns[int((begin - first) * len(columns) // span)] += messages
     bars = "".join(_BARS[-(-8 * count // max(columns))] for count in columns)
     return Text.assemble(bars, f"\nmessages by time, {show_duration(span // len(columns))} a column")
 

@@ -14,6 +14,7 @@ from indexd.errors import DisturbedError
 from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import IndexLayout
 from indexd.spark.splits import Split, SplitReader
+from indexd.spark.stats.buckets import HOUR
 from indexd.spark.stats.chains import FileChains, Group, Pair, count_group
 from indexd.spark.stats.content import Content, ContentCounter, Selection, wanted_topics
 from indexd.spark.stats.content_kernel import NO_FRAME, Wanted
@@ -70,7 +71,8 @@ def count_known_split(
             np.int64(selection.end),
             np.int64(selection.silence),
             np.int64(0),
-            fold_hours=False,
+            step=np.int64(HOUR),
+            fold_bins=False,
         )
         status, row = count_known(frames, np.uint64(batch.begin_offset), batch.columns, batch.rows, wanted, rows)
         if status == NO_FRAME:
