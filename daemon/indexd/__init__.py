@@ -20,4 +20,15 @@ The stages, in the order the data takes::
 below them all; ``demo`` shows the whole.
 """
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+__all__ = ["open_data"]
+
+
+def __getattr__(name: str) -> Any:
+    # The queries are loaded when they are first asked for: every part of the program imports this package.
+    if name == "open_data":
+        return import_module("indexd.query").open_data
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

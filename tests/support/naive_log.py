@@ -103,6 +103,15 @@ class NaiveMessage:
     batch_base: int
     batch_size: int
 
+    def hit(self) -> dict[str, Any]:
+        """The message as a hit of a query's JSON."""
+        return {
+            "phyOffset": self.phy_offset, "topic": self.topic, "queueId": self.queue_id, "queueOffset": self.cq_offset,
+            "storeTimestamp": self.store_timestamp, "bornTimestamp": self.born_timestamp, "tags": self.tags,
+            "keys": self.keys, "uniqKey": self.uniq_key, "size": self.size, "sysFlag": self.sys_flag,
+            "bornHost": "{}:{}".format(*self.born_host), "storeHost": "{}:{}".format(*self.store_host),
+        }  # fmt: skip
+
     def row(self) -> dict[str, Any]:
         """The message as a line of messages.jsonl."""
         return {

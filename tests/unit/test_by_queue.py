@@ -99,6 +99,7 @@ def test_what_an_answer_says(store: QueueStore) -> None:
             {"queueOffset": 0, "phyOffset": 0, "size": store.messages()[0].size, "tagsCode": 116,
              "storeTimestamp": T0, "keys": "a b", "uniqKey": "u", "tags": "t"},
         ],
+        "hits": [store.messages()[0].hit()],
     }  # fmt: skip
     answer = ask(store, 7)
     assert (answer.status, answer.next_offset, answer.why) == ("OFFSET_OVERFLOW_BADLY", 2, "behind the last message")

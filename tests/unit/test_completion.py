@@ -89,7 +89,8 @@ def test_every_command_and_every_option_is_in_it(scripts: dict[str, Path]) -> No
             assert all(name in text for name, _ in command.below)
             for option in command.options:
                 for name in option.names:
-                    assert (f"-l {name[2:]} " if shell == "fish" and name.startswith("--") else name) in text
+                    fish = f"-l {name[2:]} " if name.startswith("--") else f"-s {name[1:]} "
+                    assert (fish if shell == "fish" else name) in text
         assert all(flag_name(key)[2:] in text for key in KEYS)
         assert "@" not in text.replace('"$@"', ""), "a part that was not filled in"
 

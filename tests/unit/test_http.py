@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
-from indexd.query import Data, KeyQuery, NotFound, open_data, query_rocketmq
+from indexd.query import Data, Hit, KeyQuery, NotFound, open_data, query_rocketmq
 from support.daemon import rebuild
 from support.serving import Serving, numbers_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
@@ -84,6 +84,35 @@ def test_by_key_is_the_exact_answer(server: Serving, data: Data, topic: str, key
     assert row["why"] == found.why
     assert row["coverage"]["end"] == str(found.coverage.end)
     assert "body" not in row["messages"][0] if row["messages"] else True
+
+
+def _as_texts(hit: Hit) -> dict[str, Any]:
+    # Numbers of 64 bits are texts over HTTP, those of 32 bits are not.
+    row = hit.to_dict()
+    for name in ("phyOffset", "queueOffset", "storeTimestamp", "bornTimestamp"):
+        row[name] = str(row[name])
+    return row
+
+
+def test_hits_are_those_of_the_python_api(server: Serving, data: Data) -> None:
+    found = data.by_key("TopicTest", "Aa", max_num=5)
+    row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="Aa", max=5)
+    assert row["hits"] == [_as_texts(hit) for hit in found] == row["messages"]
+    unique = next(hit for hit in found if hit.uniq_key)
+    row = _get(server, "/api/v1/messages/by-unique-key", topic="TopicTest", id=unique.uniq_key, body="text")
+    assert row["hits"] == [_as_texts(unique)]
+    assert row["messages"][0].items() > row["hits"][0].items()
+    in_queue = [one.hit for one in data.by_queue("TopicTest", 1, 3, max_num=4) if one.hit is not None]
+    row = _get(server, "/api/v1/messages/by-queue-offset", topic="TopicTest", queue=1, offset=3, max=4)
+    assert row["hits"] == [_as_texts(hit) for hit in in_queue]
+    assert len(row["hits"]) == 4
+    for asked in ({}, {"topic": "Bodies", "queue": 0}):
+        row = _get(server, "/api/v1/messages/by-time", time=BASE_TIME, **asked)
+        assert [(hit["phyOffset"], hit["storeTimestamp"]) for hit in row["hits"]] == [
+            (row["phyOffset"], row["storeTimestamp"])
+        ]
+        late = _get(server, "/api/v1/messages/by-time", time=BASE_TIME * 2, **asked)
+        assert late["hits"] == []
 
 
 def test_pages_by_cursor_are_the_whole(server: Serving, data: Data) -> None:

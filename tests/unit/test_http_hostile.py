@@ -51,7 +51,7 @@ def _slug(answer: Response) -> tuple[int, str]:
         "topic=T&key=k&max=-1",
         "topic=T&key=k&max=1.0", "topic=T&key=k&max=1e3", "topic=T&key=k&max=%201", "topic=T&key=k&max=%2B1",
         "topic=T&key=k&max=1_0", "topic=T&key=k&max=%D9%A1", "topic=T&key=k&max=",
-        "topic=T&key=k&begin=9223372036854775808",
+        "topic=T&key=k&begin=9223372036854775808", "topic=T&key=k&begin=-1", "topic=T&key=k&end=-1",
         "topic=T&key=k&end=-9223372036854775809", f"topic=T&key=k&end={'9' * 4000}", "topic=T&key=k&before=-1",
         "topic=T&key=k&mode=Exact", "topic=T&key=k&index_type=k", "topic=T&key=k&body=xml", f"topic={'T' * 256}&key=k",
         f"topic=T&key={'k' * 1025}", "topic=T&key=k" + "&a" * 40, "[]=1", "%00=1&topic=T&key=k",
@@ -81,6 +81,11 @@ def test_parameters_that_are_understood(server: Serving, query: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
+        ("/api/v1/messages/by-queue-offset?topic=T&queue=-1", 422),
+        ("/api/v1/messages/by-queue-offset?topic=T&queue=0&offset=-1", 422),
+        ("/api/v1/messages/by-time?time=-1", 422), ("/api/v1/messages/by-time?time=1&topic=T&queue=-1", 422),
+        ("/api/v1/messages/by-unique-key?topic=T&id=", 422),
+        ("/api/v1/messages/by-unique-key?topic=T&id=i&begin=-1", 422),
         ("/api/v1/messages/-1", 422), ("/api/v1/messages/0x10", 422), ("/api/v1/messages/", 404),
         ("/api/v1/messages", 404),
         (f"/api/v1/messages/{'9' * 20}", 422), (f"/api/v1/messages/{'A' * 31}", 422), ("/api/v1/messages/1/2", 404),

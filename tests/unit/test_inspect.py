@@ -55,6 +55,22 @@ def test_an_index_file(store: Store, inspect: Inspect) -> None:
     assert out.count("  entry ") == 5
 
 
+def test_several_paths(store: Store, inspect: Inspect) -> None:
+    segment = store.root / "commitlog" / f"{0:020d}"
+    whole = inspect.rows(index_file(store)) + inspect.rows(segment)
+    assert inspect.rows(index_file(store), segment) == whole
+    assert {"index", "segment", "frame"} <= {row["kind"] for row in whole}
+    assert inspect.code == 0
+    with segment.open("r+b") as file:
+        file.write(b"\0\0\0\x30damaged!")
+    inspect.rows(segment, index_file(store))
+    assert inspect.code == 1
+    # Nothing is shown of the others when one is not there.
+    assert inspect.words(index_file(store), store.root / "none") == ""
+    assert inspect.code == 2
+    assert f"there is nothing at {store.root / 'none'}" in inspect.err
+
+
 def test_slots_entries_and_chains(store: Store, inspect: Inspect) -> None:
     slots = [row for row in inspect.rows(index_file(store), "--slots") if row["kind"] == "slot"]
     assert len(slots) == store.frontier.index[0].header.used_slot_count

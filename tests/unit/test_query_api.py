@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 import indexd.query
+from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import FrameSpec
 from indexd.errors import UsageError
-from indexd.query import NotFound, open_data
+from indexd.query import Hit, NotFound, open_data
 from support.data_directory import T0
 from support.queue_store import QueueStore
 
@@ -44,6 +48,40 @@ def test_the_example_in_the_docstring(store: QueueStore) -> None:
 def test_everything_that_is_public_has_words_of_its_own() -> None:
     for name in indexd.query.__all__:
         assert getattr(indexd.query, name).__doc__ or isinstance(getattr(indexd.query, name), int) or name == "Boundary"
+
+
+def test_an_answer_is_the_sequence_of_its_hits(store: QueueStore) -> None:
+    with open_data(store.data) as data:
+        answers = (
+            (data.by_key("TopicTest", "order-7", max_num=3), 3),
+            (data.by_key("TopicTest", "none"), 0),
+            (data.by_queue("TopicTest", 0, 2, max_num=4), 4),
+            (data.at_time("TopicTest", 0, T0 + 45), 1),
+            (data.at_time("TopicTest", 7, T0), 0),
+            (data.log_at_time(T0 + 45), 1),
+        )
+        for answer, count in answers:
+            assert (len(answer), tuple(answer)) == (count, answer.hits)
+            row = answer.to_dict()
+            assert json.loads(json.dumps(row)) == row == answer.to_json()
+            assert [hit["topic"] for hit in row["hits"]] == ["TopicTest"] * count
+        message = data.message(answers[0][0].hits[0].phy_offset)
+        assert isinstance(message, Message)
+        assert answers[0][0].to_dict()["hits"][0] == Hit.of(message).to_dict()
+
+
+def test_the_package_gives_open_data_and_is_cheap() -> None:
+    code = (
+        "import sys, indexd\n"
+        "assert not [name for name in sys.modules if name.startswith('indexd.')]\n"
+        "from indexd import open_data\n"
+        "import indexd.query\n"
+        "assert indexd.open_data is open_data is indexd.query.open_data\n"
+        "assert not {'numpy', 'numba', 'asyncio', 'structlog'} & set(sys.modules)\n"
+        "assert not hasattr(indexd, 'open_store')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_opened(store: QueueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

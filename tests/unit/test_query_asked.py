@@ -126,6 +126,20 @@ def test_queues_that_were_left_out_and_one_that_starts_late(store: QueueStore) -
         lambda data: data.by_key("T", "k", before="5"),
         lambda data: data.by_key("T", "k", begin=None),
         lambda data: data.log_at_time(1.0),
+        lambda data: data.log_at_time(-1),
+        lambda data: data.at_time("T", 0, -1),
+        lambda data: data.at_time("T", -1, T0),
+        lambda data: data.at_time("", 0, T0),
+        lambda data: data.by_queue("T", -1),
+        lambda data: data.by_queue("T", 0, -1),
+        lambda data: data.by_queue("", 0),
+        lambda data: data.by_key("T", ""),
+        lambda data: data.by_key("", "k"),
+        lambda data: data.by_key("T", "k", begin=-1),
+        lambda data: data.by_key("T", "k", end=-1),
+        lambda data: data.by_key("T", "k", before=-1),
+        lambda data: data.message(-1),
+        lambda data: data.message(""),
         lambda data: data.message(None),
         lambda data: data.split_log("1 MiB"),
     ],
@@ -133,7 +147,10 @@ def test_queues_that_were_left_out_and_one_that_starts_late(store: QueueStore) -
 def test_wrong_arguments(store: QueueStore, asked: Any) -> None:
     store.append(spec())
     store.build()
-    with open_data(store.data) as data, pytest.raises(UsageError, match=r"has to be|max_num"):
+    with (
+        open_data(store.data) as data,
+        pytest.raises(UsageError, match=r"has to be|max_num|is empty|offset message id"),
+    ):
         asked(data)
 
 

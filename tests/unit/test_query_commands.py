@@ -56,6 +56,7 @@ def test_query_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
         "key": "k",
         "phyOffsets": [offsets[3], offsets[1], offsets[0]],
         "storeTimestamps": [T0, T0 + 5000, T0],
+        "hits": [asked.messages()[number].hit() for number in (3, 1, 0)],
         "truncated": False,
         "coverage": {
             "begin": 0, "end": asked.writer.max_offset, "logBegin": 0, "complete": True, "uncovered": [],
@@ -63,7 +64,7 @@ def test_query_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
         },
     }  # fmt: skip
     row = json.loads(run(capsys, *command, "-m", 1, "--mode", "rocketmq", "--json")[1])
-    assert row["phyOffsets"] == [offsets[3]]
+    assert row["phyOffsets"] == [offsets[3]] == [hit["phyOffset"] for hit in row["hits"]]
     assert (row["indexLastUpdateTimestamp"], row["indexLastUpdatePhyoffset"]) == (T0, offsets[3])
     code, out, _ = run(capsys, *command)
     assert code == 0
@@ -78,6 +79,21 @@ def test_query_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert (row["indexType"], row["phyOffsets"]) == ("T", offsets[:1])
 
 
+def test_hits_are_objects_with_every_field(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.loads(run(capsys, "query-key", "--data", asked.data, "-t", "T", "-k", "订单", "--json")[1])
+    (message, *_) = asked.messages()
+    assert row["hits"] == [
+        {
+            "phyOffset": 0, "topic": "T", "queueId": 0, "queueOffset": 0, "storeTimestamp": T0,
+            "bornTimestamp": message.born_timestamp, "tags": "t", "keys": "k 订单", "uniqKey": "u",
+            "size": message.size, "sysFlag": message.sys_flag, "bornHost": "{}:{}".format(*message.born_host),
+            "storeHost": "{}:{}".format(*message.store_host),
+        }
+    ]  # fmt: skip
+    unique = json.loads(run(capsys, "query-unique-key", "--data", asked.data, "-t", "T", "-i", "u", "--json")[1])
+    assert unique["hits"] == row["hits"]
+
+
 def test_query_unique_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("query-unique-key", "--data", asked.data, "-t", "T", "-i", "u", "--json")
     row = json.loads(run(capsys, *command)[1])
@@ -90,7 +106,7 @@ def test_query_unique_key(asked: Store, capsys: pytest.CaptureFixture[str]) -> N
 def test_batch(
     asked: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lines = f"T\tk\t64\t0\t{TIME_MAX}\nT\tt\t1\t-5\t{T0}\tT\nT\t订单\t2\t0\t{T0}\t\nT\tnone\t64\t0\t5"
+    lines = f"T\tk\t64\t0\t{TIME_MAX}\nT\tt\t1\t0\t{T0}\tT\nT\t订单\t2\t0\t{T0}\t\nT\tnone\t64\t0\t5"
     (tmp_path / "batch").write_text(lines)
     command = ("query-key", "--data", asked.data, "--batch")
     code, out, _ = run(capsys, *command, tmp_path / "batch")
@@ -106,6 +122,7 @@ def test_batch(
 @pytest.mark.parametrize(
     "line",
     [b"", b"T\tk", b"T\tk\t1\t2\t3\tK\tx", b"T\tk\tone\t0\t5", b"T\tk\t1\t0\t9223372036854775808", b"T\tk\t1\t0\t5\tX",
+     b"T\t\t1\t0\t5", b"\tk\t1\t0\t5", b"T\tk\t1\t-5\t5", b"T\tk\t1\t0\t-5", b"T\tk\t1\t6\t5",
      b"T\t\xff\t1\t0\t5", b"T\tk\t10001\t0\t5", b"T\tk\t1_0\t0\t5", b"T\tk\t1\r\t0\t5"],
 )  # fmt: skip
 def test_a_malformed_line(asked: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.cli.main import main
+from indexd.query import Hit
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
 
@@ -45,6 +46,7 @@ def test_query_offset(asked: QueueStore, capsys: pytest.CaptureFixture[str]) -> 
     assert lines[5].startswith("covered: log bytes 0 to ")
     row = json.loads(run(capsys, *command, 3, "-m", 2, "--json")[1])
     assert ([m["queueOffset"] for m in row["messages"]], row["nextOffset"], row["truncated"]) == ([3, 4], 5, True)
+    assert row["hits"] == [asked.messages()[number].hit() for number in (3, 4)]
     assert "no message: behind the last message" in run(capsys, *command, 99)[1]
     code, out, _ = run(capsys, "query-offset", "--data", asked.data, "-t", "none", "-i", 0, "-o", 0)
     assert (code, out.splitlines()[0]) == (0, "no message: no such queue")
@@ -58,6 +60,12 @@ def test_query_offset_shows_what_does_not_fit(asked: QueueStore, capsys: pytest.
     out = run(capsys, "query-offset", "--data", asked.data, "-t", "T", "-i", 0, "-o", 0, "-m", 1)[1]
     assert "the message there has queue offset 77" in out
     assert "1 units name what is not their message" in out
+    out = run(capsys, "query-offset", "--data", asked.data, "-t", "T", "-i", 0, "-o", 0, "-m", 1, "--json")[1]
+    (hit,) = json.loads(out)["hits"]
+    # Of the message that was meant nothing is known but its place: what the log has there is another one.
+    assert hit == Hit(0, None, 0, 0, asked.messages()[0].size, topic="T").to_dict() | {
+        "problem": "the message there has queue offset 77"
+    }
 
 
 def test_query_time(asked: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,8 +75,10 @@ def test_query_time(asked: QueueStore, capsys: pytest.CaptureFixture[str]) -> No
         assert (code, out.split(":")[0]) == (0, f"queue offset {offset}")
         row = json.loads(run(capsys, *command, time, "--boundary", boundary, "--json")[1])
         assert (row["queueOffset"], row["storeTimestamp"]) == (offset, T0 + 10 * offset)
+        assert row["hits"] == [asked.messages()[offset].hit()]
     assert run(capsys, *command, T0 + 55)[1].startswith("queue offset 6:")
     assert "where no message stands: behind the last message" in run(capsys, *command, T0 + 999)[1]
+    assert json.loads(run(capsys, *command, T0 + 999, "--json")[1])["hits"] == []
     assert "no offset: no such queue" in run(capsys, *command[:-2], 5, "-s", 1)[1]
 
 
@@ -78,6 +88,8 @@ def test_query_time_in_the_log(asked: QueueStore, capsys: pytest.CaptureFixture[
     assert run(capsys, *command, T0 + 65)[1].startswith(f"physical offset {wanted}: stored at ")
     row = json.loads(run(capsys, *command, T0 + 65, "--json")[1])
     assert (row["phyOffset"], row["storeTimestamp"], row["segment"]) == (wanted, T0 + 70, 0)
+    assert row["hits"] == [asked.messages()[7].hit()]
+    assert json.loads(run(capsys, *command, T0 + 999, "--json")[1])["hits"] == []
     assert run(capsys, *command, T0 + 999)[1].startswith("no message: absent\n")
 
 
@@ -89,7 +101,14 @@ def test_query_time_in_the_log(asked: QueueStore, capsys: pytest.CaptureFixture[
         "query-time -t T -i 0 -s x", "query-time -t T -i 0 -s 1 --boundary middle", "query-time -t T -i q -s 1",
         "query-offset -t T -i 0", "query-offset -t T -o 0", "query-offset -i 0 -o 0",
         "query-offset -t T -i 0 -o 0 -m 0",
-        "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5",
+        "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5", "query-offset -t T -i -1 -o 0",
+        "query-offset -t T -i 2147483648 -o 0", "query-offset -t T -i 0 -o -1", "query-offset -t= -i 0 -o 0",
+        "query-time -t T -i 0 -s -1", "query-time -t T -i -1 -s 1", "query-time --log -s -1",
+        "query-time -t= -i 0 -s 1",
+        "query-key -t T -k=", "query-key -t= -k k", "query-key -t T -k k -b -1", "query-key -t T -k k -e -1",
+        "query-key -t T -k k -b 2 -e 1", "query-key -t T -k k --cursor -1", "query-unique-key -t T -i=",
+        "query-unique-key -t= -i u", "query-unique-key -t T -i u -b -1", "message -o -1", "message -i=",
+        "stats -b -1", "stats -e -1", "stats -t=", "export --to x -b -1", "export --to x -e -1",
         "query-key -t T -k k --cursor x", "query-key -t T -k k --cursor 5 --mode rocketmq",
         "query-key --batch - --cursor 5", "query-key --batch - -m 5", "query-key --batch - -b 5",
         "query-key --batch - -e 5", "query-key --batch - --index-type K", "inspect --frames -1 .",

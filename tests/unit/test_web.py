@@ -87,8 +87,7 @@ def test_markup_is_not_escaped_twice_and_nothing_is_left_out() -> None:
         ("-7d", "", NOW - 7 * 86_400_000),
         ("now", "", NOW),
         ("1700000000000", "", 1_700_000_000_000),
-        ("-1", "", -1),
-        ("0001-01-01", "", -62_135_596_800_000),
+        ("1970-01-01", "", 0),
     ],
 )
 def test_times_as_people_write_them(text: str, zone: str, wanted: int) -> None:
@@ -96,7 +95,20 @@ def test_times_as_people_write_them(text: str, zone: str, wanted: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["yesterday", "-1y", "25:00", "2023-13-01", "9" * 19, "-99999999d ago", "٣", "24:00:00:00"]
+    "text",
+    [
+        "yesterday",
+        "-1",
+        "1969-12-31",
+        "0001-01-01",
+        "-1y",
+        "25:00",
+        "2023-13-01",
+        "9" * 19,
+        "-99999999d ago",
+        "٣",
+        "24:00:00:00",
+    ],
 )
 def test_what_is_no_time_says_how_to_write_one(text: str) -> None:
     with pytest.raises(UsageError) as raised:

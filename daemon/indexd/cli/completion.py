@@ -16,7 +16,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 def register(commands: Any) -> None:
     """Add the command. It has no configuration keys: it prints what they are."""
-    parser = add_command(commands, "completion", [], "print a script that completes indexd's words in a shell")
+    parser = add_command(
+        commands, "completion", [], "print a script that completes indexd's words: for bash, zsh or fish"
+    )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 
 

@@ -61,7 +61,7 @@ def _option(action: argparse.Action) -> Option:
         words = tuple(str(choice) for choice in action.choices)
     elif action.dest in KEYS and "|" in value:  # in HOST:PORT|off the word is off
         words = tuple(part for part in value.split("|") if _WORD.fullmatch(part))
-    takes_value = action.nargs is None or (isinstance(action.nargs, int) and action.nargs > 0)
+    takes_value = action.nargs in (None, "+") or (isinstance(action.nargs, int) and action.nargs > 0)
     text = (action.help or "").replace("%%", "%").split(" (default:")[0]
     is_path = takes_value and (action.type is Path or _PATH.match(value) is not None)
     return Option(tuple(action.option_strings), text, value, takes_value, action.nargs == "?", words, is_path)

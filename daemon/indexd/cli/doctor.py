@@ -41,7 +41,7 @@ _EXIT_FINDINGS = 1
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    text = "say which Java, Python and packages Spark would run with, and what is missing"
+    text = "say what Spark would run with: which Java, Python and packages, and what is missing"
     add_command(commands, "doctor", [common], text).set_defaults(function=doctor)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from indexd.cli.engine import spark_session
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes
-from indexd.cli.words import int64
+from indexd.cli.words import count64
 from indexd.config import Config, parse_size
 from indexd.config.compiled import prepare_compiler
 from indexd.config.places import check_outside
@@ -43,8 +43,8 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument(
         "--partition-by", metavar="topic,day", help="directories topic=NAME, day=YYYY-MM-DD (UTC, of the store time)"
     )
-    parser.add_argument("-b", "--begin", type=int64, metavar="MS", help="first store time (default: none)")
-    parser.add_argument("-e", "--end", type=int64, metavar="MS", help="last store time (default: none)")
+    parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
     parser.add_argument("--compression", choices=_COMPRESSIONS, default="zstd", help="of the files (default: zstd)")
     parser.add_argument(
         "--file-size",

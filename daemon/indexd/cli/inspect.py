@@ -13,6 +13,7 @@ from indexd.cli.inspect_queue import QUEUE_FOLDER, inspect_queue, queue_kind, sh
 from indexd.cli.inspect_sparse import inspect_sparse, is_sparse_name, show_sparse_folder
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
+from indexd.cli.words import count64, some_name
 from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
 from indexd.config import Config
 from indexd.config.units import printable
@@ -30,15 +31,17 @@ _FRAMES = 20
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    parser = add_command(commands, "inspect", [common], "show what a file or directory of a store or of indexd holds")
+    parser = add_command(commands, "inspect", [common], "show what a file or directory holds: of a store, or of indexd")
     parser.add_argument(
-        "path", metavar="PATH", help="an index, queue or log file, a checkpoint, or a directory of them"
+        "paths", nargs="+", metavar="PATH", help="an index, queue or log file, a checkpoint, or a directory of them"
     )
     parser.add_argument("--slots", action="store_true", help="every slot of an index file that is not empty")
     parser.add_argument("--entries", metavar="A:B", help="entries or units from number A up to B, B left out")
-    parser.add_argument("--chain", type=int, metavar="SLOT", help="the entries of one slot, newest first")
-    parser.add_argument("--topic", metavar="T", help="with --key: the entries of an index file for that key")
-    parser.add_argument("--key", metavar="K", help="see --topic")
+    parser.add_argument("--chain", type=count64, metavar="SLOT", help="the entries of one slot, newest first")
+    parser.add_argument(
+        "--topic", type=some_name, metavar="T", help="with --key: the entries of an index file for that key"
+    )
+    parser.add_argument("--key", type=some_name, metavar="K", help="see --topic")
     parser.add_argument("--index-type", choices=INDEX_TYPES, help="what the key is; T: the tags")
     parser.add_argument(
         "--frames",
@@ -47,20 +50,25 @@ def register(commands: Any, common: Parser) -> None:
         metavar="N",
         help=f"most frames, units or entries, 0 = all (default: {_FRAMES})",
     )
-    parser.add_argument("--offset", type=int, metavar="O", help="the physical offset of the first frame to show")
+    parser.add_argument("--offset", type=count64, metavar="O", help="the physical offset of the first frame to show")
     parser.set_defaults(function=inspect)
 
 
 def inspect(args: argparse.Namespace, config: Config) -> int:
-    """Show PATH; 1 if something in it is damaged."""
-    path = Path(args.path)
-    disk = Disk()
+    """Show each PATH; 1 if something in one of them is damaged."""
     if args.frames < 0:
         raise UsageError(f"--frames {args.frames} shows nothing", "0 shows all")
-    if str(args.path) == "" or (Disk().exists(path) and not (path.is_file() or path.is_dir())):
-        raise UsageError(f"{args.path or 'an empty path'} is neither a file nor a directory")
-    if not Disk().exists(path):
-        raise UsageError(f"there is nothing at {path}", "check the path")
+    disk = Disk()
+    for text in args.paths:
+        path = Path(text)
+        if text == "" or (disk.exists(path) and not (path.is_file() or path.is_dir())):
+            raise UsageError(f"{text or 'an empty path'} is neither a file nor a directory")
+        if not disk.exists(path):
+            raise UsageError(f"there is nothing at {path}", "check the path")
+    return max([_inspect(Path(text), disk, args, config) for text in args.paths])
+
+
+def _inspect(path: Path, disk: Disk, args: argparse.Namespace, config: Config) -> int:
     if path.is_dir():
         return _directory(path, disk, args)
     if is_index_name(path.name):

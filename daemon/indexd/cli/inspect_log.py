@@ -58,7 +58,8 @@ def _show(segments: list[Segment], disk: Disk, args: argparse.Namespace) -> int:
     start = args.offset if args.offset is not None else (segments[0].base if segments else 0)
     if args.offset is not None and not any(segment.base <= start < segment.end for segment in segments):
         raise UsageError(
-            f"physical offset {start} is in no segment of {args.path}", "see the segments without --offset"
+            f"physical offset {start} is in no segment of {' or '.join(args.paths)}",
+            "see the segments without --offset",
         )
     for segment in segments:
         row = {"kind": "segment", "path": str(segment.path), "base": segment.base, "size": segment.size}

@@ -29,9 +29,11 @@ def register(commands: Any, common: Parser) -> None:  # noqa: ARG001 - none of t
     """Add ``kafka`` with its two commands."""
     shared = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     shared.add_argument("--json", action="store_true", help="one JSON object a line instead of words")
-    text = "check or rebuild the offset and time indexes of Kafka's own segments, while no broker runs"
+    text = "check or rebuild the indexes of Kafka's own segments: .index, .timeindex; while no broker runs"
     kafka = add_command(commands, "kafka", [], text)
-    inner = kafka.add_subparsers(dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser)
+    inner = kafka.add_subparsers(
+        title="commands", dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser
+    )
 
     parser = add_command(inner, "check", [shared], "hold every .index and .timeindex against its log, changing nothing")
     parser.add_argument("directory", metavar="DIR", help=_DIRECTORY)

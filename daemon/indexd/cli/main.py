@@ -26,7 +26,7 @@ from indexd.cli import (
     status,
     verify,
 )
-from indexd.cli.options import Parser, common_options, config_file, given_flags
+from indexd.cli.options import Parser, add_command, common_options, config_file, given_flags
 from indexd.config import load
 from indexd.errors import IndexdError
 
@@ -77,13 +77,13 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="indexd",
         parents=[common],
-        description="Keeps the message index of an Apache RocketMQ broker, beside it and without touching it.",
+        description="Keeps a RocketMQ broker's message index, beside it and without touching it.",
         epilog="Without a command: run. Exit codes: 0 ok, 1 findings, 2 usage, 3 unsafe store, 4 corrupt data, "
         "5 busy, 70 internal.",
     )
-    parser.add_argument("--version", action="version", version=f"indexd {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     for module in (
         run,
         status,
@@ -102,12 +102,16 @@ def make_parser() -> Parser:
     ):
         module.register(commands, common)
     completion.register(commands)
+    text = "show the help of a command"
+    add_command(commands, "help", [], text).add_argument("words", nargs="*", metavar="COMMAND", help="the command")
     return parser
 
 
 def _call(argv: list[str]) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
+    if args.command == "help":
+        args = parser.parse_args([*args.words, "--help"])  # which prints it and ends
     if args.command == "completion":  # it needs no configuration, and must not stumble over one
         return completion.completion(args, parser)
     config = load(given_flags(args), config_file(args), os.environ)

@@ -10,15 +10,15 @@ from typing import Any, BinaryIO
 
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_bytes, show_time
-from indexd.cli.words import cell, coverage_line, int64, print_table
+from indexd.cli.words import cell, check_times, count64, coverage_line, int64, print_table, some_name
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
-from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
 from indexd.index.key_hash import INDEX_TYPES
 from indexd.query import (
     TIME_MAX,
+    TIME_MIN,
     Answer,
     Hit,
     KeyQuery,
@@ -34,7 +34,6 @@ from indexd.storage.names import DataFiles
 
 _MODES = {"exact": query_exact, "rocketmq": query_rocketmq}
 _MAX_NUM = 64
-TIME_MIN = -(1 << 63)
 _LINE_SIZE_MAX = 1 << 20
 _HEAD = ("STORE TIME", "PHY OFFSET", "QUEUE/OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY")
 _EXIT_FINDINGS = 1
@@ -43,8 +42,8 @@ _EXIT_FINDINGS = 1
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     parser = _query_command(commands, common, "query-key", "find the messages of a topic that have a key")
-    parser.add_argument("-t", "--topic", help="the topic")
-    parser.add_argument("-k", "--key", help="one of the message's keys")
+    parser.add_argument("-t", "--topic", type=some_name, help="the topic")
+    parser.add_argument("-k", "--key", type=some_name, help="one of the message's keys")
     parser.add_argument(
         "--index-type", choices=INDEX_TYPES, help="K: a key, U: the unique key, T: the tags; default K or U"
     )
@@ -55,13 +54,15 @@ def register(commands: Any, common: Parser) -> None:
     )
     parser.set_defaults(function=query_key)
     parser = _query_command(commands, common, "query-unique-key", "find the message that a producer gave a unique key")
-    parser.add_argument("-t", "--topic", required=True, help="the topic")
-    parser.add_argument("-i", "--msg-id", required=True, metavar="MSGID", help="the unique key (UNIQ_KEY)")
+    parser.add_argument("-t", "--topic", required=True, type=some_name, help="the topic")
+    parser.add_argument(
+        "-i", "--msg-id", required=True, type=some_name, metavar="MSGID", help="the unique key (UNIQ_KEY)"
+    )
     parser.set_defaults(function=query_unique_key)
     parser = add_command(commands, "message", [common], "show one message")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("-i", "--msg-id", metavar="ID", help="its offset message id, 32 or 56 hex digits")
-    which.add_argument("-o", "--offset", type=int64, metavar="OFFSET", help="its physical offset")
+    which.add_argument("-o", "--offset", type=count64, metavar="OFFSET", help="its physical offset")
     parser.add_argument("--body", action="store_true", help="show the body too (JSON always holds it)")
     parser.set_defaults(function=message)
 
@@ -112,28 +113,26 @@ def _query_command(commands: Any, common: Parser, name: str, text: str) -> argpa
         help="exact: every message that matches, once; rocketmq: what the broker itself would answer",
     )
     parser.add_argument(
-        "-b", "--begin", type=int64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
+        "-b", "--begin", type=count64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
     )
     parser.add_argument(
-        "-e", "--end", type=int64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
+        "-e", "--end", type=count64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
     )
     parser.add_argument("-m", "--max", type=int64, metavar="MAX", help="most messages, the newest first (default: 64)")
     parser.add_argument(
-        "--cursor", type=int64, metavar="CURSOR", help="go on behind an exact answer that was cut off: its cursor"
+        "--cursor", type=count64, metavar="CURSOR", help="go on behind an exact answer that was cut off: its cursor"
     )
     return parser
 
 
 def _query(args: argparse.Namespace, key: str, max_num: int, index_type: str | None) -> KeyQuery:
-    for name, text in (("topic", args.topic), ("key", key)):
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            raise UsageError(f"the {name} {printable(text)} is not UTF-8")
     begin = args.begin if args.begin is not None else (0 if args.mode == "rocketmq" else TIME_MIN)
     most = max_num if args.max is None else args.max
     if most < 1 and args.mode == "exact":
         raise UsageError(f"-m {most} asks for nothing", "ask for at least 1")
     if args.cursor is not None and args.mode != "exact":
         raise UsageError("--cursor goes on behind an exact answer, and the broker's own has none", "leave --mode out")
+    check_times(begin, args.end)
     return KeyQuery(args.topic, key, most, begin, args.end, index_type, args.cursor)
 
 
@@ -170,6 +169,7 @@ def _answer_lines(file: BinaryIO, index: QueryIndex, mode: str) -> None:
             raise UsageError(f"line {number} has more than {_LINE_SIZE_MAX} bytes")
         query = parse_batch_line(line, number)
         try:
+            check_times(query.begin, query.end)
             answer = _MODES[mode](index, query)
         except UsageError as error:
             raise UsageError(f"line {number}: {error.args[0]}", error.hint) from error
@@ -185,12 +185,12 @@ def parse_batch_line(line: bytes, number: int) -> KeyQuery:
         raise UsageError(f"line {number} is not UTF-8") from None
     if not 5 <= len(fields) <= 6:
         raise UsageError(f"line {number} has {len(fields)} fields by tabs", "topic, key, max, begin, end[, index type]")
-    topic, key, *numbers = fields[:5]
     index_type = fields[5] if len(fields) == 6 else ""
     if index_type and index_type not in INDEX_TYPES:
         raise UsageError(f"line {number}: index type {index_type!r} is not one of {', '.join(INDEX_TYPES)}")
     try:
-        max_num, begin, end = (int64(text) for text in numbers)
+        topic, key = some_name(fields[0]), some_name(fields[1])
+        max_num, begin, end = int64(fields[2]), count64(fields[3]), count64(fields[4])
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"line {number}: {error}") from None
     return KeyQuery(topic, key, max_num, begin, end, index_type or None)

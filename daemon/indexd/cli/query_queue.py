@@ -8,9 +8,8 @@ from typing import Any
 
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line, show_time
-from indexd.cli.words import cell, coverage_line, int64, print_table
+from indexd.cli.words import cell, count64, coverage_line, int64, print_table, queue_id, some_name
 from indexd.config import Config
-from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.query import (
     LogTimeAnswer,
@@ -33,9 +32,9 @@ _HEAD = ("QUEUE OFFSET", "STORE TIME", "PHY OFFSET", "SIZE", "TAGS", "KEYS", "UN
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     parser = add_command(commands, "query-offset", [common], "show the messages of a queue from a queue offset on")
-    parser.add_argument("-t", "--topic", required=True, help="the topic")
-    parser.add_argument("-i", "--queue-id", required=True, type=int64, metavar="QUEUE", help="the queue's number")
-    parser.add_argument("-o", "--offset", required=True, type=int64, metavar="OFFSET", help="the first queue offset")
+    parser.add_argument("-t", "--topic", required=True, type=some_name, help="the topic")
+    parser.add_argument("-i", "--queue-id", required=True, type=queue_id, metavar="QUEUE", help="the queue's number")
+    parser.add_argument("-o", "--offset", required=True, type=count64, metavar="OFFSET", help="the first queue offset")
     parser.add_argument(
         "-m", "--max", type=int64, default=_MAX_NUM, metavar="MAX", help=f"most messages (default: {_MAX_NUM})"
     )
@@ -43,9 +42,9 @@ def register(commands: Any, common: Parser) -> None:
     parser = add_command(
         commands, "query-time", [common], "find the queue offset of a store time, or with --log the physical offset"
     )
-    parser.add_argument("-t", "--topic", help="the topic")
-    parser.add_argument("-i", "--queue-id", type=int64, metavar="QUEUE", help="the queue's number")
-    parser.add_argument("-s", "--timestamp", required=True, type=int64, metavar="MS", help="the store time")
+    parser.add_argument("-t", "--topic", type=some_name, help="the topic")
+    parser.add_argument("-i", "--queue-id", type=queue_id, metavar="QUEUE", help="the queue's number")
+    parser.add_argument("-s", "--timestamp", required=True, type=count64, metavar="MS", help="the store time")
     parser.add_argument(
         "--boundary",
         choices=BOUNDARIES,
@@ -59,7 +58,7 @@ def by_offset(args: argparse.Namespace, config: Config) -> int:
     """Answer query-offset."""
     if args.max < 1:
         raise UsageError(f"-m {args.max} asks for nothing", "ask for at least 1")
-    query = OffsetQuery(_text(args.topic), args.queue_id, args.offset, args.max)
+    query = OffsetQuery(args.topic, args.queue_id, args.offset, args.max)
     with closing(open_index(Disk(), config)) as index:
         answer = query_offset(index, query)
     if wants_json(args):
@@ -81,7 +80,7 @@ def by_time(args: argparse.Namespace, config: Config) -> int:
         if args.log:
             answer = query_log_time(index, args.timestamp)
         else:
-            answer = query_time(index, _text(args.topic), args.queue_id, args.timestamp, args.boundary or BOUNDARIES[0])
+            answer = query_time(index, args.topic, args.queue_id, args.timestamp, args.boundary or BOUNDARIES[0])
     if wants_json(args):
         print_json(answer.to_json())
     elif isinstance(answer, LogTimeAnswer):
@@ -89,12 +88,6 @@ def by_time(args: argparse.Namespace, config: Config) -> int:
     else:
         _print_queue_time(answer)
     return 0
-
-
-def _text(topic: str) -> str:
-    if any("\ud800" <= c <= "\udfff" for c in topic):
-        raise UsageError(f"the topic {printable(topic)} is not UTF-8")
-    return topic
 
 
 def _print_offset(answer: OffsetAnswer) -> None:

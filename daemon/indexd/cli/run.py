@@ -14,7 +14,7 @@ from indexd.config.compiled import prepare_compiler
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    add_command(commands, "run", [common], "follow the store and keep its index (the default)").set_defaults(
+    add_command(commands, "run", [common], "follow the store and keep its index (the default)", ["http"]).set_defaults(
         function=run
     )
 

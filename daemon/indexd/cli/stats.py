@@ -11,7 +11,7 @@ from typing import Any
 from indexd.cli.engine import spark_session
 from indexd.cli.options import Parser, add_command, wants_json
 from indexd.cli.output import print_json, print_line
-from indexd.cli.words import int64
+from indexd.cli.words import check_times, count64, int64, some_name
 from indexd.config import Config, parse_millis
 from indexd.config.compiled import prepare_compiler
 from indexd.config.places import check_outside
@@ -25,9 +25,11 @@ _STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "meas
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
     parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock, chains")
-    parser.add_argument("-t", "--topic", action="append", default=[], help="only this topic; may be given again")
-    parser.add_argument("-b", "--begin", type=int64, metavar="MS", help="first store time (default: none)")
-    parser.add_argument("-e", "--end", type=int64, metavar="MS", help="last store time (default: none)")
+    parser.add_argument(
+        "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
+    )
+    parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
     parser.add_argument("--top", type=_top, default=20, metavar="N", help="how many of each list (default: 20)")
     parser.add_argument(
         "--silence",
@@ -104,6 +106,7 @@ def _collected(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
     begin = args.begin if args.begin is not None else -(1 << 63)
     end = args.end if args.end is not None else (1 << 63) - 1
+    check_times(begin, end)
     selection = Selection(tuple(args.topic), begin, end, args.silence)
     with spark_session(config, "indexd stats") as spark, ExitStack() as stack:
 

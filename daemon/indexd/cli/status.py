@@ -40,7 +40,9 @@ _INDEXED = "indexedBytesPerSecond"
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    parser = add_command(commands, "status", [common], "where the daemon stands: lag, rates, files, what is the matter")
+    parser = add_command(
+        commands, "status", [common], "where the daemon stands: lag, rates, files, what is the matter", ["http"]
+    )
     parser.add_argument(
         "--watch",
         nargs="?",

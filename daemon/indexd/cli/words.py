@@ -1,4 +1,4 @@
-"""What the commands that query share: numbers as they are typed, tables, and what an answer covers."""
+"""What the commands that query share: numbers and names as they are typed, tables, and what an answer covers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from indexd.cli.output import print_line, show_bytes
 from indexd.config.units import printable
+from indexd.errors import UsageError
 from indexd.query.coverage import Coverage
 
 _INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -18,6 +19,37 @@ def int64(text: str) -> int:
     if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
         raise argparse.ArgumentTypeError(f"{printable(text)!r} is no whole number of 64 bits")
     return int(text)
+
+
+def count64(text: str) -> int:
+    """An offset or a time: a whole number of 64 bits that is not negative, for argparse."""
+    number = int64(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative: offsets, and times in ms since 1970, begin at 0")
+    return number
+
+
+def queue_id(text: str) -> int:
+    """A queue's number, for argparse."""
+    number = int64(text)
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{number} is no queue: they are numbered from 0 to {2**31 - 1}")
+    return number
+
+
+def some_name(text: str) -> str:
+    """A topic or a key, for argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text names nothing")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise argparse.ArgumentTypeError(f"{printable(text)} is not UTF-8")
+    return text
+
+
+def check_times(begin: int, end: int) -> None:
+    """UsageError if the first store time is behind the last one."""
+    if begin > end:
+        raise UsageError(f"the first store time, {begin}, is behind the last one, {end}", "exchange them")
 
 
 def cell(value: object) -> str:

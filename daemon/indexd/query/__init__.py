@@ -1,15 +1,16 @@
 """Queries: by key, by queue, by time, one message. Read only, beside a running daemon or without one, no compiler.
 
-This is the public Python API. ``open_data`` opens a data directory; the answers are frozen dataclasses that say what
-they found, which part of the log they cover, and why they are empty:
+This is the public Python API. ``open_data``, which ``indexd`` has too, opens a data directory; the answers are frozen
+dataclasses and sequences of their hits, and say which part of the log they cover and why they are empty:
 
->>> from indexd.query import open_data
+>>> from indexd import open_data
 >>> with open_data(DATA) as data:
 ...     answer = data.by_key("TopicTest", "order-7", max_num=2)
-...     for hit in answer.hits:
+...     for hit in answer:
 ...         print(hit.phy_offset, hit.queue_id, hit.queue_offset, hit.keys)
+...     print([hit["storeTimestamp"] for hit in answer.to_dict()["hits"]])
 ...     older = data.by_key("TopicTest", "order-7", before=answer.cursor)
-...     print(len(older.hits), data.by_key("TopicTest", "never sent").why)
+...     print(len(older), data.by_key("TopicTest", "never sent").why)
 ...     page = data.by_queue("TopicTest", 0, 3, max_num=2)
 ...     print([hit.queue_offset for hit in page.hits], page.next_offset, page.max_offset)
 ...     print(data.at_time("TopicTest", 0, 1700000000045).queue_offset)
@@ -17,6 +18,7 @@ they found, which part of the log they cover, and why they are empty:
 ...     print(data.message(first.phy_offset).body)
 701 0 6 order-7
 584 0 5 order-7
+[1700000000060, 1700000000050]
 5 absent
 [3, 4] 5 10
 5
@@ -44,7 +46,7 @@ b'five'
 ``message``   one message, whole
 """
 
-from indexd.query.answer import TIME_MAX, Answer, Hit, KeyQuery
+from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, Hit, KeyQuery
 from indexd.query.by_key import query_exact
 from indexd.query.by_log_time import LogTimeAnswer, query_log_time
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
@@ -58,6 +60,7 @@ from indexd.query.split import Split, split_log
 
 __all__ = [
     "TIME_MAX",
+    "TIME_MIN",
     "Answer",
     "Boundary",
     "Coverage",

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from indexd.commitlog.decoder import Message
 from indexd.query.coverage import Coverage
+from indexd.query.message import show_host
 
+H = TypeVar("H")
+TIME_MIN = -(1 << 63)
 TIME_MAX = 2**63 - 1
+
+
+class HasHits(Generic[H]):
+    """An answer as the sequence of its hits: ``len(answer)``, ``for hit in answer``."""
+
+    __slots__ = ()
+    hits: Sequence[H]
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __iter__(self) -> Iterator[H]:
+        return iter(self.hits)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object with only what JSON has."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same: a dict, with each hit whole in ``hits``."""
+        return self.to_json()
 
 
 class KeyQuery(NamedTuple):
@@ -38,6 +63,11 @@ class Hit:
     keys: str | None = None
     uniq_key: str | None = None
     tags: str | None = None
+    topic: str | None = None
+    born_timestamp: int | None = None
+    sys_flag: int | None = None
+    born_host: tuple[str, int] | None = None
+    store_host: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, message: Message) -> Hit:
@@ -51,7 +81,30 @@ class Hit:
             message.properties.get("KEYS"),
             message.uniq_key,
             message.tags,
+            message.topic,
+            message.born_timestamp,
+            message.sys_flag,
+            message.born_host,
+            message.store_host,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Under RocketMQ's names, as every outlet shows it; ``keys`` is the property KEYS as the producer wrote it."""
+        return {
+            "phyOffset": self.phy_offset,
+            "topic": self.topic,
+            "queueId": self.queue_id,
+            "queueOffset": self.queue_offset,
+            "storeTimestamp": self.store_timestamp,
+            "bornTimestamp": self.born_timestamp,
+            "tags": self.tags,
+            "keys": self.keys,
+            "uniqKey": self.uniq_key,
+            "size": self.size,
+            "sysFlag": self.sys_flag,
+            "bornHost": None if self.born_host is None else show_host(self.born_host),
+            "storeHost": None if self.store_host is None else show_host(self.store_host),
+        }
 
 
 class LastUpdate(NamedTuple):
@@ -62,7 +115,7 @@ class LastUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(HasHits[Hit]):
     """``hits`` newest first. ``truncated`` says what cut the answer off, None if nothing did.
 
     ``expired`` and ``unreadable`` count entries of the asked hash, and perhaps of the asked time, whose message is gone
@@ -89,6 +142,7 @@ class Answer:
             row["indexType"] = self.query.index_type
         row["phyOffsets"] = [hit.phy_offset for hit in self.hits]
         row["storeTimestamps"] = [hit.store_timestamp for hit in self.hits]
+        row["hits"] = [hit.to_dict() for hit in self.hits]
         row["truncated"] = self.truncated is not None
         if self.truncated is not None:
             row["truncatedBy"] = self.truncated

@@ -24,9 +24,11 @@ def whole(name: str, value: object, *, at_least: int | None = None) -> int:
 
 
 def text(name: str, value: object) -> str:
-    """``value`` if it is a str."""
+    """``value`` if it is a str that is not empty."""
     if not isinstance(value, str):
         raise UsageError(f"{name} has to be text, not {value!r}", _HINT)
+    if not value:
+        raise UsageError(f"{name} is empty", _HINT)
     return value
 
 

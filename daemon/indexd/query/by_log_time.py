@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from indexd.commitlog.decoder import Message
 from indexd.errors import UsageError
+from indexd.query.answer import HasHits, Hit
 from indexd.query.bound import scan_start
 from indexd.query.coverage import Coverage, why_empty
 from indexd.query.frames import Frame, FrameScan
@@ -17,11 +19,11 @@ from indexd.query.source import Look, QueryIndex
 
 
 @dataclass(frozen=True, slots=True)
-class LogTimeAnswer:
+class LogTimeAnswer(HasHits[Hit]):
     """``phy_offset``, ``store_timestamp`` and the base of the segment, all None if there is none; ``why`` then is set.
 
     ``scanned`` counts the messages that were looked at. ``unreadable`` counts places of the covered log where bytes are
-    no frame, and a message might have been.
+    no frame, and a message might have been. ``hits`` is the message, or empty.
     """
 
     timestamp: int
@@ -32,6 +34,7 @@ class LogTimeAnswer:
     unreadable: int
     coverage: Coverage
     why: str | None = None
+    hits: tuple[Hit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
@@ -41,6 +44,7 @@ class LogTimeAnswer:
             "storeTimestamp": self.store_timestamp,
             "segment": self.segment,
             "scanned": self.scanned,
+            "hits": [hit.to_dict() for hit in self.hits],
         }
         if self.unreadable:
             row["unreadable"] = self.unreadable
@@ -63,9 +67,11 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
         why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable, cut_off=False)
         return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
     segment = frame.phy_offset - frame.phy_offset % index.log.segment_size
-    return LogTimeAnswer(
-        timestamp, frame.phy_offset, frame.store_timestamp, segment, scanned, scan.unreadable, coverage
-    )
+    found = index.log.at(frame.phy_offset)
+    known = Hit(frame.phy_offset, frame.store_timestamp, size=frame.size)
+    hit = Hit.of(found) if isinstance(found, Message) else known
+    place = (frame.phy_offset, frame.store_timestamp, segment)
+    return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=(hit,))
 
 
 def _first(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[Frame | None, int]:

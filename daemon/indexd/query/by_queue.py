@@ -9,7 +9,7 @@ from indexd.commitlog.decoder import Message
 from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.query.answer import Hit
+from indexd.query.answer import HasHits, Hit
 from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.log import LogView
 from indexd.query.queues import open_queue, why_no_queue
@@ -60,9 +60,16 @@ class QueueHit:
         }
         return row if self.problem is None else row | {"problem": self.problem}
 
+    def to_dict(self, topic: str, queue_id: int) -> dict[str, Any]:
+        """As every hit is shown. With a ``problem``, only what the queue itself knows of the message."""
+        if self.problem is None and self.hit is not None:
+            return self.hit.to_dict()
+        known = Hit(self.unit.phy_offset, None, queue_id, self.queue_offset, self.unit.size, topic=topic)
+        return known.to_dict() | {"problem": self.problem}
+
 
 @dataclass(frozen=True, slots=True)
-class OffsetAnswer:
+class OffsetAnswer(HasHits[QueueHit]):
     """``hits`` in the order of the queue, those with a ``problem`` included. ``status`` is RocketMQ's GetMessageStatus.
 
     The queue holds ``[min_offset, max_offset)``: asked for less, the answer begins at ``min_offset``
@@ -105,6 +112,7 @@ class OffsetAnswer:
             "queueOffset": self.query.queue_offset,
             "status": self.status,
             "messages": [hit.to_json() for hit in self.hits],
+            "hits": [hit.to_dict(self.query.topic, self.query.queue_id) for hit in self.hits],
             "minOffset": self.min_offset,
             "maxOffset": self.max_offset,
             "nextOffset": self.next_offset,
@@ -139,6 +147,12 @@ def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
             if left == 0:
                 raise CorruptDataError(f"queue file {error.path} is missing") from error
     raise AssertionError("unreachable")
+
+
+def queue_hit(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> QueueHit:
+    """The hit of a queue offset, ``found`` being what stands where ``unit`` says."""
+    problem = check_message(unit, found, topic, queue_id, queue_offset)
+    return QueueHit(queue_offset, unit, Hit.of(found) if isinstance(found, Message) else None, problem)
 
 
 def check_message(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> str | None:
@@ -205,8 +219,7 @@ def _read(
             expired += next_offset - offset
             offset = next_offset
         else:
-            problem = check_message(unit, found, query.topic, query.queue_id, offset)
-            hits.append(QueueHit(offset, unit, Hit.of(found) if isinstance(found, Message) else None, problem))
+            hits.append(queue_hit(unit, found, query.topic, query.queue_id, offset))
             offset += 1
     return tuple(hits), offset, expired
 

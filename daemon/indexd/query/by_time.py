@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 from indexd.consumequeue.reader import UnitSource
 from indexd.errors import CorruptDataError, DiskError
+from indexd.query.answer import HasHits
+from indexd.query.by_queue import QueueHit, queue_hit
 from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.queues import open_queue, why_no_queue
 from indexd.query.source import QueryIndex
@@ -20,12 +22,12 @@ _LOOKS_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTimeAnswer:
+class QueueTimeAnswer(HasHits[QueueHit]):
     """``queue_offset`` is the broker's answer, inside ``[min_offset, max_offset]``, None without a queue.
 
     lower: the first message of that time or later; upper: the last of that time or earlier; both as the broker's search
     finds them, which takes a queue's store times to rise. ``phy_offset`` and ``store_timestamp`` are of the message at
-    that offset, None where there is none; ``why`` then says why.
+    that offset, None where there is none; ``why`` then says why. ``hits`` is that message, or empty.
     """
 
     topic: str
@@ -39,6 +41,7 @@ class QueueTimeAnswer:
     store_timestamp: int | None
     coverage: Coverage
     why: str | None = None
+    hits: tuple[QueueHit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """One object; ``why`` only where it applies."""
@@ -52,6 +55,7 @@ class QueueTimeAnswer:
             "maxOffset": self.max_offset,
             "phyOffset": self.phy_offset,
             "storeTimestamp": self.store_timestamp,
+            "hits": [hit.to_dict(self.topic, self.queue_id) for hit in self.hits],
         }
         if self.why is not None:
             row["why"] = self.why
@@ -97,10 +101,12 @@ def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundar
         offset = offset_by_time(queue, index.log.store_timestamp, timestamp, boundary, begin)
         phy_offset = store_timestamp = None
         why: str | None = None
+        hits: tuple[QueueHit, ...] = ()
         if queue.min_offset <= offset < queue.max_offset:
             unit = queue.unit(offset)
             phy_offset = unit.phy_offset
             time = index.log.store_timestamp(unit.phy_offset, unit.size)
+            hits = (queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset),)
             store_timestamp = time if time != _UNKNOWN else None
         else:
             gaps = gaps_in_words(coverage, index.log)
@@ -108,7 +114,7 @@ def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundar
             why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
         bounds = (queue.min_offset, queue.max_offset)
     return QueueTimeAnswer(
-        topic, queue_id, timestamp, boundary, offset, *bounds, phy_offset, store_timestamp, coverage, why
+        topic, queue_id, timestamp, boundary, offset, *bounds, phy_offset, store_timestamp, coverage, why, hits
     )
 
 

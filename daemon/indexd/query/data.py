@@ -9,7 +9,7 @@ from pathlib import Path
 from indexd.commitlog.decoder import Message
 from indexd.config import Config, load
 from indexd.errors import UsageError
-from indexd.query.answer import TIME_MAX, Answer, KeyQuery
+from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, KeyQuery
 from indexd.query.arguments import one_of, text, whole
 from indexd.query.by_key import query_exact
 from indexd.query.by_log_time import LogTimeAnswer, query_log_time
@@ -23,13 +23,11 @@ from indexd.query.split import Split, split_log
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
-_TIME_MIN = -(1 << 63)
-
 
 class Data:
     """What ``open_data`` opens, for a ``with`` block or ``close`` at the end; for one thread. Each call looks anew.
 
-    Times in ms since the epoch, offsets as RocketMQ counts them. Answers are frozen dataclasses with ``to_json()``.
+    Times in ms since the epoch, offsets as RocketMQ counts them. Answers are frozen dataclasses with ``to_dict()``.
     UsageError for arguments that are none, as by the command line.
     """
 
@@ -50,7 +48,7 @@ class Data:
         key: str,
         *,
         max_num: int = 64,
-        begin: int = _TIME_MIN,
+        begin: int = TIME_MIN,
         end: int = TIME_MAX,
         index_type: str | None = None,
         before: int | None = None,
@@ -61,14 +59,16 @@ class Data:
         """
         self._check_open()
         one_of("index_type", index_type, ("K", "U", "T", None))
+        if begin != TIME_MIN:  # which is none
+            begin = whole("begin", begin, at_least=0)
         query = KeyQuery(
             text("topic", topic),
             text("key", key),
             whole("max_num", max_num, at_least=1),
-            whole("begin", begin),
-            whole("end", end),
+            begin,
+            whole("end", end, at_least=0),
             index_type,
-            None if before is None else whole("before", before),
+            None if before is None else whole("before", before, at_least=0),
         )
         return query_exact(self.index, query)
 
@@ -77,8 +77,8 @@ class Data:
         self._check_open()
         query = OffsetQuery(
             text("topic", topic),
-            whole("queue_id", queue_id),
-            whole("queue_offset", queue_offset),
+            whole("queue_id", queue_id, at_least=0),
+            whole("queue_offset", queue_offset, at_least=0),
             whole("max_num", max_num, at_least=1),
         )
         return query_offset(self.index, query)
@@ -87,13 +87,13 @@ class Data:
         """The queue offset of a store time, as the broker's search finds it."""
         self._check_open()
         one_of("boundary", boundary, BOUNDARIES)
-        found = whole("queue_id", queue_id), whole("timestamp", timestamp)
+        found = whole("queue_id", queue_id, at_least=0), whole("timestamp", timestamp, at_least=0)
         return query_time(self.index, text("topic", topic), *found, boundary)
 
     def log_at_time(self, timestamp: int) -> LogTimeAnswer:
         """The first message in the log with that store time or a later one."""
         self._check_open()
-        return query_log_time(self.index, whole("timestamp", timestamp))
+        return query_log_time(self.index, whole("timestamp", timestamp, at_least=0))
 
     def split_log(self, size: int) -> tuple[Split, ...]:
         """The indexed log in stretches of about ``size`` bytes, each from a message on, and their messages."""
@@ -110,7 +110,7 @@ class Data:
         self._checked_log.begin_query()
         if isinstance(where, str):
             return find_by_id(self._checked_log, parse_message_id(where))
-        return find_by_offset(self._checked_log, whole("where", where))
+        return find_by_offset(self._checked_log, whole("where", where, at_least=0))
 
     def coverage(self) -> Coverage:
         """Which part of the log is indexed now."""

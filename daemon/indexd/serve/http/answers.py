@@ -83,6 +83,7 @@ def coverage_row(coverage: Coverage) -> dict[str, Any]:
 def key_row(data: Data, answer: Answer, bodies: Bodies) -> dict[str, Any]:
     """The answer to a query by key, with the result as the board counts it."""
     why = answer.why
+    hits = [text64(hit.to_dict()) for hit in answer.hits]
     if not answer.hits and why is None:  # the broker's own answer never says
         why = ABSENT if not answer.coverage.has_gaps else "the broker's answer: absent from what is indexed"
     return {
@@ -91,7 +92,8 @@ def key_row(data: Data, answer: Answer, bodies: Bodies) -> dict[str, Any]:
         "indexType": answer.query.index_type,
         "result": result_of(len(answer.hits), why),
         "why": why,
-        "messages": _hits(data, answer.hits, bodies),
+        "messages": _with_bodies(data, hits, answer.hits, bodies),
+        "hits": hits,
         "truncated": answer.truncated is not None,
         "truncatedBy": answer.truncated,
         "cursor": text_or_none(answer.cursor),
@@ -104,14 +106,17 @@ def key_row(data: Data, answer: Answer, bodies: Bodies) -> dict[str, Any]:
 def queue_row(data: Data, answer: OffsetAnswer, bodies: Bodies) -> dict[str, Any]:
     """The answer to a query by queue offset."""
     query, hits = answer.query, answer.hits
-    shown = _hits(data, [found.hit or Hit(found.unit.phy_offset) for found in hits], bodies)
-    for row, found in zip(shown, hits, strict=True):
-        row |= {
+    found = [hit.hit or Hit(hit.unit.phy_offset) for hit in hits]
+    shown = [
+        text64(one.to_dict())
+        | {
             "queueId": query.queue_id,
-            "queueOffset": str(found.queue_offset),
-            "tagsCode": str(found.unit.tags_code),
-            "problem": found.problem,
+            "queueOffset": str(hit.queue_offset),
+            "tagsCode": str(hit.unit.tags_code),
+            "problem": hit.problem,
         }
+        for one, hit in zip(found, hits, strict=True)
+    ]
     return {
         "topic": query.topic,
         "queueId": query.queue_id,
@@ -119,7 +124,8 @@ def queue_row(data: Data, answer: OffsetAnswer, bodies: Bodies) -> dict[str, Any
         "status": answer.status,
         "result": result_of(len(hits), answer.why),
         "why": answer.why,
-        "messages": shown,
+        "messages": _with_bodies(data, shown, found, bodies),
+        "hits": [text64(hit.to_dict(query.topic, query.queue_id)) for hit in hits],
         "minOffset": str(answer.min_offset),
         "maxOffset": str(answer.max_offset),
         "nextOffset": str(answer.next_offset),
@@ -143,20 +149,7 @@ def message_row(message: Message, bodies: Bodies) -> dict[str, Any]:
     return row | bodies.row(message) if bodies.are_asked else row
 
 
-def _hits(data: Data, hits: Sequence[Hit], bodies: Bodies) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "phyOffset": str(hit.phy_offset),
-            "storeTimestamp": text_or_none(hit.store_timestamp),
-            "queueId": hit.queue_id,
-            "queueOffset": text_or_none(hit.queue_offset),
-            "size": hit.size,
-            "keys": hit.keys,
-            "uniqKey": hit.uniq_key,
-            "tags": hit.tags,
-        }
-        for hit in hits
-    ]
+def _with_bodies(data: Data, rows: list[dict[str, Any]], hits: Sequence[Hit], bodies: Bodies) -> list[dict[str, Any]]:
     if bodies.are_asked:
         return [row | _body(data, hit, bodies) for row, hit in zip(rows, hits, strict=True)]
     return rows

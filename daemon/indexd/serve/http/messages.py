@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from indexd.config import Config, OutputsConfig
-from indexd.query import Data, KeyQuery, NotFound, query_rocketmq
+from indexd.query import TIME_MIN, Data, KeyQuery, NotFound, query_rocketmq
 from indexd.serve.http.answers import (
     key_row,
     message_row,
@@ -69,11 +69,11 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
 
         def question(data: Data) -> dict[str, Any]:
             if asked.mode == "rocketmq":
-                query = KeyQuery(asked.topic, asked.key, asked.max, max(asked.begin, 0), asked.end, asked.index_type)
+                query = KeyQuery(asked.topic, asked.key, asked.max, asked.begin or 0, asked.end, asked.index_type)
                 found = query_rocketmq(data.index, query)
             else:
                 found = data.by_key(
-                    asked.topic, asked.key, max_num=asked.max, begin=asked.begin, end=asked.end,
+                    asked.topic, asked.key, max_num=asked.max, begin=_begin(asked), end=asked.end,
                     index_type=asked.index_type, before=asked.before,
                 )  # fmt: skip
             return key_row(data, found, Bodies(asked.body, body_max))
@@ -91,15 +91,19 @@ def _add_keys(router: APIRouter, answer: Answer, body_max: int) -> None:
 
         def question(data: Data) -> dict[str, Any]:
             found = data.by_key(
-                asked.topic, asked.id, max_num=asked.max, begin=asked.begin, end=asked.end, index_type=_UNIQUE
+                asked.topic, asked.id, max_num=asked.max, begin=_begin(asked), end=asked.end, index_type=_UNIQUE
             )
             return key_row(data, found, Bodies(asked.body, body_max))
 
         return await answer(question)
 
 
+def _begin(asked: ByKey | ByUniqueKey) -> int:
+    return TIME_MIN if asked.begin is None else asked.begin
+
+
 def _check_times(asked: ByKey | ByUniqueKey) -> None:
-    if asked.begin > asked.end:
+    if asked.begin is not None and asked.begin > asked.end:
         raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
 
 

@@ -15,7 +15,6 @@ from indexd.serve.http.problem import ProblemError, of_values
 
 M = TypeVar("M", bound=BaseModel)
 
-TIME_MIN = -(1 << 63)
 MESSAGES_MAX = 1000
 _INT32_MAX = 2**31 - 1
 _PARAMETERS_MAX = 32
@@ -40,8 +39,8 @@ QueueId = Annotated[int, Field(ge=0, le=_INT32_MAX), BeforeValidator(_whole)]
 Topic = Annotated[str, Field(min_length=1, max_length=255, description="The topic, in full", examples=["TopicTest"])]
 BodyForm = Literal["none", "text", "json", "hex", "base64"]
 _MAX = Field(64, ge=1, le=MESSAGES_MAX, description="Most messages of the answer", examples=[10])
-_BEGIN = Field(TIME_MIN, ge=TIME_MIN, le=TIME_MAX, description="First store time, in ms since 1970", examples=[0])
-_END = Field(TIME_MAX, ge=TIME_MIN, le=TIME_MAX, description="Last store time, in ms since 1970", examples=[TIME_MAX])
+_BEGIN = Field(None, description="First store time, in ms since 1970", examples=[0])
+_END = Field(TIME_MAX, description="Last store time, in ms since 1970", examples=[TIME_MAX])
 _BODIES = (
     "How bodies are shown: text and json where they are such, else base64; together they are no"
     " longer than http_body_max"
@@ -59,8 +58,8 @@ class ByKey(Asked):
 
     topic: Topic
     key: str = Field(min_length=1, max_length=_KEY_MAX, description="One of the message's keys", examples=["order-7"])
-    begin: Whole = _BEGIN
-    end: Whole = _END
+    begin: Count | None = _BEGIN
+    end: Count = _END
     max: Whole = _MAX
     mode: Literal["exact", "rocketmq"] = Field(
         "exact", description="exact: every message that matches, once; rocketmq: what the broker itself would answer"
@@ -80,8 +79,8 @@ class ByUniqueKey(Asked):
         min_length=1, max_length=_KEY_MAX, description="The unique key (UNIQ_KEY, the producer's message id)",
         examples=["7F00000100002A1300000100000F4240"],
     )  # fmt: skip
-    begin: Whole = _BEGIN
-    end: Whole = _END
+    begin: Count | None = _BEGIN
+    end: Count = _END
     max: Whole = _MAX
     body: BodyForm = Field("none", description=_BODIES, examples=["text"])
 
@@ -99,7 +98,7 @@ class ByQueueOffset(Asked):
 class ByTime(Asked):
     """Where a time is: in a queue, or without topic and queue in the whole log."""
 
-    time: Whole = Field(ge=TIME_MIN, le=TIME_MAX, description="A store time, in ms since 1970", examples=[0])
+    time: Count = Field(description="A store time, in ms since 1970", examples=[0])
     topic: Topic | None = Field(None, description="The queue's topic; the whole log without", examples=["TopicTest"])
     queue: QueueId | None = Field(None, description="The queue's id; it needs a topic", examples=[0])
     boundary: Literal["lower", "upper"] = Field(

@@ -77,17 +77,32 @@ class BodyRow(Camel):
     compression: str | None = None
 
 
-class HitRow(BodyRow):
-    """One message of a listing; null where it could not be read."""
+class HitRow(Camel):
+    """One message without its body; null where it could not be read."""
 
     phy_offset: Text64
-    store_timestamp: Text64 | None
+    topic: str | None
     queue_id: int | None
     queue_offset: Text64 | None
-    size: int | None
-    keys: str | None
-    uniq_key: str | None
+    store_timestamp: Text64 | None
+    born_timestamp: Text64 | None
     tags: str | None
+    keys: str | None = Field(description="The property KEYS, as the producer wrote it")
+    uniq_key: str | None
+    size: int | None
+    sys_flag: int | None
+    born_host: str | None = Field(examples=["127.0.0.1:50936"])
+    store_host: str | None
+
+
+class QueueHitRow(HitRow):
+    """The same by its place in a queue; with a ``problem``, only what the queue knows of the message."""
+
+    problem: str | None = Field(None, description="What does not fit between queue and log")
+
+
+class MessageHitRow(HitRow, BodyRow):
+    """The same with its body, where it was asked for."""
 
 
 class KeyAnswer(Camel):
@@ -98,7 +113,8 @@ class KeyAnswer(Camel):
     index_type: str | None
     result: Result
     why: Why
-    messages: list[HitRow]
+    messages: list[MessageHitRow] = Field(description="The ``hits``, with bodies where they were asked for")
+    hits: list[HitRow]
     truncated: bool
     truncated_by: str | None
     cursor: Text64 | None = Field(description="``before`` of the query that goes on where this answer was cut off")
@@ -107,7 +123,7 @@ class KeyAnswer(Camel):
     coverage: CoverageRow
 
 
-class QueueHitRow(HitRow):
+class QueueMessageRow(MessageHitRow):
     """One message of a queue; ``problem`` says what does not fit between queue and log."""
 
     tags_code: Text64
@@ -123,7 +139,8 @@ class QueueAnswer(Camel):
     status: str = Field(description="RocketMQ's GetMessageStatus", examples=["FOUND"])
     result: Result
     why: Why
-    messages: list[QueueHitRow]
+    messages: list[QueueMessageRow]
+    hits: list[QueueHitRow]
     min_offset: Text64
     max_offset: Text64
     next_offset: Text64
@@ -149,6 +166,7 @@ class TimeAnswer(Camel):
     segment: Text64 | None = None
     scanned: Text64 | None = None
     unreadable: Text64 | None = None
+    hits: list[QueueHitRow] = Field(description="The message that stands there, or none")
     coverage: CoverageRow
 
 

@@ -9,10 +9,21 @@ from urllib.parse import urlencode
 
 from indexd.errors import IndexdError
 from indexd.pages.markup import Child, Html, element, joined
-from indexd.query import TIME_MAX, Answer, Coverage, Data, Hit, KeyQuery, NotFound, OffsetAnswer, query_rocketmq
+from indexd.query import (
+    TIME_MAX,
+    TIME_MIN,
+    Answer,
+    Coverage,
+    Data,
+    Hit,
+    KeyQuery,
+    NotFound,
+    OffsetAnswer,
+    query_rocketmq,
+)
 from indexd.query import coverage as reasons
 from indexd.query.queues import NO_FOLDER
-from indexd.serve.web.asked import BY_INDEX, INDEX_TYPES, MODES, TIME_MIN, WAYS, Asked
+from indexd.serve.web.asked import BY_INDEX, INDEX_TYPES, MODES, WAYS, Asked
 from indexd.serve.web.drawing import log_strip, timeline
 from indexd.serve.web.message import message_section
 from indexd.serve.web.wording import moment, name, show_count, show_size

@@ -11,9 +11,8 @@ from datetime import time as clock_time
 from urllib.parse import urlencode
 
 from indexd.errors import UsageError
-from indexd.query import TIME_MAX
+from indexd.query import TIME_MAX, TIME_MIN
 
-TIME_MIN = -(1 << 63)
 #: How one may search, and what the field is called then.
 WAYS = {
     "key": "Key or unique key",
@@ -134,6 +133,12 @@ class Asked:
 
     def moment(self, text: str, now: int) -> int:
         """One time in ms."""
+        found = self._moment(text, now)
+        if found < 0:
+            raise UsageError(f"{text[:80]!r} is before 1970, where no message was stored", _HINT)
+        return found
+
+    def _moment(self, text: str, now: int) -> int:
         if text.lower() == "now":
             return now
         if found := _RELATIVE.fullmatch(text):

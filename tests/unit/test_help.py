@@ -1,0 +1,71 @@
+"""Help is one screen, and says the rest when it is asked to."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexd import __version__
+from indexd.cli.completion_tree import commands_of
+from indexd.cli.main import main, make_parser
+from indexd.config import KEYS, flag_name
+
+SCREEN_LINES, SCREEN_COLUMNS = 42, 80
+COMMANDS = [command.path for command in commands_of(make_parser())]
+
+
+@pytest.fixture(autouse=True)
+def screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert (stopped.value.code or 0, err) == (0, "")
+    return out
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_is_one_screen_with_all_of_the_commands_own_options(
+    capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+) -> None:
+    out = said(capsys, *path, "--help")
+    lines = out.splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    (command,) = [each for each in commands_of(make_parser()) if each.path == path]
+    settings = {flag_name(key) for key in KEYS}
+    own = {name for option in command.options for name in option.names if name not in settings}
+    assert [name for name in sorted(own) if name not in out] == []
+    assert all(name in out for name, _ in command.below)
+    if "--data" in {name for option in command.options for name in option.names}:
+        assert "--store PATH" in out
+        assert "--data PATH" in out
+        assert "--mqtt-host" not in out
+    assert said(capsys, "help", *path) == out
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_all_shows_the_rest(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]) -> None:
+    out = said(capsys, *path, "--help-all")
+    (command,) = [each for each in commands_of(make_parser()) if each.path == path]
+    assert [name for option in command.options for name in option.names if name not in out] == []
+    assert out != said(capsys, *path, "--help") or "--data" not in out
+
+
+def test_whom_status_asks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--http HOST:PORT        the daemon to ask" in said(capsys, "status", "--help")
+
+
+def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, usage in (
+        ("inspect", "usage: indexd inspect [OPTION ...] PATH [PATH ...]"),
+        ("message", "usage: indexd message [OPTION ...] (-i ID | -o OFFSET)"),
+        ("query-offset", "usage: indexd query-offset [OPTION ...] -t TOPIC -i QUEUE -o OFFSET"),
+    ):
+        assert said(capsys, command, "-h").splitlines()[0] == usage
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "-V") == said(capsys, "--version") == f"indexd {__version__}\n"
