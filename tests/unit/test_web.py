@@ -158,7 +158,7 @@ def test_hex_in_pages() -> None:
 def test_drawings_stay_inside(places: list[tuple[int, int]], times: tuple[int, int], ends: list[int]) -> None:
     hits = [Hit(offset, time) for offset, time in places]
     begin, low, high, end = sorted(ends[:4])
-    coverage = Coverage(begin, end, ends[4], complete=True, uncovered=(Uncovered(low, high, "expired"),))
+    coverage = Coverage(begin, end, ends[4], uncovered=(Uncovered(low, high, "expired"),))
     drawn = timeline(hits, min(times), max(times)) + log_strip(coverage, hits) + log_strip(coverage, ())
     for share in re.findall(r'(?:x|x1)="(-?[\d.]+)%"', drawn):
         assert -0.001 <= float(share) <= 100.001

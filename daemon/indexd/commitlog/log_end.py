@@ -27,14 +27,15 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
             with disk.open_read(segment.path) as file:
                 if known <= segment.base and not any(file.pread(BLANK_SIZE, 0)):
                     continue  # made ahead, nothing is in it
-                return max(_end_within(file, segment, max(known, segment.base)), known)
+                return max(end_within(file, segment, max(known, segment.base)), known)
         except DiskError as error:
             if not error.is_missing:
                 raise
     return known
 
 
-def _end_within(file: DiskFile, segment: Segment, known: int) -> int:
+def end_within(file: DiskFile, segment: Segment, known: int) -> int:
+    """Behind the last byte of a segment that is not zero, found by halving; everything before ``known`` is written."""
     # Blocks before ``low`` are written, those from ``high`` on are not.
     low = (known - segment.base) // _BLOCK_SIZE
     high = -(-segment.size // _BLOCK_SIZE)
