@@ -41,7 +41,7 @@ def end_within(file: DiskFile, segment: Segment, known: int) -> int:
     high = -(-segment.size // _BLOCK_SIZE)
     while low < high:
         middle = (low + high) // 2
-        if any(file.pread(_BLOCK_SIZE, middle * _BLOCK_SIZE)):
+        if not is_zero(file.pread(_BLOCK_SIZE, middle * _BLOCK_SIZE)):
             low = middle + 1
         else:
             high = middle
@@ -49,3 +49,8 @@ def end_within(file: DiskFile, segment: Segment, known: int) -> int:
         return segment.base
     last = file.pread(_BLOCK_SIZE, (low - 1) * _BLOCK_SIZE).rstrip(b"\0")
     return segment.base + (low - 1) * _BLOCK_SIZE + len(last)
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether no byte is another, some GB a second."""
+    return data == bytes(len(data))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import HEAD_SIZE, NotYetWritten
-from indexd.commitlog.log_end import end_within
+from indexd.commitlog.log_end import end_within, is_zero
 from indexd.commitlog.segments import Segment, SegmentList, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
@@ -75,7 +75,8 @@ class MessageLookup:
             return phy_offset
         file, segment = opened
         data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
-        return max(end_within(file, segment, phy_offset + len(data.rstrip(b"\0"))), phy_offset)
+        known = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
+        return max(end_within(file, segment, known), phy_offset)
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         segment = self._segments.get(phy_offset - phy_offset % self._segment_size)

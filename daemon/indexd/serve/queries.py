@@ -18,7 +18,7 @@ from indexd.query import Data, QueryIndex, open_index
 from indexd.query.log import TimeUpError
 from indexd.query.source import Memory
 from indexd.serve.board import Board
-from indexd.serve.workers import StoppedError, TooManyError, Workers
+from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.hasty import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
@@ -222,14 +222,20 @@ class Queries:
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
+            nonlocal end
             if self._is_stopping:
                 raise StoppingError
+            end += self._workers.give_way()
             if time.monotonic() > end:
+                end += _SAY_SECONDS
                 raise TooLongError
 
         data.set_check(check)
         try:
             answer = question(data)
+        except TurnOverError:
+            self._idle.append(_Opened(data, disk, time.monotonic()))
+            raise
         except BaseException:
             data.close()
             raise

@@ -26,6 +26,8 @@ PATIENCE_SECONDS = 5.0
 # A long question has waited for others that came later: it may wait longer.
 _LONG_PATIENCE = 4
 _TURN_SECONDS = 0.01
+# So many of them at once: more only take the interpreter from each other, and from the event loop.
+_LONG_AT_ONCE = 2
 
 
 class TurnOverError(Exception):
@@ -47,7 +49,7 @@ class _Question:
     asked: float
     #: It has had its first turn.
     is_long: bool = False
-    #: When it gives way next: at the end of its first turn, None until it has looked; then whenever others wait.
+    #: When it gives way: the thread's own time at the end of its first turn, None until it has looked; then the clock.
     gives_way: float | None = None
 
 
@@ -63,6 +65,7 @@ class Workers:
         #: Those that have had no turn, and those that have had one.
         self._waiting: deque[_Question] = deque()
         self._long: deque[_Question] = deque()
+        self._long_running = 0
         #: What a thread works at, the last one answered within those before it.
         self._work_of = threading.local()
         self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
@@ -100,15 +103,20 @@ class Workers:
         ends by TurnOverError when that is over.
         """
         running: list[_Question] = getattr(self._work_of, "questions", [])
-        if not running or not (self._waiting or len(running) > 1):
+        if not (running and self._waiting) and len(running) < 2:
             return 0.0
-        question, now = running[-1], time.monotonic()
-        if question.gives_way is None:
-            question.gives_way = now if question.is_long else now + _TURN_SECONDS
-        if now < question.gives_way:
-            return 0.0
+        question = running[-1]
         if not question.is_long:
-            raise TurnOverError
+            # By the thread's own time: a machine that has much to do makes no short question a long one.
+            used = time.thread_time()
+            if question.gives_way is None:
+                question.gives_way = used + _TURN_SECONDS
+            if used >= question.gives_way:
+                raise TurnOverError
+            return 0.0
+        now = time.monotonic()
+        if question.gives_way is not None and now < question.gives_way:
+            return 0.0
         for _ in range(len(self._waiting)):
             with suppress(IndexError):  # another thread has taken it
                 self._answer(self._waiting.popleft())
@@ -122,10 +130,10 @@ class Workers:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for lane in (self._waiting, self._long):
-            while lane:
-                with suppress(IndexError):  # a thread has taken it
-                    self._done.append((lane.popleft().future, None, StoppedError()))
+        while self._waiting or self._long:
+            with suppress(IndexError), self._lock:  # a thread has taken it
+                lane = self._waiting or self._long
+                self._done.append((lane.popleft().future, None, StoppedError()))
         self._deliver()
         with self._lock:
             parked, self._parked = self._parked, []
@@ -153,11 +161,10 @@ class Workers:
         self._timer = None
         if active == 0 or self._is_closed:
             return
-        for lane in (self._waiting, self._long):
-            with suppress(IndexError):  # it is empty, or another thread empties it
-                if time.monotonic() - lane[0].asked >= _LOOK_SECONDS and active < self._threads_max:
-                    self._activate()
-                    break
+        with suppress(IndexError):  # another thread empties it
+            lane = self._waiting or self._long
+            if time.monotonic() - lane[0].asked >= _LOOK_SECONDS and active < self._threads_max:
+                self._activate()
         self._timer = loop.call_later(_LOOK_SECONDS, self._look, loop)
 
     def _activate(self) -> None:
@@ -198,19 +205,29 @@ class Workers:
                 with self._lock:
                     # Whoever asks looks at the number of the active behind its question, and ``stop`` at the parked
                     # behind its word, both under the same lock.
-                    if self._waiting or self._long or self._is_over():
+                    if self._waiting or self._may_be_long() or self._is_over():
                         continue
                     self._active -= 1
                     self._parked.append(latch)
                 latch.acquire()
                 continue
+            was_long = question.is_long
             self._answer(question)
+            with self._lock:
+                self._long_running -= was_long
 
     def _next(self) -> _Question | None:
-        for lane in (self._waiting, self._long):
-            with suppress(IndexError):
-                return lane.popleft()
-        return None
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        with self._lock:
+            if not self._may_be_long():
+                return None
+            self._long_running += 1
+            return self._long.popleft()
+
+    def _may_be_long(self) -> bool:
+        # Under the lock, as all that takes one out of the lane.
+        return bool(self._long) and self._long_running < _LONG_AT_ONCE
 
     def _is_over(self) -> bool:
         return self._is_closed
