@@ -196,6 +196,12 @@ def test_a_broker_that_is_down_is_a_problem_in_mode_offload_alone() -> None:
     assert problems_of(ROW | {"broker": {"alive": False, "unsafe": ["it indexes"]}}) == ["it indexes"]
 
 
+def test_a_daemon_that_stands_at_damage_is_not_up_to_date() -> None:
+    row = ROW | {"corrupt": {"offset": 41_380, "reason": "no magic"}, "dispatchBehindMilliseconds": 0}
+    assert "Standing at bytes that are no frame" in render_page(Asked(), None, row)
+    assert "Up to date" in render_page(Asked(), None, ROW)
+
+
 def without_script(html: str) -> str:
     return Read(html[html.index("<noscript>") : html.index("</noscript>")]).text
 

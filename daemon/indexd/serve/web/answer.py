@@ -100,6 +100,8 @@ def _notes(answer: Answer) -> list[Html]:
     notes = []
     if answer.truncated is not None and answer.truncated.startswith("walk"):
         notes.append(f"The search stopped after {answer.truncated[5:]} entries of this key's chain; older goes on.")
+    elif answer.coverage.is_cut_off:
+        notes.append("The search took too long and stopped before the end of this key's chain; older goes on.")
     if answer.expired:
         notes.append(f"{show_count(answer.expired)} entries of this key's hash point to messages that have expired.")
     if answer.unreadable:
