@@ -115,3 +115,10 @@ def test_every_module_stands_in_its_packages_map() -> None:
             if not path.stem.startswith("__") and not re.search(rf"\b{path.stem}\b", words)
         ]
     assert missing == []
+
+
+def test_the_container_recipe_copies_what_is_there() -> None:
+    recipe = (ROOT / "config" / "container" / "Containerfile").read_text(encoding="utf-8")
+    sources = [name for names in re.findall(r"^COPY ([^-].*) \S+$", recipe, re.MULTILINE) for name in names.split()]
+    assert {"pyproject.toml", "daemon"} <= set(sources)
+    assert [name for name in sources if not (ROOT / name).exists()] == []
