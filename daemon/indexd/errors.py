@@ -159,7 +159,7 @@ class SparkMissingError(SparkError):
     """What the Spark pipeline needs is not installed here: pyspark, pandas, pyarrow, a Java."""
 
     exit_code = 2
-    default_hint = "pip install 'rocketmq-indexd[spark]', or run without --engine spark"
+    default_hint = "pip install 'rocketmq-indexd[spark]'"
 
 
 _LOOKS = frozenset({"open", "read", "stat", "list"})

@@ -12,7 +12,7 @@ import pytest
 from support.beside_log import assert_beside, flags, spec, write
 from support.daemon import Daemon, assert_same_index, rebuild
 from support.faults import still_degraded
-from support.own_mounts import need
+from support.missing import need
 from support.queues import tree
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def limited() -> tuple[str, ...]:
     """Words before a command that let it open few files."""
-    return (need("prlimit", "util-linux"), f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}")
+    return (need("prlimit"), f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}")
 
 
 def test_ten_thousand_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:

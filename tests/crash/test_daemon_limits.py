@@ -19,7 +19,8 @@ from indexd.storage.names import segment_base
 from support.daemon import Daemon, indexd_here
 from support.fake_broker import FakeBroker, well
 from support.faults import RETRY, check_calm, check_directory, check_whole, degraded
-from support.own_mounts import OwnMounts, fill, need
+from support.missing import need
+from support.own_mounts import OwnMounts, fill
 from support.page_cache import PAGE, forget, in_use, resident
 from support.small_log import SEGMENT_SIZE, SIZES, messages, write_log
 
@@ -123,7 +124,7 @@ def test_catching_up_on_a_large_log_takes_neither_memory_nor_page_cache(disk_pat
     most_cache = most_rss = 0
     calls = disk_path / "calls"
     # -D: the daemon is our child, and strace its grandchild.
-    tracer = (need("strace", "strace"), "-D", "-f", "-y", "-e", "trace=fadvise64", "-o", str(calls))
+    tracer = (need("strace"), "-D", "-f", "-y", "-e", "trace=fadvise64", "-o", str(calls))
     with in_use(used), Daemon(disk_path / "store", disk_path / "data", *LARGE, tracer=tracer) as daemon:
 
         def caught_up() -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import pytest
 from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import IndexHeader
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
+from support.missing import need, requires
 from support.small_log import SIZES, Growing, write_log
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def test_a_second_instance_is_refused_and_told_who_runs(tmp_path: Path) -> None:
         assert daemon.terminate() == 0
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace")
+@requires(lambda: need("strace"))
 def test_a_clean_stop_leaves_no_byte_of_an_index_file_unsynced(tmp_path: Path) -> None:
     store, data, calls = tmp_path / "store", tmp_path / "data", tmp_path / "calls"
     end = write_log(store, 20_000)

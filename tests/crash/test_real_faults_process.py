@@ -13,6 +13,7 @@ import pytest
 
 from support.daemon import Daemon, index_files
 from support.faults import DISK_FAILED, check_calm, check_whole, end_line, failing_calls, run_again
+from support.missing import installing, missing
 from support.small_log import SIZES, write_log
 
 DAY = 24 * 3600
@@ -25,7 +26,7 @@ class Clock:
     def __init__(self, path: Path) -> None:
         library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
         if library is None:
-            pytest.fail("libfaketime is missing: install the Debian package faketime", pytrace=False)
+            missing(f"there is no libfaketime; {installing('faketime')}")
         self._path = path
         self.shift(0)
         self.env = {

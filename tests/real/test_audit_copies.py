@@ -15,7 +15,8 @@ from indexd.config import Config
 from support.auditing import audit, config_of_golden
 from support.daemon import COMMAND, compile_kernels, environment, indexd_here
 from support.goldens import Golden, unpack
-from support.own_mounts import OwnMounts, need
+from support.missing import need, need_root
+from support.own_mounts import OwnMounts
 
 NAME = "rocketmq-5.4-killed-open-index"
 _NOBODY = 65534
@@ -148,10 +149,9 @@ def test_on_a_read_only_mount(golden: Golden) -> None:
 
 
 def test_a_user_who_may_only_read(golden: Golden, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.fail("only root can become another user: run this test as root, as CI does", pytrace=False)
+    need_root("become another user")
     wanted = comparable(rows_of(indexd_here(*words(golden, golden.root)).stdout))
-    other = (need("setpriv", "util-linux"), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+    other = (need("setpriv"), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
     for path in (golden.root, *golden.root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     # Directories on the way to these are for their owner alone; what is compiled is kept where he may write.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexd import __version__
-from support.own_mounts import need
+from support.missing import need
 from support.staged import ETC, SYSTEMD, files, install, staged
 
 UNITS = ("indexd.service", "indexd@.service")
@@ -34,7 +34,7 @@ def test_the_units_are_sound(tmp_path: Path) -> None:
         shutil.copy(path, root / path.relative_to("/"))
     for unit in ("indexd.service", "indexd@a.service"):
         done = subprocess.run(
-            [need("systemd-analyze", "systemd"), "verify", "--man=no", f"--root={root}", unit],
+            [need("systemd-analyze"), "verify", "--man=no", f"--root={root}", unit],
             capture_output=True, encoding="utf-8", timeout=60, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -44,7 +44,7 @@ def test_the_units_are_sound(tmp_path: Path) -> None:
 def test_the_sandbox_is_tight(unit: str) -> None:
     words = ["security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX * 10:.0f}", str(SYSTEMD / unit)]
     done = subprocess.run(
-        [need("systemd-analyze", "systemd"), *words], capture_output=True, encoding="utf-8", timeout=60, check=False
+        [need("systemd-analyze"), *words], capture_output=True, encoding="utf-8", timeout=60, check=False
     )
     level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert level, done.stderr

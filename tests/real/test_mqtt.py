@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.daemon import Daemon, indexd
+from support.missing import need
 from support.mosquitto import (
     EXAMPLES,
     Heard,
@@ -20,7 +21,6 @@ from support.mosquitto import (
     mqtt_env,
     run,
 )
-from support.own_mounts import need
 from support.same_index import assert_same_index
 from support.small_log import SIZES, Growing, write_log
 
@@ -50,7 +50,7 @@ def mqtt(daemon: Daemon) -> dict[str, Any]:
 
 
 def set_password(home: Path, user: str, password: str) -> None:
-    words = [need("mosquitto_passwd", "mosquitto"), "-b", home / "indexd.passwd", user, password]
+    words = [need("mosquitto_passwd"), "-b", home / "indexd.passwd", user, password]
     (home / "indexd.passwd").touch(0o600)
     run(*words)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.daemon import Daemon
-from support.own_mounts import need
+from support.missing import need
 from support.service_manager import ServiceManager
 from support.small_log import SIZES, Growing, write_log
 
@@ -37,7 +37,7 @@ def daemon(tmp_path: Path, manager: ServiceManager, **env: str) -> Daemon:
 @contextmanager
 def delayed(daemon: Daemon, calls: str, path: Path | None = None) -> Iterator[None]:
     """A disk that does not answer: these system calls hang, on one file or all, for as long as this lasts."""
-    words = [need("strace", "strace"), "-f", "-q", "-o", "/dev/null", "-p", str(daemon.pid)]
+    words = [need("strace"), "-f", "-q", "-o", "/dev/null", "-p", str(daemon.pid)]
     words += [] if path is None else ["-P", str(path)]
     tracer = subprocess.Popen([*words, "-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter=600s"])
     try:

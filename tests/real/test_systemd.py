@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.installed import INSTALL, STORE, install, write
+from support.missing import need
 from support.own_systemd import OwnSystemd
 from support.small_log import write_log
 
@@ -146,7 +148,7 @@ def test_a_directory_that_somebody_holds_is_tried_again(machine: OwnSystemd) -> 
 
 def test_it_can_write_nothing_but_its_data_and_sees_the_broker(machine: OwnSystemd) -> None:
     (machine.shared / "store/lock").write_bytes(b"lock")
-    machine.run("systemd-run", "--unit=broker", "python3", "-c", _BROKER, STORE / "lock")
+    machine.run("systemd-run", "--unit=broker", sys.executable, "-c", _BROKER, STORE / "lock")
     broker = int(machine.show("broker")["MainPID"])
     machine.run("systemctl", "start", "indexd")
     pid = main_pid(machine)
@@ -176,7 +178,7 @@ def test_it_serves_from_its_sandbox(machine: OwnSystemd) -> None:
     machine.run("systemctl", "start", "indexd")
     for path in ("livez", "readyz", "metrics", "api/v1/status"):
         words = (
-            "python3",
+            sys.executable,
             "-c",
             f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:9577/{path}').status)",
         )
@@ -190,8 +192,8 @@ def test_an_address_that_comes_late_is_waited_for_and_indexing_goes_on(machine: 
     machine.run("systemctl", "start", "indexd")
     machine.wait_for(lambda: state(machine).get("caughtUp") or None, "catching up")
     assert state(machine)["http"] is None
-    machine.run("ip", "link", "set", "lo", "up")
-    machine.run("ip", "address", "add", f"{address}/32", "dev", "lo")
+    machine.run(need("ip"), "link", "set", "lo", "up")
+    machine.run(need("ip"), "address", "add", f"{address}/32", "dev", "lo")
     machine.wait_for(lambda: state(machine)["http"], "listening")
     assert machine.show("indexd")["NRestarts"] == "0"
 

@@ -1,6 +1,6 @@
 """Chromium without a screen: the page as it is once its scripts have run, and what it asked the network for.
 
-A test that uses it is marked by ``requires_chromium``: skipped where there is none, failed there if ``CI=true``.
+A test that uses it is marked by ``requires_chromium``.
 """
 
 from __future__ import annotations
@@ -10,41 +10,24 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-import pytest
+from support.missing import need, requires
 
-Test = TypeVar("Test", bound="Callable[..., Any]")
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # What the browser asks for on its own account, whatever page it shows.
 _ITS_OWN = ("google.com", "googleapis.com", "gvt1.com", "gstatic.com")
 _TIMEOUT = 120
 
 
-def chromium() -> str | None:
-    """The program, if there is one."""
-    return next((found for name in _NAMES if (found := shutil.which(name))), None)
+def chromium() -> str:
+    """The program, which the test cannot do without."""
+    found = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    return found or need(_NAMES[0])
 
 
-class _Missing:
-    """A skipif condition that is evaluated when a test starts."""
-
-    def __bool__(self) -> bool:
-        if chromium() is None and os.environ.get("CI") == "true":
-            pytest.fail("CI must look at the page in a browser: there is no chromium", pytrace=False)
-        return chromium() is None
-
-
-#: Marks a module's tests that open pages: ``pytestmark = CHROMIUM``.
-CHROMIUM = pytest.mark.skipif(_Missing(), reason="there is no chromium to open a page with")  # type: ignore[arg-type]  # evaluated with bool(), late
-
-
-def requires_chromium(test: Test) -> Test:
-    """Marks a test that opens a page."""
-    marked: Test = CHROMIUM(test)
-    return marked
+#: Marks a test that opens a page, or a module's tests: ``pytestmark = CHROMIUM``.
+CHROMIUM = requires_chromium = requires(chromium)
 
 
 class Page:
@@ -52,7 +35,6 @@ class Page:
 
     def __init__(self, path: Path, profile: Path, *, width: int = 1280, dark: bool = False) -> None:
         program = chromium()
-        assert program is not None
         with _Proxy() as proxy:
             command = [
                 program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.daemon import Daemon, assert_same_index, index_files, indexd_here
-from support.own_mounts import need
+from support.missing import missing, need
 from support.small_log import SIZES
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def under_permissions() -> tuple[str, ...]:
     """Words before a command that take from root what lets it pass by the bits of a file; nothing for other users."""
     if os.geteuid() != 0:
         return ()
-    return (need("setpriv", "util-linux"), "--bounding-set", "-dac_override,-dac_read_search")
+    return (need("setpriv"), "--bounding-set", "-dac_override,-dac_read_search")
 
 
 @contextmanager
@@ -152,14 +152,15 @@ def no_descriptors(pid: int, spare: int = 0) -> Iterator[None]:
 @contextmanager
 def failing_calls(pid: int, calls: str, error: str = "EIO", *, path: Path | None = None) -> Iterator[None]:
     """Let these system calls of a running process fail, as a disk that dies does; of one file, or of all."""
-    words = [need("strace", "strace"), "-f", "-q", "-o", "/dev/null", "-p", str(pid)]
+    words = [need("strace"), "-f", "-q", "-o", "/dev/null", "-p", str(pid)]
     words += [] if path is None else ["-P", str(path)]
     tracer = subprocess.Popen([*words, "-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"])
     try:
         status = Path(f"/proc/{pid}/status")
         deadline = time.monotonic() + 30
         while "TracerPid:\t0\n" in status.read_text("ascii"):
-            assert tracer.poll() is None, "strace may not trace a process of the same user here"
+            if tracer.poll() is not None:
+                missing("strace may not trace a process of the same user here; run this test as root")
             assert time.monotonic() < deadline
             time.sleep(0.01)
         yield

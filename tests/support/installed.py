@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.daemon import QUICK, compile_kernels
-from support.own_systemd import SHARED, OwnSystemd
+from support.own_systemd import PLACES, SHARED, OwnSystemd
 from support.small_log import SIZES
 
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install"
 STORE = SHARED / "store"
 COMMAND = Path(sysconfig.get_path("scripts")) / "indexd"
 _CACHE = Path("/var/cache/indexd-test")
-# The drop-in of a test: what is compiled already, and less patience.
-_DROP_IN = f"[Service]\nReadWritePaths={_CACHE}\nRestartSec=1\n"
+# The drop-in of a test: what is compiled already, this tree wherever it is (below /tmp the unit sees nothing), and less
+# patience.
+_TREE = " ".join(map(str, PLACES))
+_DROP_IN = f"[Service]\nReadWritePaths={_CACHE}\nBindReadOnlyPaths={_TREE}\nRestartSec=1\n"
 
 
 def install(machine: OwnSystemd, instance: str = "", env: Mapping[str, str] | None = None) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import shutil
 import signal
 import socket
@@ -27,7 +26,8 @@ from typing import Any, Self
 
 import pytest
 
-from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, end
+from support.missing import missing, requires
+from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, end, maven_path
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "java-kafka"
 BOOT_SECONDS = 60
@@ -60,9 +60,7 @@ def _ready() -> tuple[str, Path] | KafkaError:
 
 def _build(target: Path) -> None:
     """Maven in a directory beside the target, then a rename: the target exists whole or not at all."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise KafkaError("no mvn in the PATH")
+    maven = maven_path()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
         place = Path(name, "java")
         shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
@@ -73,19 +71,13 @@ def _build(target: Path) -> None:
         (place / "target").rename(target)
 
 
-class _Missing:
-    """A skipif condition that is evaluated when a test starts, so that collecting never builds anything."""
-
-    def __bool__(self) -> bool:
-        found = _ready()
-        if isinstance(found, KafkaError):
-            if os.environ.get("CI") == "true":
-                pytest.fail(f"CI must run a real Kafka broker: {found}", pytrace=False)
-            pytest.skip(str(found))
-        return False
+def _need_kafka() -> None:
+    found = _ready()
+    if isinstance(found, KafkaError):
+        missing(f"a Kafka broker cannot be run: {found}")
 
 
-REAL = [pytest.mark.real, pytest.mark.skipif(_Missing(), reason="a Kafka broker cannot be run here")]  # type: ignore[arg-type]  # evaluated with bool(), late
+REAL = [pytest.mark.real, requires(_need_kafka)]
 
 
 def _free_ports() -> tuple[int, int]:

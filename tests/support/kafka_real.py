@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -16,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked
+from support.missing import missing
+from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, maven_path
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "kafka-index-check"
 VERSIONS = ("4.1.2", "4.4.0")
@@ -40,9 +38,7 @@ def _ready(version: str) -> tuple[str, Path]:
 
 
 def _build(version: str, target: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise RocketMQError("no mvn in the PATH")
+    maven = maven_path()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
         place = Path(name, "java")
         shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))
@@ -54,13 +50,11 @@ def _build(version: str, target: Path) -> None:
 
 
 def require(version: str) -> None:
-    """Skip the test where that version's classes cannot be run; in CI that is a failure."""
+    """The test needs that version's classes."""
     try:
         _ready(version)
     except (RocketMQError, OSError, subprocess.SubprocessError) as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"CI must run Kafka's own classes: {error}", pytrace=False)
-        pytest.skip(str(error))
+        missing(f"Kafka's own classes cannot be run: {error}")
 
 
 def answers(version: str, directory: Path, lines: Sequence[str], timeout: float = 120) -> list[dict[str, Any]]:

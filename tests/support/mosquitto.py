@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from support.own_mounts import need
+from support.missing import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class Mosquitto:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         with self.log.open("ab") as log:
-            words = [need("mosquitto", "mosquitto"), "-v", "-c", str(self._conf)]
+            words = [need("mosquitto"), "-v", "-c", str(self._conf)]
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
@@ -101,8 +101,8 @@ class Listener:
 
     def __init__(self, broker: Mosquitto, *words: str, topic: str = "indexd/#") -> None:
         # Into a pipe it would write in blocks.
-        by_line = [need("stdbuf", "coreutils"), "-oL"]
-        self._words = [*by_line, need("mosquitto_sub", "mosquitto-clients"), "-h", "localhost", "-p", str(broker.port)]
+        by_line = [need("stdbuf"), "-oL"]
+        self._words = [*by_line, need("mosquitto_sub"), "-h", "localhost", "-p", str(broker.port)]
         self._words += ["-V", "5", "-q", "1", "-F", "%j", "-t", topic, *words]
         self._heard: list[Heard] = []
 
@@ -234,7 +234,7 @@ def run(*words: object) -> None:
 
 def make_certificates(home: Path, names: Sequence[str] = ("localhost",)) -> None:
     """``ca.crt``, and ``server.crt`` with ``server.key`` that it vouches for."""
-    openssl = need("openssl", "openssl")
+    openssl = need("openssl")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     run(openssl, "req", "-x509", *key, "-subj", "/CN=CA", "-keyout", home / "ca.key", "-out", home / "ca.crt",
         "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip

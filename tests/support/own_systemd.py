@@ -6,8 +6,8 @@
         machine.run("systemctl", "start", "indexd")
         machine.shared                                   # /srv/shared in there
 
-Everything that is written there goes into memory and is gone with it. Needs root, as CI has; what a kernel refuses
-fails with the reason, and is never skipped.
+Everything that is written there goes into memory and is gone with it. Needs root; what a kernel refuses is missing
+(support.missing).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import pytest
 
-from support.own_mounts import need
+from support.missing import installing, missing, need, need_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 60.0
 SHARED = Path("/srv/shared")
 _REPOSITORY = Path(__file__).resolve().parents[2]
+#: What has to be there as it is: this tree, its environment, and the Python that was made from.
+PLACES = tuple(dict.fromkeys((_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix))))
+_SYSTEMD = "/lib/systemd/systemd"
+_WHERE = "run this test on a machine of its own, not in a container"
 _TARGET = "[Unit]\nDefaultDependencies=no\nWants=systemd-journald.service\n"
 # $1 the work directory, $2 what is shared; the rest are directories that have to be there as they are.
 _BOOT = f"""
@@ -77,7 +81,7 @@ ln -s /dev/null "$root/run/systemd/system/systemd-journald-audit.socket"
 rm -f "$root/etc/machine-id"
 printf '%032d\\n' 1 > "$root/etc/machine-id"
 exec chroot "$root" env -i container=indexd-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
-    /lib/systemd/systemd --system --unit=test.target --log-target=journal --show-status=no
+    {_SYSTEMD} --system --unit=test.target --log-target=journal --show-status=no
 """.replace(repr(_TARGET), _TARGET.replace("\n", "\\n"))
 
 
@@ -85,23 +89,27 @@ class OwnSystemd:
     """For use in a ``with`` block; ``work`` is a directory for it alone."""
 
     def __init__(self, work: Path) -> None:
-        if os.geteuid() != 0:
-            pytest.fail("only root can start a systemd: run this test as root, as CI does", pytrace=False)
+        need_root("start a systemd")
+        need("ps")
+        if not Path(_SYSTEMD).exists():
+            missing(f"there is no {_SYSTEMD}; {installing('systemd')}")
         self._work, self.shared = work / "machine", work / "shared"
         for path in (self._work, self.shared):
             path.mkdir(parents=True)
         self.shared.chmod(0o755)
         self._errors = work / "machine.log"
         self._cgroup = _cgroup_root() / f"indexd-test-{os.getpid()}"
-        self._cgroup.mkdir()
-        places = dict.fromkeys((_REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)))
+        try:
+            self._cgroup.mkdir()
+        except OSError as error:
+            missing(f"no cgroup can be made for a systemd, {error}; {_WHERE}")
         # Dies with this process, and everything in it then.
-        words = [need("setpriv", "util-linux"), "--pdeathsig", "KILL", need("unshare", "util-linux"), "--kill-child"]
+        words = [need("setpriv"), "--pdeathsig", "KILL", need("unshare"), "--kill-child"]
         words += ["--propagation", "private", "-m", "-p", "-f", "-C", "-u", "-i", "-n", "sh", "-c", _BOOT, "sh"]
         enter = f'echo $$ > "{self._cgroup}/cgroup.procs" && exec "$@"'
         with self._errors.open("wb") as errors:
             self._holder = subprocess.Popen(
-                ["sh", "-c", enter, "sh", *words, str(self._work), str(self.shared), *map(str, places)],
+                ["sh", "-c", enter, "sh", *words, str(self._work), str(self.shared), *map(str, PLACES)],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -109,10 +117,9 @@ class OwnSystemd:
         self._inside: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
-        need("systemd-analyze", "systemd")
         try:
-            pid = self.wait_for(self._first_process, "systemd to start")
-            self._inside = (need("nsenter", "util-linux"), "-t", pid, "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w")
+            pid = self.wait_for(self._first_process, "systemd to start", end=missing)
+            self._inside = (need("nsenter"), "-t", pid, "-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w")
             self.wait_for(
                 lambda: self._ask("systemctl", "is-active", "test.target").returncode == 0 or None, "its target"
             )
@@ -156,13 +163,19 @@ class OwnSystemd:
         """The last lines of the journal, for people."""
         return self._ask("journalctl", "--no-pager", "-n", "40").stdout
 
-    def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_SECONDS) -> T:
-        """What ``look`` returns, as soon as that is not None."""
+    def wait_for(
+        self,
+        look: Callable[[], T | None],
+        what: str,
+        timeout: float = WAIT_SECONDS,
+        end: Callable[[str], NoReturn] = pytest.fail,
+    ) -> T:
+        """What ``look`` returns, as soon as that is not None; in vain, ``end`` is called with why."""
         deadline = time.monotonic() + timeout
         while (found := look()) is None:
             if self._holder.poll() is not None or time.monotonic() > deadline:
                 errors = self._errors.read_text("utf-8", "replace")
-                pytest.fail(f"waited for {what}: {errors}{self.log() if self._inside else ''}", pytrace=False)
+                end(f"waited for {what}: {errors}{self.log() if self._inside else ''}")
             time.sleep(0.05)
         return found
 
@@ -195,8 +208,6 @@ class OwnSystemd:
 
 
 def _cgroup_root() -> Path:
-    for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
-        _, place, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return Path(place)
-    pytest.fail("there is no cgroup2 here, which a systemd needs", pytrace=False)
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
+    found = next((Path(place) for _, place, kind, *_ in mounts if kind == "cgroup2"), None)
+    return found or missing(f"there is no cgroup2 here, which a systemd needs; {_WHERE}")

@@ -1,13 +1,11 @@
 """A real Prometheus on loopback that scrapes real daemons each second, and promtool.
 
-A test that uses them is marked by ``requires_prometheus``: skipped where they are not, failed there if ``CI=true``.
+A test that uses them is marked by ``requires_prometheus``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -16,33 +14,18 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import pytest
+from support.missing import need, requires
 
-Test = TypeVar("Test", bound="Callable[..., Any]")
-_PROGRAMS = ("prometheus", "promtool")
 _START_SECONDS = 30.0
 _PAUSE = 0.1
 # A proxy of the machine is nothing for loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class _Missing:
-    """A skipif condition that is evaluated when a test starts."""
-
-    def __bool__(self) -> bool:
-        missing = [name for name in _PROGRAMS if shutil.which(name) is None]
-        if missing and os.environ.get("CI") == "true":
-            pytest.fail(f"CI must try the alerts: there is no {missing[0]}", pytrace=False)
-        return bool(missing)
-
-
-def requires_prometheus(test: Test) -> Test:
-    """Marks a test that needs ``prometheus`` and ``promtool``."""
-    mark = pytest.mark.skipif(_Missing(), reason="there is no prometheus with its promtool")  # type: ignore[arg-type]  # evaluated with bool(), late
-    marked: Test = mark(test)
-    return marked
+#: Marks a test that needs ``prometheus`` and ``promtool``.
+requires_prometheus = requires(lambda: (need("prometheus"), need("promtool")))
 
 
 def promtool(*args: object, text: str | None = None, directory: Path | None = None) -> str:

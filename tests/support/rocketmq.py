@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pytest
 
+from support.missing import missing, requires
 from support.rocketmq_jvm import (
     Program,
     RocketMQError,
@@ -85,23 +86,17 @@ BROKER_CONF: dict[str, object] = {
 Test = TypeVar("Test", bound="Callable[..., Any]")
 
 
-class _Missing:
-    """A skipif condition that is evaluated when a test starts, so that collecting never builds anything."""
-
-    def __bool__(self) -> bool:
-        reason = why_missing()
-        if reason is not None and os.environ.get("CI") == "true":
-            pytest.fail(f"CI must run RocketMQ's own classes: {reason}", pytrace=False)
-        if reason is not None:
-            pytest.skip(reason)
-        return False
+def _need_rocketmq() -> None:
+    reason = why_missing()
+    if reason is not None:
+        missing(f"RocketMQ's own classes cannot be run: {reason}")
 
 
-REAL = [pytest.mark.real, pytest.mark.skipif(_Missing(), reason="RocketMQ's own classes cannot be run here")]  # type: ignore[arg-type]  # evaluated with bool(), late
+REAL = [pytest.mark.real, requires(_need_rocketmq)]
 
 
 def requires_rocketmq(test: Test) -> Test:
-    """Marks one test as ``real``: skipped where the classes cannot be run, failed there if ``CI=true``."""
+    """Marks one test as ``real``: the classes are built when it starts."""
     for mark in REAL:
         test = mark(test)
     return test

@@ -21,12 +21,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.missing import installing
+
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "java"
 OLDEST_JAVA = 17
+_INSTALL_JDK = installing(f"openjdk-{OLDEST_JAVA}-jdk-headless")
 EARLIER = "5.3.3"
 OLD_CLIENT = "4.9.8"
 JVM_FLAGS = (
@@ -50,13 +53,21 @@ def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if found is None or not Path(found).exists():
-        raise RocketMQError(f"no JDK: found no java in {'JAVA_HOME' if home else 'the PATH'}")
+        raise RocketMQError(f"no JDK: found no java in {'JAVA_HOME' if home else 'the PATH'}; {_INSTALL_JDK}")
     said = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     version = re.search(r'version "(\d+)', said)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        raise RocketMQError(f"no JDK {OLDEST_JAVA} or later: {found} says {said.strip()!r}")
+        raise RocketMQError(f"no JDK {OLDEST_JAVA} or later: {found} says {said.strip()!r}; {_INSTALL_JDK}")
     if not Path(found).resolve().with_name("javac").exists():
-        raise RocketMQError(f"{found} belongs to no JDK: there is no javac beside it")
+        raise RocketMQError(f"{found} belongs to no JDK: there is no javac beside it; {_INSTALL_JDK}")
+    return found
+
+
+def maven_path() -> str:
+    """Maven; RocketMQError if there is none."""
+    found = shutil.which("mvn")
+    if found is None:
+        raise RocketMQError(f"no mvn in the PATH; {installing('maven')}")
     return found
 
 
@@ -77,9 +88,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _build(target: Path) -> None:
     """Maven in a directory beside the target, then a rename: the target exists whole or not at all."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise RocketMQError("no mvn in the PATH")
+    maven = maven_path()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
         place = Path(name, "java")
         shutil.copytree(SOURCES, place, ignore=shutil.ignore_patterns("target"))

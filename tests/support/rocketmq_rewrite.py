@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from support.daemon import Daemon, assert_same_index
 from support.naive import naive_frames
 from support.reopened import config_for, named_for, reopen
 from support.rocketmq import Program, arguments, start
+from support.same_index import old_queue_files
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 
 if TYPE_CHECKING:
     from support.naive_log import NaiveMessage
 
 MESSAGES = 4000
+_CLEAN_SECONDS = 60.0
 STORED = {"segment": SEGMENT_SIZE, "slots": HASH_SLOT_NUM, "entries": INDEX_NUM, "queuefile": QUEUE_FILE_SIZE}
 
 
@@ -33,8 +36,16 @@ class Rewriter:
     version: str | None = None
 
     def write(self, store: Path, **options: object) -> dict[str, Any]:
-        """Open the store and do to it what the options say; the figures."""
-        return self._ask("write", store=store, **options)
+        """Open the store and do to it what the options say; the figures.
+
+        What RocketMQ is just flushing when it cleans stays until it does again, so it is told to until none stays.
+        """
+        figures = self._ask("write", store=store, **options)
+        deadline = time.monotonic() + _CLEAN_SECONDS
+        while "drop" in options and old_queue_files(store, figures["minOffset"]):
+            assert time.monotonic() < deadline
+            self._ask("write", store=store, clean=True, exit=options["exit"])
+        return figures
 
     def reindex(self, store: Path, index: Path, **options: object) -> dict[str, Any]:
         """The index that RocketMQ's own IndexService builds from the log as it is now."""

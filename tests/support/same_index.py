@@ -64,6 +64,11 @@ def _is_old_sparse_index(path: Path, log_begin: int) -> bool:
     return int(path.name.partition(".")[0]) < log_begin
 
 
+def old_queue_files(root: Path, log_begin: int) -> list[Path]:
+    """The queue files of a store that only point before ``log_begin``, but for the last of each queue."""
+    return [path for path in _files(root / "consumequeue") if _is_old_queue_file(path, log_begin)]
+
+
 def _is_old_queue_file(path: Path, log_begin: int) -> bool:
     # A queue keeps its last file.
     units = (Unit(*row) for row in UNIT.iter_unpack(path.read_bytes()))

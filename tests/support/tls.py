@@ -6,6 +6,8 @@ import ssl
 import subprocess
 from typing import TYPE_CHECKING
 
+from support.missing import need
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -17,7 +19,7 @@ def make_certificate(home: Path) -> tuple[Path, Path]:
     """Certificate and key, PEM, in ``home``."""
     cert, key = home / "cert.pem", home / "key.pem"
     subprocess.run(
-        ["openssl", *_WORDS.split(), "-out", str(cert), "-keyout", str(key)],
+        [need("openssl"), *_WORDS.split(), "-out", str(cert), "-keyout", str(key)],
         check=True,
         capture_output=True,
         timeout=60,

@@ -13,7 +13,7 @@ from indexd.errors import BusyError, DiskError
 from indexd.storage import broker_lock
 from indexd.storage.broker_lock import StoreLock, look_at_lock
 from support.broker_stand_in import STAND_IN, stand_in
-from support.own_mounts import need
+from support.missing import need
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_broker_of_another_pid_namespace_is_alive_and_has_no_pid(store: Path) 
     )
     with stand_in(store / "lock") as broker:
         broker.start()
-        command = [need("unshare", "util-linux"), *rights, "-pf", sys.executable, "-c", code, str(store / "lock")]
+        command = [need("unshare"), *rights, "-pf", sys.executable, "-c", code, str(store / "lock")]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.startswith("True None lock its process cannot be seen from here")
 

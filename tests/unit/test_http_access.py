@@ -16,6 +16,7 @@ from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.http import server as http_server
 from indexd.serve.http.access import Access, read_access
+from support.missing import need
 from support.serving import Serving, answer_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("tls")
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
     files = ("-keyout", root / "key.pem", "-out", root / "cert.pem")
-    subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True, timeout=60)
+    subprocess.run([need("openssl"), *words.split(), *files], check=True, capture_output=True, timeout=60)
     return root / "cert.pem", root / "key.pem"
 
 

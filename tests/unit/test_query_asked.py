@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from indexd.errors import CorruptDataError, IndexdError, UsageError
@@ -157,7 +158,6 @@ def test_wrong_arguments(store: QueueStore, asked: Any) -> None:
 
 
 def test_what_is_a_number_elsewhere_is_one_here(store: QueueStore) -> None:
-    np = pytest.importorskip("numpy")
     store.append(spec())
     store.build()
     with open_data(store.data) as data:

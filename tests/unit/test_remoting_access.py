@@ -16,6 +16,7 @@ from indexd.errors import UsageError
 from indexd.serve.remoting.access import Access, Credentials, read_access
 from indexd.serve.remoting.codes import V4_9_3, V4_9_4
 from indexd.serve.remoting.command import RemotingCommand, decode_command
+from support.missing import need
 from support.remoting_frames import SIGNED, SIGNED_ACCESS_KEY, SIGNED_SECRET_KEY
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("access")
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
     outputs = ("-keyout", root / "key.pem", "-out", root / "cert.pem")
-    subprocess.run(["openssl", *words.split(), *outputs], check=True, capture_output=True, timeout=60)
+    subprocess.run([need("openssl"), *words.split(), *outputs], check=True, capture_output=True, timeout=60)
     (root / "secret").write_bytes(SIGNED_SECRET_KEY + b"\n")
     return root
 

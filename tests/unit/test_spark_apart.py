@@ -95,3 +95,39 @@ def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Pat
     ]
     for words in commands:
         assert last_line(CALL, json.dumps(words), *HEAVY) == [0, []], words
+
+
+# As where "pip install ." was all: what Spark needs is not there.
+CALL_WITHOUT = """
+import json, sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Gone())
+from indexd.cli.main import main
+main(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "otherwise"),
+    [
+        (["stats"], ""),
+        (["stats", "--report", "OUT.html"], ""),
+        (["export", "--to", "OUT"], ""),
+        (["rebuild", "--out", "OUT", "--engine", "spark"], ", or give --engine process"),
+        (["audit", "--engine", "spark"], ", or give --engine process"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_command_that_needs_it_says_how_to_install_it(
+    store: Path, tmp_path: Path, words: list[str], otherwise: str
+) -> None:
+    words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
+    command = [sys.executable, "-c", CALL_WITHOUT, json.dumps([*words, "--store", str(store), *SIZES]), *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("indexd: the Spark pipeline needs pyspark, pandas, pyarrow, not installed in ")
+    assert done.stderr.endswith(f"; pip install 'rocketmq-indexd[spark]'{otherwise}\n")
+    assert done.stderr.count("\n") == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.daemon import COMMAND, Daemon, environment, indexd
+from support.missing import need
 from support.small_log import SIZES
 from support.status import MESSAGES, row_of, status, stopped, store
 
@@ -241,7 +242,7 @@ def test_tls_with_the_daemons_own_certificate_or_one_that_vouches_for_it(store: 
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
     names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
-    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    subprocess.run([need("openssl"), *words.split(), *names], check=True, capture_output=True)
     tls = {"INDEXD_HTTP_TLS_CERT": str(cert), "INDEXD_HTTP_TLS_KEY": str(key)}
     with Daemon(store, tmp_path / "data", *SIZES, env={"INDEXD_HTTP": "127.0.0.1:0", **tls}) as daemon:
         address = daemon.wait_caught_up()["http"]

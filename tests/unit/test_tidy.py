@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "daemon" / "indexd"
@@ -30,10 +29,18 @@ def tracked() -> list[Path]:
 
 PYTHON = [path for path in tracked() if path.suffix == ".py"]
 MODULES = [path for path in PYTHON if path.is_relative_to(PACKAGE)]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in PYTHON}
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def nodes(paths: list[Path], *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
+    for path in paths:
+        for node in ast.walk(ast.parse(TEXTS[path])):
+            if isinstance(node, kinds):
+                yield path, node
 
 
 def test_the_top_level_holds_nothing_else() -> None:
@@ -41,58 +48,77 @@ def test_the_top_level_holds_nothing_else() -> None:
     assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_sizes(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= FILE_LINES_MAX
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            lines = node.end_lineno - node.lineno + 1
-            assert lines <= FUNCTION_LINES_MAX, f"{node.name} has {lines} lines"
+def test_sizes_of_files() -> None:
+    sizes = {name_of(path): text.count("\n") for path, text in TEXTS.items()}
+    assert {name: size for name, size in sizes.items() if size > FILE_LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_is_public_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), "a module without a docstring"
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{node.name} has no docstring"
+def test_sizes_of_functions() -> None:
+    long = []
+    for path, node in nodes(PYTHON, ast.FunctionDef, ast.AsyncFunctionDef):
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        assert node.end_lineno is not None
+        lines = node.end_lineno - node.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            long.append(f"{name_of(path)}:{node.lineno}: {node.name} has {lines} lines")
+    assert long == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_names_and_imports(path: Path) -> None:
-    assert not BANNED_NAMES & {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Import | ast.ImportFrom):
-                assert ": PLC0415 - " in lines[inner.lineno - 1], f"line {inner.lineno}: an import without a reason"
+def test_every_module_says_what_it_is() -> None:
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(TEXTS[path]))] == []
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_each_lint_exception_has_its_reason(path: Path) -> None:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if re.search(MARK, line):
-            assert re.search(MARK + r": [A-Z0-9, ]+ - \w", line), f"line {number}"
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    parts = {path: {part.removesuffix(".py") for part in path.relative_to(ROOT).parts} for path in MODULES}
+    assert [name_of(path) for path in MODULES if BANNED_NAMES & parts[path]] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_paths_that_documents_name_exist(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    for name in set(re.findall(r"`((?:daemon|scripts|tests|config|systemd)/[\w./-]*)`", text)):
-        assert (ROOT / name).exists(), f"{document} names {name}"
+def test_imports_within_functions_have_a_reason() -> None:
+    bare = set()
+    for path, function in nodes(MODULES, ast.FunctionDef, ast.AsyncFunctionDef):
+        lines = TEXTS[path].splitlines()
+        for inner in ast.walk(function):
+            if isinstance(inner, ast.Import | ast.ImportFrom) and ": PLC0415 - " not in lines[inner.lineno - 1]:
+                bare.add(f"{name_of(path)}:{inner.lineno}")
+    assert bare == set()
+
+
+def test_each_lint_exception_has_its_reason() -> None:
+    bare = [
+        f"{name_of(path)}:{number}"
+        for path, text in TEXTS.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if re.search(MARK, line) and not re.search(MARK + r": [A-Z0-9, ]+ - \w", line)
+    ]
+    assert bare == []
+
+
+def test_paths_that_documents_name_exist() -> None:
+    missing = [
+        f"{document} names {name}"
+        for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+        for name in re.findall(
+            r"`((?:daemon|scripts|tests|config|systemd)/[\w./-]*)`", (ROOT / document).read_text(encoding="utf-8")
+        )
+        if not (ROOT / name).exists()
+    ]
+    assert missing == []
 
 
 def test_every_module_stands_in_its_packages_map() -> None:
+    missing = []
     for package in {path.parent for path in MODULES}:
         words = (package / "__init__.py").read_text(encoding="utf-8")
-        for path in package.glob("*.py"):
-            if not path.stem.startswith("__"):
-                assert re.search(rf"\b{path.stem}\b", words), (
-                    f"{name_of(path)} is not in {name_of(package)}/__init__.py"
-                )
+        missing += [
+            f"{name_of(path)} is not in {name_of(package)}/__init__.py"
+            for path in package.glob("*.py")
+            if not path.stem.startswith("__") and not re.search(rf"\b{path.stem}\b", words)
+        ]
+    assert missing == []
+
+
+def test_the_container_recipe_copies_what_is_there() -> None:
+    recipe = (ROOT / "config" / "container" / "Containerfile").read_text(encoding="utf-8")
+    sources = [name for names in re.findall(r"^COPY ([^-].*) \S+$", recipe, re.MULTILINE) for name in names.split()]
+    assert {"pyproject.toml", "daemon"} <= set(sources)
+    assert [name for name in sources if not (ROOT / name).exists()] == []

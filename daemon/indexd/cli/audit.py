@@ -153,7 +153,7 @@ def _here(args: argparse.Namespace, config: Config) -> AuditReport:
 def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
     from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
 
-    with spark_session(config, "indexd audit") as spark:
+    with spark_session(config, "indexd audit", has_other_engine=True) as spark:
         from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
 
         with ProgressBar("audit") as bar:

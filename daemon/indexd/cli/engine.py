@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from indexd.config import Config, flag_name
 from indexd.config.compiled import prepare_compiler
-from indexd.errors import UsageError
+from indexd.errors import SparkMissingError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,12 +39,18 @@ def spark_options(config: Config) -> SparkOptions:
 
 @contextmanager
 def spark_session(
-    config: Config, app: str, *, memory: str = "1g", warm: Callable[[], object] | None = None
+    config: Config,
+    app: str,
+    *,
+    memory: str = "1g",
+    warm: Callable[[], object] | None = None,
+    has_other_engine: bool = False,
 ) -> Iterator[SparkSession]:
     """A session for the body, as :func:`indexd.spark.session.open_session`, the kernels' cache being known by then.
 
     `warm` compiles the kernels of the workers, or loads them: once here, while the JVM starts, in place of once in each
-    of them at the same time. It is not called where the workers are on other machines.
+    of them at the same time. It is not called where the workers are on other machines. With `has_other_engine` the
+    command can do without Spark, and says so where that is missing.
     """
     prepare_compiler()
     from indexd.spark.session import open_session  # noqa: PLC0415 - no other command loads the package
@@ -52,7 +58,11 @@ def spark_session(
     options = spark_options(config)
     with ThreadPoolExecutor(1) as warming:
         warmed = warming.submit(warm) if warm is not None and options.is_local else None
-        with open_session(options, app, memory=memory) as spark:
-            if warmed is not None:
-                warmed.result()
-            yield spark
+        try:
+            with open_session(options, app, memory=memory) as spark:
+                if warmed is not None:
+                    warmed.result()
+                yield spark
+        except SparkMissingError as error:
+            error.hint += ", or give --engine process" if has_other_engine else ""
+            raise

@@ -80,7 +80,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
 
 
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
-    with spark_session(config, "indexd rebuild") as spark:
+    with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
         from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - loads numba
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages

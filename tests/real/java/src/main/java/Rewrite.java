@@ -17,7 +17,7 @@ import org.apache.rocketmq.store.DefaultMessageStore;
  * standard input for each, lines of figures on standard output.
  *
  * <p>{@code write} opens a store, and recovers it as its abort file says; with drop= the oldest segments, and
- * what points into them alone, go as the cleaning of expired ones takes them; with to= all messages from there on are cut off; then count= are
+ * what points into them alone, go as the cleaning of expired ones takes them, and with clean=true what it left; with to= all messages from there on are cut off; then count= are
  * written. It stops the store and says its figures. With exit=open it stays open as long as this program runs, for
  * another write of it, too. exit=halt ends this program in place of stopping; haltAfter=BYTES does so in the middle of
  * writing, without a word; exit=busy says its figures and then goes on writing behind the scenes until that happens.
@@ -40,7 +40,7 @@ public final class Rewrite {
                 String[] words = line.split(" ");
                 switch (words[0]) {
                     case "write" -> write(options(words, "to", "drop", "count", "profile", "seed", "body", "topics",
-                        "first", "exit", "haltAfter", "pauseMs"));
+                        "first", "exit", "haltAfter", "pauseMs", "clean"));
                     case "reindex" -> {
                         DefaultMessageStore store = Stores.logOnly(options(words));
                         Map<String, Object> figures = Stores.indexed(store);
@@ -77,6 +77,9 @@ public final class Rewrite {
             int dropped = store.getCommitLog().deleteExpiredFile(0, 0, 1000, true, options.small("drop", 0));
             Stores.clean(store);
             figures.put("dropped", dropped);
+        }
+        if (options.flag("clean")) {
+            Stores.clean(store);
         }
         if (options.number("to", -1) >= 0) {
             Stores.cut(store, options.number("to", -1));
