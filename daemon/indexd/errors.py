@@ -165,4 +165,6 @@ _DISK_HINTS = {
     errno.ENOTDIR: "a directory is expected there",
     errno.EISDIR: "a file is expected there",
     errno.EEXIST: "remove it, or choose another place",
+    errno.ELOOP: "nothing is written through it: put what it leads to in its place, or run as its owner",
+    errno.EMLINK: "remove it, or make it a file of its own",
 }
