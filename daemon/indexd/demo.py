@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import random
 import signal
 import subprocess
@@ -281,5 +280,5 @@ def _say(text: str, end: str = "\n") -> None:
 
 
 def default_work_directory() -> Path:
-    """A directory of this run alone, kept for looking around in."""
-    return Path(tempfile.gettempdir()) / f"indexd-demo-{os.getpid()}"
+    """A new directory of this run alone, kept for looking around in."""
+    return Path(tempfile.mkdtemp(prefix="indexd-demo-"))

@@ -31,7 +31,7 @@ def no_fsync(part: str) -> Callable[[SimFile], None]:
 
 MUTANTS = {
     "index files are not synced": mock.patch.object(SimFile, "fsync", no_fsync("/index/")),
-    "the frontier is not synced": mock.patch.object(SimFile, "fsync", no_fsync("frontier.tmp")),
+    "the frontier is not synced": mock.patch.object(SimFile, "fsync", no_fsync("/frontier.")),
     "names are not synced": mock.patch.object(SimDisk, "sync_dir", return_value=None),
     "what a crash left is not looked at": mock.patch.object(
         # Neither at the abort flag nor at the time of the last write.

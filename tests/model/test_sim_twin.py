@@ -28,7 +28,7 @@ def test_other_paths_are_the_real_disk_s(tmp_path: Path) -> None:
 
 
 def test_the_real_disk_makes_the_same_calls_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """write_atomically and make_dir are written twice, here and there; their order is what durability hangs on."""
+    """make_dir is written twice, here and there; the order of calls is what durability hangs on."""
     real: list[str] = []
 
     def recorded(word: str, call: Callable[..., object]) -> Callable[..., object]:
@@ -42,8 +42,8 @@ def test_the_real_disk_makes_the_same_calls_in_the_same_order(tmp_path: Path, mo
     sequence.clear()
     monkeypatch.setattr(disk_module.os, "fsync", recorded("fsync", os.fsync))
     monkeypatch.setattr(disk_module.os, "pwrite", recorded("pwrite", os.pwrite))
-    monkeypatch.setattr(Path, "replace", recorded("rename", Path.replace))
-    monkeypatch.setattr(Path, "mkdir", recorded("make_dir", Path.mkdir))
+    monkeypatch.setattr(disk_module.os, "replace", recorded("rename", os.replace))
+    monkeypatch.setattr(disk_module.os, "mkdir", recorded("make_dir", os.mkdir))
     for disk, root in ((Disk(), tmp_path / "base"), (simulated, ROOT / "base")):
         disk.write_atomically(root / "a", b"data")
         disk.write_atomically(root / "a", b"more", durable=False)

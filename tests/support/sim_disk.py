@@ -50,6 +50,7 @@ class SimDisk(SimLinks):
         self.lives = 0
         self._is_dead = False
         self.ticks = count(2)  # inode numbers, and times of writing
+        self._words = count(1)
 
     def __repr__(self) -> str:
         return f"SimDisk({self.root}, operations={self.operations}, changes={self.changes}, lives={self.lives})"
@@ -85,6 +86,7 @@ class SimDisk(SimLinks):
         memo: Memo = {}
         twin._tree = self._tree.copy(memo)
         twin.ticks, twin.lives = copy(self.ticks), self.lives + 1
+        twin._words = copy(self._words)
         return twin
 
     # The calls of Disk.
@@ -115,29 +117,8 @@ class SimDisk(SimLinks):
             return self._tree.find(self._names(path)) is not None
         return False
 
-    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
-        if not self.holds(path):
-            super().write_atomically(path, data, durable=durable)
-            return
-        temporary = path.with_name(path.name + ".tmp")
-        fault = self.meet("create", temporary)
-        parent = self._parent("create", temporary)
-        found = parent.names.get(temporary.name)
-        if isinstance(found, SimDirectory):
-            raise self.error("create", temporary, errno.EISDIR)
-        if found is None:
-            file = self._create(temporary, parent, fault)
-        else:
-            file = SimFile(self, temporary, found, is_writable=True)
-            file.cut(0)
-            self.leave(fault)
-        with file:
-            file.pwrite(data, 0)
-            if durable:
-                file.fsync()
-        self.rename(temporary, path)
-        if durable:
-            self.sync_dir(path.parent)
+    def random_word(self) -> str:
+        return f"{next(self._words):016x}"
 
     def rename(self, source: Path, target: Path) -> None:
         if not self.holds(target):

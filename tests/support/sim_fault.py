@@ -5,13 +5,13 @@
     map       rule { ";" rule }                  blanks around a rule do not count, an empty map has no rule
     rule      operation [":" glob] ["#" n | "@all"] "=" fault
     operation one of OPERATIONS, or "*"
-    glob      matched from the right, as pathlib does: "frontier.tmp", "index/*"; "*" if it is left out
+    glob      matched from the right, as pathlib does: "frontier.*.tmp", "index/*"; "*" if it is left out
     n         the n-th call that fits, from 1; 1 if it is left out; "@all" is every one
     fault     an errno by name    the call fails with it
               short               of a pwrite: a part is written, then the disk is full
               crash, crash-after  the machine loses its power before the call, or right after it
 
-    pwrite:index/*#3=ENOSPC; fsync:frontier.tmp=EIO; rename:*#2=crash; pwrite:*#7=short; open_write:*@all=EMFILE
+    pwrite:index/*#3=ENOSPC; fsync:frontier.*.tmp=EIO; rename:*#2=crash; pwrite:*#7=short; open_write:*@all=EMFILE
 """
 
 from __future__ import annotations

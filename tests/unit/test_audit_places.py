@@ -61,9 +61,8 @@ def test_a_link_to_a_page_is_followed(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_link_in_place_of_the_temporary_file_is_not_followed(store: Path, tmp_path: Path) -> None:
-    lock = store / "lock"
-    (tmp_path / "page.html.tmp").symlink_to(lock)
-    done = indexd_here(*words(store, "--report", tmp_path / "page.html"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is written as page.html.tmp first, which is no plain file" in done.stderr
+    lock, link = store / "lock", tmp_path / "page.html.tmp"
+    link.symlink_to(lock)
+    assert indexd_here(*words(store, "--report", tmp_path / "page.html")).returncode == 0
+    assert link.is_symlink()
     assert lock.read_bytes() == b"lock"

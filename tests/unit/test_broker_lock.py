@@ -188,5 +188,5 @@ def test_a_lock_where_there_was_no_lock_file(tmp_path: Path) -> None:
     assert lock.take()
     assert lock.is_new
     lock.release()
-    with pytest.raises(DiskError, match="cannot lock"):
+    with pytest.raises(DiskError, match="cannot create"):
         StoreLock(tmp_path / "none" / "lock").take()

@@ -99,7 +99,7 @@ def test_in_place_with_the_logs_owner_and_mode(partition: Path) -> None:
         os.chown(log, 1234, 1235)
     index.unlink()
     times.write_bytes(times.read_bytes() + bytes(120))
-    (partition / (index.name + ".indexd.tmp")).write_bytes(b"left behind by a crash")
+    (partition / (index.name + ".0123456789abcdef.tmp")).write_bytes(b"left behind by a crash")
     report = rebuild(partition, Disk(), interval=300)
     assert [segment.is_changed for segment in report.segments] == [True, False]
     assert contents(partition) == whole
@@ -107,6 +107,7 @@ def test_in_place_with_the_logs_owner_and_mode(partition: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o640
         assert (path.stat().st_uid, path.stat().st_gid) == (log.stat().st_uid, log.stat().st_gid)
     assert not check(partition, Disk()).findings
+    assert not list(partition.glob("*.tmp"))
 
 
 def test_elsewhere(partition: Path, tmp_path: Path) -> None:
@@ -163,7 +164,8 @@ def test_what_is_renamed_is_on_the_disk(partition: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(DiskFile, "fsync", fsync)
     rebuild(partition, Watched(), interval=300)
     index = name(0, ".index")
-    assert calls == [("fsync", index + ".indexd.tmp"), ("rename", index), ("sync_dir", partition.name)]
+    assert calls[0][1].startswith(index + ".")
+    assert calls == [("fsync", calls[0][1]), ("rename", index), ("sync_dir", partition.name)]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,6 @@ def test_zeros_of_a_preallocated_newest_log(partition: Path) -> None:
 
 def test_a_directory_that_may_not_be_written(partition: Path) -> None:
     (partition / name(0, ".index")).unlink()
-    (partition / (name(0, ".index") + ".indexd.tmp")).mkdir()
+    (partition / name(0, ".index")).mkdir()
     with pytest.raises(DiskError):
         rebuild(partition, Disk(), interval=300)

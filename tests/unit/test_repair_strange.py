@@ -66,7 +66,7 @@ def test_a_folder_of_somebody_else_is_named_and_left(config: Config, store: Path
 def test_a_folder_that_has_just_been_made_is_removed(config: Config, store: Path, *, is_torn: bool) -> None:
     folder = plant(store)
     if is_torn:
-        (folder / "manifest.tmp").write_bytes(Manifest.first().pack()[:20] + bytes(7))
+        (folder / "manifest.0123456789abcdef.tmp").write_bytes(Manifest.first().pack()[:20] + bytes(7))
     assert repair(config, "--yes")[0] == 0
     assert not folder.exists()
 

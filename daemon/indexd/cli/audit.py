@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import stat
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from indexd.cli.audit_words import page_of_words
 from indexd.cli.engine import spark_session, uses_spark
 from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line
+from indexd.cli.output import print_json, print_line, until_reader_leaves
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.remote_path import RemotePath
 from indexd.config.units import parse_count, parse_path, printable
-from indexd.errors import DiskError, UsageError
-from indexd.storage.disk import Disk
+from indexd.errors import UsageError
+from indexd.storage.disk import OutputDisk
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
@@ -70,28 +69,19 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     page = args.report.resolve() if args.report is not None else None
     prepare_compiler()
     report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
-    if wants_json(args):
-        for row in report.rows():
-            print_json(row)
-    else:
-        for line in page_of_words(report):
-            print_line(line)
+    with until_reader_leaves():
+        if wants_json(args):
+            for row in report.rows():
+                print_json(row)
+        else:
+            for line in page_of_words(report):
+                print_line(line)
     if page is not None:
         from indexd.audit.page.page import audit_page  # noqa: PLC0415 - loads the templates
 
         # The last thing done: what was found is on standard output, whatever becomes of the page.
-        _write(page, audit_page(report).encode("utf-8"))
+        OutputDisk().write_atomically(page, audit_page(report).encode("utf-8"))
     return 0 if report.is_sound else _EXIT_FINDINGS
-
-
-def _write(path: Path, page: bytes) -> None:
-    disk = Disk()
-    try:
-        disk.write_atomically(path, page)
-    except DiskError:
-        with suppress(DiskError):
-            disk.unlink(path.with_name(path.name + ".tmp"))
-        raise
 
 
 def _check_places(args: argparse.Namespace, config: Config) -> None:
@@ -115,11 +105,8 @@ def _check_place(what: str, path: Path, config: Config) -> None:
     if place.is_dir():
         raise UsageError(f"{what} is a directory", "name a file")
     # A device, a pipe: it would be replaced, not written to.
-    temporary = place.with_name(place.name + ".tmp")
     if not _is_plain_or_nothing(place):
         raise UsageError(f"{what} is no plain file", "name a file, or a name that nothing has")
-    if not _is_plain_or_nothing(temporary):
-        raise UsageError(f"{what} is written as {printable(temporary.name)} first, which is no plain file", "remove it")
     if not place.parent.is_dir():
         raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):

@@ -14,7 +14,7 @@ from typing import Any
 
 from indexd import __version__
 from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line
+from indexd.cli.output import print_json, print_line, until_reader_leaves
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -48,10 +48,11 @@ def register(commands: Any, common: Parser) -> None:
 def doctor(args: argparse.Namespace, config: Config) -> int:
     """Look and say; 1 if a job could not be started from here."""
     report = examine(config)
-    if wants_json(args):
-        print_json(report)
-    else:
-        _print_report(report)
+    with until_reader_leaves():
+        if wants_json(args):
+            print_json(report)
+        else:
+            _print_report(report)
     return 0 if report["usable"] else _EXIT_FINDINGS
 
 

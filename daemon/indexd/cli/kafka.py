@@ -12,7 +12,7 @@ from indexd.cli.output import print_json, print_line, show_bytes
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, OutputDisk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - 
     with ProgressBar("kafka rebuild") as bar:
         report = rebuild_directory(
             Path(args.directory),
-            Disk(),
+            OutputDisk(),
             out=None if args.out is None else Path(args.out),
             interval=args.interval,
             max_index_size=args.max_index_size,

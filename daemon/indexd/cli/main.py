@@ -39,25 +39,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    code = _code_of(sys.argv[1:] if argv is None else list(argv))
     try:
-        code = _call(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
+    except BrokenPipeError:
+        _give_up_output()
+    except OSError as error:
+        code = _refused(error)
+    sys.exit(code)
+
+
+def _code_of(argv: list[str]) -> int:
+    try:
+        return _call(argv)
+    except SystemExit as end:  # --help and the like
+        return end.code if isinstance(end.code, int) else 0
     except IndexdError as error:
-        code = _complain(error.line(), error.exit_code)
+        return _complain(error.line(), error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has enough.
-        code = _give_up_output(0)
+        return 0
     except OSError as error:
-        code = _give_up_output(_complain(f"the system refused: {error}", EXIT_INTERNAL))
+        return _refused(error)
     except KeyboardInterrupt as error:
         # A command that leaves something says so; Ctrl-C itself has no words.
-        code = _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
+        return _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends with the exit code that says so
         no_room = NoRoomError.of(error)
         if no_room is None:
             traceback.print_exc()
-        code = _complain((no_room or IndexdError(f"an internal error: {error!r}")).line(), EXIT_INTERNAL)
-    sys.exit(code)
+        return _complain((no_room or IndexdError(f"an internal error: {error!r}")).line(), EXIT_INTERNAL)
+
+
+def _refused(error: OSError) -> int:
+    _give_up_output()
+    return _complain(f"the system refused: {error}", EXIT_INTERNAL)
 
 
 def _complain(line: str, code: int) -> int:
@@ -67,10 +83,9 @@ def _complain(line: str, code: int) -> int:
     return code
 
 
-def _give_up_output(code: int) -> int:
+def _give_up_output() -> None:
     # What is still buffered must not make the interpreter complain at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
 
 
 def make_parser() -> Parser:

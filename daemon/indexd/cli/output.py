@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 _LONE = re.compile("[\ud800-\udfff]")
@@ -28,6 +29,11 @@ def print_line(text: str = "") -> None:
     """One line of words; a lone surrogate or what the terminal cannot show becomes an escape."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def until_reader_leaves() -> suppress:
+    """For what is said when all is done: whoever reads may have enough of it, and the exit code stays what it is."""
+    return suppress(BrokenPipeError)
 
 
 def show_time(millis: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, show_time
+from indexd.cli.output import print_json, print_line, show_bytes, show_time, until_reader_leaves
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import parse_seconds, printable, shown
@@ -93,10 +93,11 @@ def _plan(args: argparse.Namespace, config: Config, options: RepairOptions) -> i
     with _Bars() as bars:
         bars.open("audit")
         planned = look(Disk(), config, options, bars.to)
-    if wants_json(args):
-        print_json(_plan_row(planned))
-    else:
-        _print_plan(planned)
+    with until_reader_leaves():
+        if wants_json(args):
+            print_json(_plan_row(planned))
+        else:
+            _print_plan(planned)
     return _EXIT_LEFT if planned.is_needed or planned.plan.keys_behind else 0
 
 
@@ -106,10 +107,11 @@ def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) ->
 
     def confirm(planned: Planned) -> bool:
         bars.close()
-        if wants_json(args):
-            print_json(_plan_row(planned))
-        else:
-            _print_plan(planned)
+        with until_reader_leaves():
+            if wants_json(args):
+                print_json(_plan_row(planned))
+            else:
+                _print_plan(planned)
         is_wanted = bool(args.yes) or _says_yes("repair it now?")
         if is_wanted:
             bars.open("repair")
@@ -119,10 +121,11 @@ def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) ->
     with _Bars() as bars:
         bars.open("audit")
         done = mend(Disk(), config, options, confirm, bars.to)
-    if wants_json(args):
-        print_json(done.to_json())
-    else:
-        _print_done(done)
+    with until_reader_leaves():
+        if wants_json(args):
+            print_json(done.to_json())
+        else:
+            _print_done(done)
     is_left = done.planned.plan.is_needed and (done.folder is None or done.left)
     return _EXIT_LEFT if is_left or done.is_declined or done.planned.plan.keys_behind else 0
 

@@ -17,7 +17,7 @@ from indexd.config.compiled import prepare_compiler
 from indexd.config.places import check_outside
 from indexd.config.units import printable
 from indexd.errors import UsageError
-from indexd.storage.disk import Disk
+from indexd.storage.disk import OutputDisk
 
 _STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "measuring chains"}
 
@@ -79,11 +79,11 @@ def stats(args: argparse.Namespace, config: Config) -> int:
     if args.to is not None:
         from indexd.spark.stats.tables import write_tables  # noqa: PLC0415 - pyarrow is optional
 
-        write_tables(report, Disk(), Path(args.to))
+        write_tables(report, OutputDisk(), Path(args.to))
     if args.report is not None:
         from indexd.spark.stats.page import write_page  # noqa: PLC0415 - jinja2 is optional
 
-        write_page(report, Disk(), Path(args.report), args.top)
+        write_page(report, OutputDisk(), Path(args.report), args.top)
     if wants_json(args):
         print_json(report)
         return 0

@@ -108,8 +108,11 @@ def _print_rows(looks: Iterator[tuple[Look, dict[str, float]]]) -> int:
     code = 0
     for look, rates in looks:
         code = _EXIT_FINDINGS if look.findings else 0
-        print_json(look.to_json() | {"rates": rates})
-        sys.stdout.flush()
+        try:
+            print_json(look.to_json() | {"rates": rates})
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has enough: this look was the last
+            break
     return code
 
 

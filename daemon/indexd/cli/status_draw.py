@@ -41,12 +41,18 @@ _CELLS = {
 }
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let it be raised: rich ends the process with 1, which is an exit code of ours."""
+        raise  # noqa: PLE0704 - it is called where the error is handled
+
+
 class Drawing:
     """Draws looks on ``out``."""
 
     def __init__(self, out: TextIO) -> None:
         is_terminal = out.isatty()
-        self._console = Console(
+        self._console = _Console(
             file=out,
             width=None if is_terminal else _PLAIN_WIDTH,
             color_system="auto" if is_terminal else None,
@@ -66,10 +72,13 @@ class Drawing:
         if not is_watching or not self._console.is_terminal:
             for look, rates in looks:
                 code = int(bool(look.findings))
-                self._print(self.draw(look, rates))
-                if is_watching:
-                    self._console.file.write("\n")
-                self._console.file.flush()
+                try:
+                    self._print(self.draw(look, rates))
+                    if is_watching:
+                        self._console.file.write("\n")
+                    self._console.file.flush()
+                except BrokenPipeError:  # who reads has enough: this look was the last
+                    break
             return code
         last: RenderableType = ""
         try:

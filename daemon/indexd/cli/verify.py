@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes
+from indexd.cli.output import print_json, print_line, show_bytes, until_reader_leaves
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -35,14 +35,15 @@ def verify(args: argparse.Namespace, config: Config) -> int:
 
     with ProgressBar("verify") as bar:
         report = check(config, Disk(), deep=args.deep, on_progress=bar.to)
-    if wants_json(args):
-        for finding in report.findings.kept:
-            row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
-            print_json({"kind": "finding", **row})
-        print_json(report.to_json() | {"data": str(config.store.data)})
-    else:
-        _print_findings(report)
-        _print_summary(report, str(config.store.data))
+    with until_reader_leaves():
+        if wants_json(args):
+            for finding in report.findings.kept:
+                row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
+                print_json({"kind": "finding", **row})
+            print_json(report.to_json() | {"data": str(config.store.data)})
+        else:
+            _print_findings(report)
+            _print_summary(report, str(config.store.data))
     return _EXIT_FINDINGS if len(report.findings) else 0
 
 

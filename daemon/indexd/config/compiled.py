@@ -1,7 +1,8 @@
 """Where the compiler keeps what it compiled: under the state directory, one folder per state of the kernels' source.
 
 Numba looks only at the file of the function it loads, not at what that function calls; so a folder named by the hash of
-all kernels is the one way to be sure that what runs is what stands in the source.
+all kernels is the one way to be sure that what runs is what stands in the source. What lies there is executed, so
+nobody but this user and root may be able to put anything there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from importlib.metadata import version
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .model import state_directory
+from .places import make_private, why_not_trusted
 
 _KEPT_FOLDERS = 3
 
@@ -31,18 +34,35 @@ def prepare_compiler() -> None:
     constants = (package / "commitlog" / "crc.py", *package.rglob("format.py"))
     for path in sorted((*package.rglob("*kernel.py"), *constants)):
         digest.update(path.read_bytes())
+    os.environ["NUMBA_CACHE_DIR"] = str(_lasting_folder(digest.hexdigest()[:16]) or _own_folder())
+
+
+def _lasting_folder(name: str) -> Path | None:
     try:
-        parent = state_directory(os.environ) / "compiled"
-        folder = parent / digest.hexdigest()[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
-        _remove_old(parent, folder)
+        # Resolved: whoever can change a link on the way could else lead elsewhere what was looked at.
+        parent = state_directory(os.environ).resolve() / "compiled"
+        folder = parent / name
+        why = why_not_trusted(folder)
+        if why is None:
+            make_private(folder)
+            os.utime(folder)
+            _remove_old(parent, folder)
+            # Those are numba's, and as the umask has left them.
+            why = next((why for path in _folders(folder) if (why := why_not_trusted(path))), None)
     except (OSError, UsageError):
         # A state directory that cannot be written, or a user without a home, as in a container, is reported by whoever
         # needs it; compile for this run alone.
-        folder = Path(tempfile.mkdtemp(prefix="indexd-compiled-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+        return None
+    if why is None:
+        return folder
+    sys.stderr.write(f"indexd: what was compiled before is not used, {why}; it is compiled for this run alone\n")
+    return None
+
+
+def _own_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="indexd-compiled-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def needs_compiling() -> bool:
@@ -62,7 +82,11 @@ def _mark() -> Path:
 
 
 def _remove_old(parent: Path, current: Path) -> None:
-    folders = sorted((path for path in parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    folders = sorted(_folders(parent), key=lambda path: path.stat().st_mtime)
     for folder in folders[:-_KEPT_FOLDERS]:
         if folder != current:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(path: Path) -> list[Path]:
+    return [each for each in path.iterdir() if each.is_dir()]

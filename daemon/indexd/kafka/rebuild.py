@@ -7,6 +7,7 @@ a reader finds the old or the new one, whole; the new one gets the owner and the
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import ExitStack
@@ -27,7 +28,6 @@ from indexd.storage.disk import Disk
 #: Kafka's defaults of index.interval.bytes and segment.index.bytes.
 INTERVAL = 4096
 MAX_INDEX_SIZE = 10 << 20
-_TEMPORARY_SUFFIX = ".indexd.tmp"
 
 
 def rebuild(
@@ -137,25 +137,16 @@ class _PartitionRebuild:
                 return False
         elif self._target != self._partition.path:
             self._disk.make_dir(self._target)
-        temporary = target.with_name(target.name + _TEMPORARY_SUFFIX)
-        self._disk.unlink(temporary)
-        with self._disk.open_write(temporary, create=True) as file:
-            file.pwrite(data, 0)
-            if self._target == self._partition.path:
-                _take_over(segment.log, file.fileno(), temporary)
-            file.fsync()
-        self._disk.rename(temporary, target)
-        self._disk.sync_dir(self._target)
+        if self._target == self._partition.path:
+            # With the log's owner and mode: the broker must be able to write it, whoever runs this.
+            _refuse_owner(segment.log)
+            self._disk.write_atomically(target, data, like=segment.log)
+        else:
+            self._disk.write_atomically(target, data)
         return True
 
 
-def _take_over(log: Path, fd: int, path: Path) -> None:
-    """Give a new file the log's owner and mode: the broker must be able to write it, whoever runs this."""
-    try:
-        status = log.stat()
-        own = os.fstat(fd)
-        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-            os.fchown(fd, status.st_uid, status.st_gid)
-        os.fchmod(fd, status.st_mode & 0o777)
-    except OSError as error:
-        raise DiskError("set the owner of", path, error) from error
+def _refuse_owner(log: Path) -> None:
+    if os.geteuid() not in (0, log.stat().st_uid):
+        error = PermissionError(errno.EPERM, "its log belongs to another user")
+        raise DiskError("replace an index of", log, error)

@@ -7,7 +7,6 @@ rebuild leaves a ``.building`` directory that the next one replaces.
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -133,7 +132,7 @@ def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
     files = DataFiles(beside)
     for directory in (files.index, files.consumequeue, files.sparse):
         if disk.exists(directory):
-            shutil.rmtree(directory)
+            disk.remove_tree(directory)
     for path in (files.checkpoint, files.frontier):
         disk.unlink(path)
     disk.make_dir(files.index)

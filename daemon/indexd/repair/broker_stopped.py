@@ -15,6 +15,8 @@ _STOP_IT = "stop the broker first; indexd repair --plan says beside a running on
 _HINTS = {
     errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
     errno.EISDIR: "a broker keeps a file of that name: move the folder away",
+    errno.ELOOP: "a broker keeps a file of that name: move the link away; nothing was changed",
+    errno.EMLINK: "a broker keeps a file of its own there: move this one away; nothing was changed",
 }
 
 
@@ -57,7 +59,7 @@ class BrokerStopped:
         try:
             return self._lock.take()
         except DiskError as error:
-            if not (error.is_forbidden or error.is_full or error.errno == errno.EISDIR):
+            if not (error.is_forbidden or error.is_full or error.errno in _HINTS):
                 raise
             hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
             raise UnsafeStoreError(str(error), hint) from error

@@ -29,14 +29,12 @@ from pydantic.dataclasses import dataclass
 from indexd.audit.ground import is_index_file
 from indexd.audit.standing import REPAIR_PREFIX
 from indexd.errors import CorruptDataError, DiskError
-from indexd.repair.written import write_owned
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, is_temporary
 
 State = Literal["building", "ready", "done", "undoing", "undone"]
 _NAME = re.compile(REPAIR_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
 _UNDONE = ".undone"
-_TEMPORARY = "manifest.tmp"
-_OURS = frozenset({"manifest", _TEMPORARY, "checkpoint", "checkpoint.tmp"})
+_OURS = ("manifest", "checkpoint")
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _Long = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -170,7 +168,7 @@ class RepairFolder:
         """CorruptDataError if there is anything in it that a repair does not make before the exchange."""
         disk = self._disk
         folders = disk.list_dirs(self.path)
-        strange = [name for name, _ in disk.list_dir(self.path) if name not in _OURS]
+        strange = [name for name, _ in disk.list_dir(self.path) if not _is_ours(name)]
         strange += [name for name in folders if name != "index"]
         if "index" in folders:
             strange += [f"index/{name}" for name in disk.list_dirs(self.index)]
@@ -206,12 +204,14 @@ class RepairFolder:
         # Empty, or with what a crash has left of the first manifest.
         disk = self._disk
         names = [name for name, _ in disk.list_dir(self.path)]
-        if disk.list_dirs(self.path) or names not in ([], [_TEMPORARY]):
+        if disk.list_dirs(self.path) or not all(is_temporary(name, self.manifest_path.name) for name in names):
             return False
-        return not names or Manifest.first().pack().startswith(disk.read(self.path / _TEMPORARY).rstrip(b"\0"))
+        first = Manifest.first().pack()
+        return all(first.startswith(disk.read(self.path / name).rstrip(b"\0")) for name in names)
 
     def _write(self, path: Path, data: bytes) -> None:
-        write_owned(self._disk, path, data, self.path.parent, path.with_name(path.name + ".tmp"))
+        # Whoever runs this, and with whatever umask: it is its store's own.
+        self._disk.write_atomically(path, data, like=self.path.parent)
 
     def _forbidden(self) -> CorruptDataError:
         return CorruptDataError(
@@ -221,6 +221,10 @@ class RepairFolder:
 
     def _strange(self, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self.path} is left as it is: {text}", move_away(self.path))
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OURS or any(is_temporary(name, target) for target in _OURS)
 
 
 def _path_at(store: Path, now: float) -> Path:

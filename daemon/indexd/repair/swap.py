@@ -20,7 +20,6 @@ from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.repair.folder import MadeFile, Manifest, RepairFolder
-from indexd.repair.written import write_owned
 from indexd.storage.disk import Disk
 
 Where = Literal["before", "swapped", "elsewhere"]
@@ -215,7 +214,7 @@ def _write_checkpoint(disk: Disk, store: Path, data: bytes) -> None:
     # It must be the broker's own to write before it has its name.
     path = store / "checkpoint"
     like = path if disk.exists(path) else store
-    write_owned(disk, path, data, like, store / "checkpoint.indexd-repair")
+    disk.write_atomically(path, data, like=like)
 
 
 def _read(disk: Disk, path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.flush.abort import remove_abort
@@ -25,6 +26,7 @@ def recover_now(config: Config) -> dict[str, Any]:
     log = configure_log(config.log)
     disk = Disk()
     check_store(config)
+    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     disk.make_dir(config.store.data)
     files = DataFiles(config.store.data)
     lock = DirectoryLock(files.lock)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import uvloop
 
 from indexd import __version__
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.compiled import mark_compiled, needs_compiling
 from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
@@ -56,6 +57,8 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
         raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     check_store(config)
+    # A store without a log is refused before a port is open or anything is made.
+    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     disk.make_dir(config.store.data)
     files = DataFiles(config.store.data)
     lock = DirectoryLock(files.lock)

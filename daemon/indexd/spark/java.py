@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indexd.config import state_directory
+from indexd.config.places import make_private, why_not_trusted
 from indexd.errors import SparkMissingError, UsageError
 
 JAVA_MIN = 17  # Spark 4's classes are of class-file version 61
@@ -132,17 +133,22 @@ def shim_home(java: Java, environ: Mapping[str, str]) -> Path:
 
     Beside it lies ``log4j2.properties``, which keeps the JVM quiet.
 
-    Where nothing can be written there, it lies in a temporary directory until this process ends.
+    Where nothing can be written there, or others can write, too, it lies in a temporary directory until this process
+    ends.
     """
     target = java.home.absolute() / "bin" / "java"
     text = _SHIM.format(java=shlex.quote(str(target)))
     name = hashlib.sha256((text + java.version).encode()).hexdigest()[:16]
     try:
-        return _write_shim(state_directory(environ) / "java" / name, text, java)
+        home = state_directory(environ).resolve() / "java" / name
+        if why_not_trusted(home / "bin") is None:
+            make_private(home / "bin")
+            return _write_shim(home, text, java)
     except (OSError, UsageError):
-        folder = Path(tempfile.mkdtemp(prefix="indexd-java-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _write_shim(folder / name, text, java)
+        pass
+    folder = Path(tempfile.mkdtemp(prefix="indexd-java-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _write_shim(folder / name, text, java)
 
 
 def _write_shim(home: Path, text: str, java: Java) -> Path:

@@ -1,6 +1,7 @@
 """The one seam to the disk: every open, read, write, fsync and rename of indexd passes here.
 
 ``disk``   Disk and DiskFile, the calls themselves; tests replace them by a disk that fails or forgets.
+``directory`` a directory by its descriptor: links and owners.
 ``hasty``  a disk that can be told to wait for nothing.
 ``exchange`` two names change places in one step.
 ``remote`` the same calls for a store behind a URI, which is only read.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from indexd.errors import BusyError, DiskError
+from indexd.storage.disk import Disk, DiskFile
 
 How = Literal["lock", "proc", "none", "unknown"]
 
@@ -60,15 +61,14 @@ class StoreLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = -1
+        self._file: DiskFile | None = None
         self.is_new = False
 
     def take(self) -> bool:
         """False while a broker has it; makes the file where there is none. Raises BusyError, DiskError."""
+        self._file, self.is_new = Disk().open_or_create(self._path)
         try:
-            self.is_new = not self._path.exists()
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             raise BusyError(f"another indexd repair is at work in {self._path.parent}", "wait for its end") from None
@@ -76,7 +76,7 @@ class StoreLock:
             self.release()
             raise DiskError("lock", self._path, error) from error
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _BYTE_0)
+            fcntl.fcntl(self._file.fileno(), fcntl.F_OFD_SETLK, _BYTE_0)
         except OSError as error:
             self.release()
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -86,13 +86,13 @@ class StoreLock:
 
     def other(self, proc: Path = Path("/proc")) -> int | None:
         """Another process that has the file open for writing: a broker that began to load its store; None for none."""
-        return _opener(proc, self._path, os.fstat(self._fd))[0]
+        return None if self._file is None else _opener(proc, self._path, os.fstat(self._file.fileno()))[0]
 
     def release(self) -> None:
         """Give it back; the file stays, as a broker leaves it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:

@@ -3,17 +3,25 @@
 What is written by ``pwrite`` is in the page cache and visible to every reader at once; it is durable only after
 ``fsync``. A rename or a new file is durable only after ``sync_dir`` of its directory. Nothing is ever written through
 a mapping: on a full disk such a store kills the process without a word (ARCHITECTURE.md, decision 4).
+
+Whatever is made, opened for writing, renamed or removed is named in an open directory, and no link is followed there;
+what root makes belongs to whom its directory belongs (``directory``).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from indexd.errors import DiskError
+from indexd.storage.directory import make_dir_at, make_file_at, open_at, open_file_at, opened, take_owner
 from indexd.storage.exchange import exchange_names
 
 if TYPE_CHECKING:
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
 # Linux moves at most this much in one call (man 2 write); a longer buffer takes several.
 _CALL_SIZE_MAX = 0x7FFFF000
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 
 
 class _Named:
@@ -152,6 +161,10 @@ class DiskFile:
 class Disk:
     """The calls that open, name and remove files."""
 
+    #: Rights of what is made, whatever the umask; None leaves them to it.
+    file_mode: int | None = 0o640
+    directory_mode: int | None = 0o750
+
     def open_read(self, path: Path) -> DiskFile:
         """Open for reading only: the sole way a broker's files are ever opened."""
         with _Named("open", path):
@@ -164,9 +177,21 @@ class Disk:
 
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing; ``create`` makes it, and fails if it is already there."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        with _Named("create" if create else "open", path):
-            return DiskFile(path, os.open(path, flags, 0o644))
+        with _Named("create" if create else "open", path), opened(path.parent) as directory:
+            if create:
+                return DiskFile(path, make_file_at(directory, path.name, self.file_mode))
+            return DiskFile(path, open_file_at(directory, path.name))
+
+    def open_or_create(self, path: Path) -> tuple[DiskFile, bool]:
+        """Open for reading and writing, made where there is none; whether it was."""
+        while True:
+            for create in (False, True):
+                try:
+                    return self.open_write(path, create=create), create
+                except DiskError as error:
+                    # Another may make it, or remove it, in between.
+                    if error.errno != (errno.EEXIST if create else errno.ENOENT):
+                        raise
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
@@ -182,37 +207,62 @@ class Disk:
         with self.open_read(path) as file:
             return file.pread(file.size(), 0)
 
-    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True) -> None:
+    def write_atomically(self, path: Path, data: bytes, *, durable: bool = True, like: Path | None = None) -> None:
         """Replace ``path`` by ``data``: temporary file, fsync, rename, fsync of the directory (decision 5).
 
-        Without ``durable`` both fsyncs are left out: readers still never see half a file.
+        Without ``durable`` both fsyncs are left out: readers still never see half a file. With ``like`` it has the
+        owner, the group and the rights of that before it has its name. What a crash has left of an earlier one goes.
         """
-        temporary = path.with_name(path.name + ".tmp")
-        with _Named("create", temporary):
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            file = DiskFile(temporary, os.open(temporary, flags, 0o644))
-        with file:
-            file.pwrite(data, 0)
-            if durable:
-                file.fsync()
-        self.rename(temporary, path)
+        temporary = self.temporary_for(path)
+        try:
+            with self.open_write(temporary, create=True) as file:
+                file.pwrite(data, 0)
+                if like is not None:
+                    self.give(temporary, like)
+                if durable:
+                    file.fsync()
+            self.rename(temporary, path)
+        except BaseException as error:
+            with suppress(DiskError):  # the error itself is what has to be said
+                self.unlink(temporary)
+            if isinstance(error, DiskError):  # without the word: the same failure has the same text
+                error.args = (error.args[0].replace(temporary.name, f"{path.name}.tmp"),)
+                error.operation = error.operation.replace(temporary.name, f"{path.name}.tmp")
+            raise
         if durable:
             self.sync_dir(path.parent)
 
+    def temporary_for(self, path: Path) -> Path:
+        """A name beside ``path`` in whose way nobody can put anything; what a crash has left under such a one goes."""
+        try:
+            names = self.stamps(path.parent)
+        except DiskError as error:
+            if not error.is_forbidden:  # to write there does not take the right to look
+                raise
+            names = {}
+        for name in names:
+            if is_temporary(name, path.name):
+                self.unlink(path.with_name(name))
+        return path.with_name(f"{path.name}.{self.random_word()}.tmp")
+
+    def random_word(self) -> str:
+        """16 hex digits that cannot be known before."""
+        return secrets.token_hex(8)
+
     def rename(self, source: Path, target: Path) -> None:
         """Rename, replacing a file that is there."""
-        with _Named(f"rename {source} to", target):
-            source.replace(target)
+        with _Named(f"rename {source} to", target), opened(source.parent) as here, opened(target.parent) as there:
+            os.replace(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name, on the same file system; neither is a copy of the other."""
-        with _Named(f"link {source} to", target):
-            target.hardlink_to(source)
+        with _Named(f"link {source} to", target), opened(source.parent) as here, opened(target.parent) as there:
+            os.link(source.name, target.name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
     def exchange(self, one: Path, other: Path) -> None:
         """Two names change places in one step, whatever they name; durable in each directory that is synced then."""
-        with _Named(f"exchange {one} with", other):
-            exchange_names(one, other)
+        with _Named(f"exchange {one} with", other), opened(one.parent) as here, opened(other.parent) as there:
+            exchange_names(here, one.name, there, other.name)
 
     def free(self, path: Path) -> int:
         """Bytes that this user may still allocate on the file system of ``path``."""
@@ -221,21 +271,30 @@ class Disk:
 
     def give(self, path: Path, like: Path, rights: int | None = None) -> None:
         """``rights``, else those of ``like``; its owner and group, too, where root calls."""
-        with _Named("change the owner of", path):
+        with _Named("change the owner of", path), opened(path.parent) as directory:
             wanted = like.stat()
-            if os.geteuid() == 0:
-                os.chown(path, wanted.st_uid, wanted.st_gid)
-            path.chmod((wanted.st_mode if rights is None else rights) & (0o777 if path.is_dir() else 0o666))
+            fd = open_at(directory, path.name, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                take_owner(fd, wanted)
+                mask = 0o777 if stat.S_ISDIR(os.fstat(fd).st_mode) else 0o666
+                os.fchmod(fd, (wanted.st_mode if rights is None else rights) & mask)
+            finally:
+                os.close(fd)
 
     def unlink(self, path: Path) -> None:
         """Remove; a file that is already gone is no error."""
-        with _Named("remove", path):
-            path.unlink(missing_ok=True)
+        with _Named("remove", path), suppress(FileNotFoundError), opened(path.parent) as directory:
+            os.unlink(path.name, dir_fd=directory)
 
     def remove_dir(self, path: Path) -> None:
         """Remove an empty directory."""
-        with _Named("remove", path):
-            path.rmdir()
+        with _Named("remove", path), opened(path.parent) as directory:
+            os.rmdir(path.name, dir_fd=directory)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all below; links go as links."""
+        with _Named("remove", path), opened(path.parent) as directory:
+            shutil.rmtree(path.name, dir_fd=directory)
 
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
         """(name, size in bytes) of the plain files in ``path``, by name; files that vanish meanwhile are left out."""
@@ -284,8 +343,8 @@ class Disk:
             if not error.is_forbidden:  # a parent that may not be read is another's, and older than this
                 raise
         for step in reversed(missing):
-            with _Named("make directory", step):
-                step.mkdir(exist_ok=True)
+            with _Named("make directory", step), suppress(FileExistsError), opened(step.parent) as directory:
+                make_dir_at(directory, step.name, self.directory_mode)
             if durable:
                 self.sync_dir(step.parent)
         if not path.is_dir():
@@ -300,3 +359,14 @@ class Disk:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+
+class OutputDisk(Disk):
+    """For what a user has written where he says, a report, a table, an export: his umask says who may read it."""
+
+    file_mode = directory_mode = None
+
+
+def is_temporary(name: str, target: str) -> bool:
+    """Whether ``temporary_for`` made this name for ``target``."""
+    return name.startswith(target) and _TEMPORARY.fullmatch(name, len(target)) is not None

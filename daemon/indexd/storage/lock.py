@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from indexd.errors import BusyError, DiskError
+from indexd.storage.disk import Disk, DiskFile
 
 
 class DirectoryLock:
@@ -19,25 +20,21 @@ class DirectoryLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = -1
+        self._file: DiskFile | None = None
 
     def acquire(self) -> None:
         """Take the lock or raise BusyError naming the owner."""
+        file, _ = Disk().open_or_create(self._path)
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise DiskError("open", self._path, error) from error
-        if not try_exclusive(fd):
-            owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        except OSError as error:
-            os.close(fd)
-            raise DiskError("write", self._path, error) from error
-        self._fd = fd
+            if not try_exclusive(file.fileno()):
+                owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
+            file.truncate(0)
+            file.pwrite(f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
 
     def is_held(self) -> bool:
         """Whether the lock file is still the one that was locked: nobody else can lock it then."""
@@ -47,22 +44,23 @@ class DirectoryLock:
             return False
         except OSError as error:
             raise DiskError("stat", self._path, error) from error
-        return named.st_ino == os.fstat(self._fd).st_ino
+        return self._file is not None and named.st_ino == self._file.stamp().inode
 
     def renew(self) -> None:
         """Take the lock on the file that now has the name, made anew if there is none; BusyError if another was faster.
 
         The old lock is kept until then, though no one can meet it any more.
         """
-        old = self._fd
+        old = self._file
         self.acquire()
-        os.close(old)
+        if old is not None:
+            old.close()
 
     def release(self) -> None:
         """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def try_exclusive(fd: int) -> bool:
@@ -82,7 +80,7 @@ def try_exclusive(fd: int) -> bool:
 def owner_pid(path: Path) -> int | None:
     """The pid of the instance that holds the lock now, or None if no one does."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ class LineFile:
 
     def keep_only(self, lines: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Leave out all others (positions and bytes), durably; where these stand now."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        self._disk.unlink(temporary)
+        temporary = self._disk.temporary_for(self.path)
         fresh = self._disk.open_write(temporary, create=True)
         try:
             # Locked before it has the name, so that nobody can come in between.
@@ -95,6 +95,8 @@ class LineFile:
             self._disk.rename(temporary, self.path)
         except BaseException:
             fresh.close()
+            with suppress(DiskError):
+                self._disk.unlink(temporary)
             raise
         self._disk.sync_dir(self.path.parent)
         self._file.close()

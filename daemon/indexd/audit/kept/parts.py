@@ -28,7 +28,7 @@ from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.config.units import printable
 from indexd.errors import DiskError, UnsafeStoreError, UsageError
-from indexd.storage.disk import Disk, Stamp
+from indexd.storage.disk import Disk, OutputDisk, Stamp
 
 _FORMAT = "indexd audit"
 _VERSION = 1
@@ -61,7 +61,7 @@ class KeptParts:
         #: How finely the log was cut, in bytes, and which keys were drawn; None in a new file.
         self.piece_size: int | None = None
         self.samples: tuple[Sample, ...] | None = None
-        self._file = LineFile(disk, path)
+        self._file = LineFile(OutputDisk(), path)
         try:
             self._read()
         except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from indexd.errors import DiskError, UnsafeStoreError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import DiskFile, OutputDisk
 from indexd.storage.lock import DirectoryLock
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._disk = Disk()
+        self._disk = OutputDisk()
 
     def written_name(self, job: str, name: str) -> str:
         # Not *.parquet: some readers look below names that begin with "_".

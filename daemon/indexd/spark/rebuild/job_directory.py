@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ class JobDirectory:
             if kept:
                 self._remove(self.attempts)
             else:
-                shutil.rmtree(self.path, ignore_errors=True)
+                self._disk.remove_tree(self.path)
         except (DiskError, OSError):
             pass
         finally:
@@ -92,13 +91,10 @@ class JobDirectory:
         return kept
 
     def _remove(self, path: Path) -> None:
-        try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise DiskError("remove", path, error) from error
+        if path.is_dir() and not path.is_symlink():
+            self._disk.remove_tree(path)
+        else:
+            self._disk.unlink(path)
 
 
 def attempt_of(directory: Path) -> Path:
