@@ -182,6 +182,6 @@ _DISK_HINTS = {
     errno.EISDIR: "a file is expected there",
     errno.EEXIST: "remove it, or choose another place",
     errno.EINVAL: "a plain file is expected there, and no link to anything else",
-    errno.ELOOP: "it is a symbolic link, or leads through links in a circle: put the file itself there, or run as its owner",
+    errno.ELOOP: "it is a symbolic link, or a circle of them: put what it leads to in its place, or run as its owner",
     errno.EMLINK: "remove it, or make it a file of its own",
 }
