@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.commitlog.ahead import ReadAhead
 from indexd.commitlog.batcher import Batcher, Stretch
@@ -40,6 +39,7 @@ from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.salvage import next_proven
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.settle import Settling, has_nul
+from indexd.commitlog.suspects import NEVER, Stand, first_older, stand_of
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.storage.disk import Disk
 
@@ -50,7 +50,6 @@ _TAIL_SIZE_MIN = 4096
 # At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
 _QUIET_LOOKS = 9
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
-_NEVER = -(1 << 63)
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
@@ -87,11 +86,12 @@ class LogReader:
         # Frames before this were complete when a head behind them was seen.
         self._complete_until = 0
         #: The store timestamp of the newest message that is known to be of the log, not of an older and longer one.
-        self.newest_timestamp = _NEVER
+        self.newest_timestamp = NEVER
         #: Where suspects begin that were taken because nobody could be asked about them; None without any.
         self.unproven_from: int | None = None
         #: Of the last message that was taken.
-        self.last_timestamp = _NEVER
+        self.last_timestamp = NEVER
+        self._taken_until: int | None = None
         # Nothing before this is a suspect: the broker has named it.
         self._vouched_until = 0
         # A suspect that the broker does not know: where it stands, and how it begins.
@@ -202,7 +202,7 @@ class LogReader:
     def _next_of_log(self) -> int | None:
         # The next proven frame, if it is of this log: a later one is not older than what was read, the broker knows it,
         # or what stands here is a damaged frame and no cut.
-        found = self._next_proven(_NEVER)
+        found = self._next_proven(NEVER)
         if found is None or self._is_closed:
             return found
         timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
@@ -227,30 +227,22 @@ class LogReader:
         return found if found is None or allows(self.log_limit, found) else None
 
     def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
-        """Take as much of a batch of the segment being written as is the log's.
-
-        A suspect is older than a message before it: the clock went back, or a longer log that was cut has left it. A
-        later message that is not older proves it: that was written after both. Else the broker is asked.
-        """
-        if batch.begin_offset == self._segment.base:  # a segment behind another is begun when that is over
+        """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
+        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._segment.base:
+            # A segment behind another is begun when that is over.
             self.newest_timestamp, self.unproven_from = self.last_timestamp, None
-        newest, times = self.newest_timestamp, batch.columns.store_timestamp[: batch.rows]
-        first = _first_older(times, newest)
+        times, offsets = batch.columns.store_timestamp[: batch.rows], batch.columns.phy_offset[: batch.rows]
+        first = first_older(times, self.newest_timestamp)
         if first is None or batch.end_offset <= self._vouched_until:
             return self._take_proven(batch)
         if self.log_limit is not None:
-            end = int(batch.columns.phy_offset[first]) if first else self._ask_about(batch)
+            end = int(offsets[first]) if first else self._ask_about(batch)
             if end is not None and first == 0 and end < batch.end_offset:
                 return self._take_and_deny(batch, end)
             if end is not None:
                 return self._take_proven(before(batch, end))
-        top = int(times.max())
-        if top >= newest:
-            last = batch.rows - int(times[::-1].argmax())
-            self.newest_timestamp = top
-            self.unproven_from = int(batch.columns.phy_offset[last]) if last < batch.rows else None
-        elif self.unproven_from is None:
-            self.unproven_from = batch.begin_offset
+        stand = Stand(self.newest_timestamp, self.unproven_from)
+        self.newest_timestamp, self.unproven_from = stand.after(batch.begin_offset, stand_of(times, offsets))
         return self._take(batch)
 
     def _ask_about(self, batch: DispatchBatch) -> int | None:
@@ -292,7 +284,7 @@ class LogReader:
 
     def _take(self, batch: DispatchBatch) -> DispatchBatch:
         self.counters.messages += batch.rows
-        self.last_timestamp = batch.last_store_timestamp
+        self.last_timestamp, self._taken_until = batch.last_store_timestamp, batch.end_offset
         size = batch.end_offset - batch.begin_offset
         self.counters.bytes += size
         self._is_streaming = 2 * size >= self._options.read_size
@@ -423,10 +415,3 @@ class LogReader:
         self.position = skipped.end
         self._settling.clear()
         return skipped
-
-
-def _first_older(times: NDArray[np.int64], newest: int) -> int | None:
-    # The first of ``times`` that is before ``newest`` or before one before it.
-    older = times < np.maximum.accumulate(np.concatenate((np.array([newest]), times[:-1])))
-    first = int(older.argmax())
-    return first if older[first] else None

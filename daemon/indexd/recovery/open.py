@@ -71,11 +71,9 @@ def open_data(
     files = DataFiles(config.store.data)
     fresh = fresh_frontier(config, check_store(config))
     frontier, damage = _known_frontier(disk, files)
-    if frontier is not None:
-        _check_same(frontier, fresh, config.outputs, files)
+    _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
-    reader.refresh()
+    reader = _reader(config, disk)
     standing = None
     witness = Witness(disk, partial(_list_log, disk, config))
     if frontier is not None:
@@ -84,10 +82,7 @@ def open_data(
     begin = reader.log.min_offset or 0
     beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=forced)
     plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
-    if frontier is not None:
-        plan = _without_removed(plan, frontier, log_limit)
-    # With checksums: what is compared, and what a crash has left to be read again.
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
+    plan = _without_removed(plan, frontier, log_limit)
     base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
     commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
     compare_before = partial(_comparison, standing, beside) if standing else None
@@ -108,13 +103,7 @@ def open_data(
     if beside.refill_from is not None:
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
-    reader.position = base.phy_offset
-    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
-    reader.check_until = 0 if plan.is_clean else reader.check_until
-    proven = base.store_timestamp if base.newest_timestamp is None else base.newest_timestamp
-    reader.newest_timestamp = proven or reader.newest_timestamp
-    reader.last_timestamp = base.store_timestamp or reader.last_timestamp
-    reader.unproven_from = base.unproven_from
+    _go_on(reader, base, is_clean=plan.is_clean)
     return Opened(
         outputs,
         flusher,
@@ -127,10 +116,29 @@ def open_data(
     )
 
 
-def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit | None) -> RecoveryPlan:
+def _reader(config: Config, disk: Disk) -> LogReader:
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
+    reader.refresh()
+    # With checksums: what is compared, and what a crash has left to be read again.
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
+    return reader
+
+
+def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
+    # From where ``base`` ends, as if the reader had read it all.
+    reader.position = base.phy_offset
+    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
+    reader.check_until = 0 if is_clean else reader.check_until
+    reader.last_timestamp = base.store_timestamp or reader.last_timestamp
+    newest = base.store_timestamp if base.newest_timestamp is None else base.newest_timestamp
+    reader.newest_timestamp = newest or reader.newest_timestamp
+    reader.unproven_from = base.unproven_from
+
+
+def _without_removed(plan: RecoveryPlan, frontier: Frontier | None, log_limit: LogLimit | None) -> RecoveryPlan:
     # What the broker does not know of the messages that nobody could be asked about is read again.
-    cut = frontier.unproven_from
-    if cut is None or plan.phy_offset is None or log_limit is None:
+    cut = None if frontier is None else frontier.unproven_from
+    if frontier is None or cut is None or plan.phy_offset is None or log_limit is None:
         return plan
     vouched = log_limit.ask(frontier.phy_offset)
     if vouched is None or vouched >= frontier.phy_offset:
@@ -240,7 +248,9 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+def _check_same(known: Frontier | None, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+    if known is None:
+        return
     # What is turned off goes, however it was built.
     queue_file_size = known.queue_file_size if known.queues is not None and outputs.consume_queue else None
     interval = known.sparse.interval if known.sparse is not None and outputs.sparse else None

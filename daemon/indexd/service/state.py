@@ -63,7 +63,7 @@ class DaemonState:
             "filledOffset": built.filled_offset,
             "storeTimestamp": built.store_timestamp,
             "durableOffset": frontier.phy_offset,
-            "readOffset": reader.position,
+            "readOffset": min(reader.position, lag.log_end),  # it goes on meanwhile
             "commitLogMinOffset": begin,
             "commitLogMaxOffset": lag.log_end,
             "caughtUp": caught_up,
