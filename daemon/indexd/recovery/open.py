@@ -74,8 +74,7 @@ def open_data(
     _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
     reader = _reader(config, disk)
-    standing = None
-    witness = Witness(disk, partial(_list_log, disk, config))
+    standing, witness = None, Witness(disk, partial(_list_log, disk, config))
     if frontier is not None:
         standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
         standing.check_same_store(files.data, frontier)
