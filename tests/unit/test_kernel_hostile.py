@@ -110,11 +110,12 @@ def test_bits_flipped_in_any_message(data: st.DataObject, sample: Sample, prop_c
 @given(st.data(), logs(max_size=4))
 def test_junk_written_over_a_log(data: st.DataObject, samples: list[Sample]) -> None:
     log = bytearray(encode(samples, BASE) + data.draw(st.sampled_from([b"", bytes(40), blank_record(40)])))
+    end = BASE + len(log)
     if log:
         at = data.draw(st.integers(0, len(log) - 1))
         junk = data.draw(st.one_of(st.binary(min_size=1, max_size=12), st.just(bytes(30))))
         log[at : at + len(junk)] = junk[: len(log) - at]
-    decoded(bytes(log[: data.draw(st.integers(0, len(log)))]))
+    decoded(bytes(log[: data.draw(st.integers(0, len(log)))]), end)
 
 
 # --- lengths that lie ---
@@ -218,8 +219,12 @@ def test_nothing_there_yet(size: int) -> None:
     assert decoded(bytes(size)).outcome is Outcome.NOT_YET_WRITTEN
 
 
-def test_a_blank_record_ends_the_segment_whatever_it_says() -> None:
-    for left in (0, 8, 100, 0x7FFFFFFF):
-        found = decoded(encode_frame(FULL, BASE) + blank_record(left))
-        assert found.outcome is Outcome.END_OF_FILE
-        assert len(found.requests) == 1
+@pytest.mark.parametrize("wrong", [-40, -39, -1, 1, 8, 0x7FFFFF00, -41 - 0x7FFFFF00])
+def test_a_blank_record_that_does_not_end_with_its_segment_is_damage(wrong: int) -> None:
+    frame = encode_frame(FULL, BASE)
+    end = BASE + len(frame) + 40
+    sound = decoded(frame + blank_record(40), segment_end=end)
+    assert sound.outcome is Outcome.END_OF_FILE
+    found = decoded(frame + blank_record(40 + wrong), segment_end=end)
+    assert (found.outcome, found.reason) == (Outcome.CORRUPT, Reason.BAD_BLANK.text)
+    assert len(sound.requests) == len(found.requests) == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
+from indexd.commitlog.format import MAGIC_BLANK, Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
@@ -106,6 +106,23 @@ def test_a_closed_segment_without_a_blank_record(tmp_path: Path, left: int) -> N
     drained = drain(open_reader(tmp_path, skip_corrupt=True))
     assert drained.skipped == [Skipped(len(data), SEGMENT_SIZE, reason.text)]
     assert drained.offsets == [0, SEGMENT_SIZE]
+
+
+@pytest.mark.parametrize("left", [0, 8, 500, SEGMENT_SIZE, 0x7FFFFFFF, 0xFFFFFFF8])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_blank_record_of_another_length_costs_one_frame_and_not_the_rest(
+    tmp_path: Path, left: int, closed: bool
+) -> None:
+    offsets = filled(tmp_path, 200 if closed else 80)
+    at = offsets[40]
+    patch(tmp_path / f"{0:020d}", at, (left & 0xFFFFFFFF).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
+    stopped = drain(open_reader(tmp_path, corrupt_after=0.0))
+    assert stopped.end == Corrupt(at, Reason.BAD_BLANK.text, tmp_path / f"{0:020d}")
+    reader = open_reader(tmp_path, skip_corrupt=True, corrupt_after=0.0)
+    drained = drain(reader)
+    assert drained.offsets == offsets[:40] + offsets[41:]
+    assert drained.skipped == [Skipped(at, offsets[41], Reason.BAD_BLANK.text)]
+    reader.close()
 
 
 @pytest.mark.parametrize("gap", [100, *range(READ_SIZE - 40, READ_SIZE + 41, 8), 3 * READ_SIZE - 1, 5 * READ_SIZE + 17])

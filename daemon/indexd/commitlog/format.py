@@ -11,9 +11,9 @@ Written by the broker, through a mapping or a channel, one frame behind the othe
     +28  i64 physical offset       ..     i8 (v1) or i16 (v2) topic length, topic
     +36  i32 sysFlag               ..     i16 properties length, properties
 
-A segment ends in a blank record: i32 bytes left, i32 blank magic. Behind the last frame lie zeros (preallocated, not
-yet written) or, after a crash of the broker, whatever was there before. A crash can leave any part of the last frames
-unwritten.
+A segment ends in a blank record: i32 bytes left, to the end of the segment, always; i32 blank magic. Behind the last
+frame lie zeros (preallocated, not yet written) or, after a crash of the broker, whatever was there before. A crash can
+leave any part of the last frames unwritten.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Reason(IntEnum):
     ZEROS_BEFORE_END = 9
     DLEDGER = 10
     CUT_OFF = 11
+    BAD_BLANK = 12
 
     @property
     def text(self) -> str:
@@ -96,6 +97,7 @@ _TEXTS = {
     Reason.ZEROS_BEFORE_END: "zeros before the end of a segment that is closed",
     Reason.DLEDGER: "a DLedger entry",
     Reason.CUT_OFF: "a frame that is cut off by the end of its segment",
+    Reason.BAD_BLANK: "a blank record that does not end where its segment does",
 }
 
 

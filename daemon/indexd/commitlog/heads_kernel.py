@@ -27,6 +27,7 @@ _NONE = int(frame.Reason.NONE)
 _BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
 _BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
 _WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
+_BAD_BLANK = int(frame.Reason.BAD_BLANK)
 _DLEDGER = int(frame.Reason.DLEDGER)
 
 
@@ -39,6 +40,8 @@ def head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore
     total = load_u32(buffer, pos)
     magic = load_u32(buffer, pos + _4)
     if magic == _MAGIC_BLANK:
+        if base + pos + total != segment_end:
+            return _CORRUPT, _BAD_BLANK, _0
         return _END_OF_FILE, _NONE, total
     if magic == _0:
         return _NOT_YET, _NONE, _0
@@ -105,7 +108,7 @@ def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def is_enclosed(buffer, limit, base, offset):  # type: ignore[no-untyped-def]
+def is_enclosed(buffer, limit, base, segment_end, offset):  # type: ignore[no-untyped-def]
     """Whether anything in ``buffer[:limit]``, all of it before ``offset``, claims to reach beyond ``offset``.
 
     That is a message with its own physical offset and such a total size, or a blank record, which reaches to the end of
@@ -114,7 +117,7 @@ def is_enclosed(buffer, limit, base, offset):  # type: ignore[no-untyped-def]
     pos = _0
     while pos + _8 <= limit:
         magic = load_u32(buffer, pos + _4)
-        if magic == _MAGIC_BLANK:
+        if magic == _MAGIC_BLANK and base + pos + load_u32(buffer, pos) == segment_end:
             return True
         if (
             (magic == _MAGIC_V1 or magic == _MAGIC_V2)

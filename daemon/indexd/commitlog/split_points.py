@@ -105,7 +105,7 @@ class SplitPoints:
             limit = self._cursor.fill(begin, min(self._window, offset - begin))
             if limit == 0:
                 raise _shrunk(self._segment.path)
-            if is_enclosed(self._cursor.buffer, _U64(limit), _U64(begin), _U64(offset)):
+            if is_enclosed(self._cursor.buffer, _U64(limit), _U64(begin), _U64(self._segment.end), _U64(offset)):
                 return True
             begin += limit if begin + limit >= offset else max(limit - HEAD_SIZE, 1)
         return False

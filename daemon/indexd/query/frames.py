@@ -81,7 +81,7 @@ class FrameScan:
                 continue
             gap = next((gap for gap in self._gaps if gap.begin <= position < gap.end), None)
             if gap is None:
-                self.unreadable += not _is_end(data, at)
+                self.unreadable += not _is_end(data, at, segment.end - position)
                 return
             position = gap.end
 
@@ -98,7 +98,7 @@ def _frame(data: bytes, at: int, phy_offset: int, segment_end: int) -> Frame | N
     return Frame(phy_offset, size, store_timestamp)
 
 
-def _is_end(data: bytes, at: int) -> bool:
-    # A blank record, zeros, or no bytes at all.
+def _is_end(data: bytes, at: int, left: int) -> bool:
+    # A blank record over all that is left of the segment, zeros, or no bytes at all.
     magic = int.from_bytes(data[at + 4 : at + 8], "big")
-    return magic in (0, MAGIC_BLANK)
+    return magic == 0 or (magic == MAGIC_BLANK and int.from_bytes(data[at : at + 4], "big") == left)
