@@ -16,6 +16,10 @@ class LogLimit(Protocol):
     """Whoever can ask the broker; without one, the bytes alone decide."""
 
     @property
+    def bounds(self) -> bool:
+        """Nothing behind ``offset`` is believed, and it is asked for whatever stands there; else for suspects alone."""
+
+    @property
     def offset(self) -> int | None:
         """The physical offset behind the broker's last message, as it was named last; None: nothing is bounded."""
 
@@ -28,7 +32,7 @@ class LogLimit(Protocol):
 
 def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> int | None:
     """How far a reader at ``position`` may go; to be taken before the bytes are read that it allows."""
-    if limit is None:
+    if limit is None or not limit.bounds:
         return None
     offset = limit.offset
     if (offset is not None and offset > position) or not cursor.has_bytes(position):
@@ -38,4 +42,4 @@ def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> in
 
 def allows(limit: LogLimit | None, position: int) -> bool:
     """Whether a message at ``position`` may be believed."""
-    return limit is None or limit.offset is None or position < limit.offset
+    return limit is None or not limit.bounds or limit.offset is None or position < limit.offset
