@@ -7,10 +7,12 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
-     "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
+     "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file],
+                "crc": [CRC-32 of the entries or null, CRC-32 of the slots or null]}],
      "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
      "refillOffset": null or 4096,
+     "scrubbedAt": null or when the last scrub that went through everything began, ms,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
      "crc32": of the object without this key}
 
@@ -70,6 +72,7 @@ class Frontier:
     sparse: SparseMark | None = None
     refill_offset: int | None = None
     evidence: tuple[Evidence, ...] = ()
+    scrubbed_at: int | None = None
 
     @property
     def filled_offset(self) -> int:
@@ -98,6 +101,7 @@ class Frontier:
                     "full": mark.full,
                     "mtimeNs": mark.mtime_ns,
                     "header": list(mark.header.values()),
+                    "crc": [mark.entries_crc, mark.slots_crc],
                 }
                 for mark in self.index
             ],
@@ -110,6 +114,7 @@ class Frontier:
             },
             "sparse": None if self.sparse is None else self.sparse.to_json(),
             "refillOffset": self.refill_offset,
+            "scrubbedAt": self.scrubbed_at,
             "evidence": [list(astuple(point)) for point in self.evidence],
         }
 
@@ -145,6 +150,7 @@ class Frontier:
                         IndexHeader(*(int(v) for v in row["header"])),
                         bool(row["full"]),
                         int(row.get("mtimeNs", 0)),
+                        *(_optional(crc) for crc in row.get("crc", ())),
                     )
                     for row in data["index"]
                 ),
@@ -152,7 +158,8 @@ class Frontier:
                 queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
                 queues_limit=_queues_limit(data.get("consumeQueue")),
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
-                refill_offset=None if data.get("refillOffset") is None else int(data["refillOffset"]),
+                refill_offset=_optional(data.get("refillOffset")),
+                scrubbed_at=_optional(data.get("scrubbedAt")),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -180,6 +187,10 @@ def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> 
 
 def _checksum(row: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(row).encode())
+
+
+def _optional(number: Any) -> int | None:
+    return None if number is None else int(number)
 
 
 def _queue_file_size(row: dict[str, Any] | None) -> int:

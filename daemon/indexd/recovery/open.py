@@ -24,6 +24,7 @@ from indexd.index.flavour import FLAVOURS
 from indexd.index.service import IndexService
 from indexd.recovery.against import Comparison
 from indexd.recovery.beside import Beside, Wanted, refill
+from indexd.recovery.damage import NO_DAMAGE, Damage
 from indexd.recovery.plan import plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
 from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, reader_options
@@ -52,29 +53,38 @@ class Opened:
     refilled_bytes: int = 0
 
 
-def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: bool, forced: bool = False) -> Opened:
-    """Recover if need be and open; the caller holds the lock and has written the abort flag.
+def open_data(
+    config: Config,
+    disk: Disk,
+    on_progress: OnProgress,
+    *,
+    unclean: bool,
+    forced: bool = False,
+    damage: Damage = NO_DAMAGE,
+) -> Opened:
+    """Recover if need be, mend ``damage``, and open; the caller holds the lock and has written the abort flag.
 
     ``unclean`` says whether the flag was there before: only then is the open file rebuilt from its durable prefix.
     """
     started = time.monotonic()
     files = DataFiles(config.store.data)
     fresh = fresh_frontier(config, check_store(config))
-    frontier, damage = _known_frontier(disk, files)
+    frontier, unreadable = _known_frontier(disk, files)
     if frontier is not None:
         _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
-    standing = None
-    witness = Witness(disk, partial(_list_log, disk, config))
-    if frontier is not None:
-        standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
+    recheck = max(config.recovery.recheck_bytes, damage.recheck_size(frontier or fresh))
+    standing = Standing(disk, reader, frontier, recheck, is_forced=forced) if frontier is not None else None
+    if standing is not None and frontier is not None:
         standing.check_same_store(files.data, frontier)
-    begin = reader.log.min_offset or 0
-    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=forced)
-    plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
-    # With checksums: what is compared, and what a crash has left to be read again.
+    witness = Witness(disk, partial(_list_log, disk, config))
+    begin, refills = reader.log.min_offset or 0, forced or damage.is_beside
+    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=refills)
+    found = look(disk, files, frontier, unclean=unclean, log_begin=begin, damaged=damage.files)
+    plan = plan_recovery(found, forced=forced)
+    # With CRCs: what is compared, and what a crash has left to be read again.
     reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
     base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
     commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
@@ -96,10 +106,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     if beside.refill_from is not None:
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
-    reader.position = base.phy_offset
-    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
-    reader.check_until = 0 if plan.is_clean else reader.check_until
-    reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
+    _go_on(reader, base, is_clean=plan.is_clean)
     return Opened(
         outputs,
         flusher,
@@ -107,9 +114,16 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
         recovered,
         is_changed=not plan.is_clean or base != frontier or beside.refill_from is not None,
         seconds=time.monotonic() - started,
-        damage=damage,
+        damage=unreadable,
         refilled_bytes=0 if beside.refill_from is None else base.phy_offset - beside.refill_from,
     )
+
+
+def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
+    reader.position = base.phy_offset
+    reader.counters = ReaderCounters()  # what was compared is not what is read from here on
+    reader.check_until = 0 if is_clean else reader.check_until
+    reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
 
 
 def _base(
