@@ -17,11 +17,11 @@ class LogLimit(Protocol):
 
     @property
     def bounds(self) -> bool:
-        """Nothing behind ``offset`` is believed, and it is asked for whatever stands there; else for suspects alone."""
+        """Nothing behind ``offset`` is believed; else it is asked about suspects alone, and nobody doubts the rest."""
 
     @property
     def offset(self) -> int | None:
-        """The physical offset behind the broker's last message, as it was named last; None: nothing is bounded."""
+        """The physical offset behind the broker's last message, as it was named last; None: it has not answered."""
 
     def ask(self, position: int, head: bytes = b"") -> int | None:
         """``offset``, perhaps newer: bytes stand at ``position``, which is not before it. May take a second or two.

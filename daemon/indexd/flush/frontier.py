@@ -7,18 +7,18 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "uncovered": [[4096, 8192, "expired"]],
-     "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file],
-                "crc": [CRC-32 of the entries or null, CRC-32 of the slots or null]}],
+     "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
      "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
      "refillOffset": null or 4096,
-     "scrubbedAt": null or when the last scrub that went through everything began, ms,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
      "crc32": of the object without this key}
 
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. While
 ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
-``evidence`` says what stood in the log then. Written by the flusher, read by recovery and by queries.
+``evidence`` says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its
+slots, each null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms.
+Written by the flusher, read by recovery and by queries.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Frontier:
     queues_limit: int | None = None
     sparse: SparseMark | None = None
     refill_offset: int | None = None
-    evidence: tuple[Evidence, ...] = ()
+    #: When the last scrub that went through everything began, ms.
     scrubbed_at: int | None = None
+    evidence: tuple[Evidence, ...] = ()
 
     @property
     def filled_offset(self) -> int:
@@ -159,8 +160,8 @@ class Frontier:
                 queues_limit=_queues_limit(data.get("consumeQueue")),
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
                 refill_offset=_optional(data.get("refillOffset")),
-                scrubbed_at=_optional(data.get("scrubbedAt")),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
+                scrubbed_at=_optional(data.get("scrubbedAt")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(f"{path} is no frontier: {error!r}") from error
@@ -189,8 +190,8 @@ def _checksum(row: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(row).encode())
 
 
-def _optional(number: Any) -> int | None:
-    return None if number is None else int(number)
+def _optional(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _queue_file_size(row: dict[str, Any] | None) -> int:

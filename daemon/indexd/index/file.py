@@ -163,6 +163,7 @@ class IndexFile:
             self.write_entries()
             return self.put_key(topic, key, phy_offset, store_timestamp, flavour)
         self._buffered += int(written)
+        self._slots_crc = None
         return Put.WRITTEN if status == DONE else Put.FULL
 
     def select_phy_offset(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:

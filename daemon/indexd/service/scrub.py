@@ -69,7 +69,7 @@ class Scrubbing:
         self._flusher.scrubbed_at = int(began * 1000)
         self._ended(brokenOff=0)
         size, seconds = board.scrub["bytes"] - before, round(time.time() - began, 3)
-        self._instance.log.info("scrubbed", files=checked, bytes=size, seconds=seconds, checksums=len(self.adopted))
+        self._instance.log.info("scrubbed", files=checked, bytes=size, seconds=seconds, checksums=scrub.adopted)
 
     def _ended(self, **figures: int) -> None:
         board = self._instance.board

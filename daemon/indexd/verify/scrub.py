@@ -49,6 +49,8 @@ class Scrub:
     ) -> None:
         self._disk, self._files, self._known = disk, files, known
         self._on_bytes, self._adopt = on_bytes, adopt
+        #: Index files whose checksums were made.
+        self.adopted = 0
 
     def run(self) -> int:
         """Once through everything: how many files and queues were read. Raises DamagedError, DiskError."""
@@ -106,6 +108,7 @@ class Scrub:
         if not np.array_equal(slots, replayed.slots):
             return "its slots are not what its entries say", False
         sums = replayed.mark
+        self.adopted += 1
         self._adopt(replace(mark, entries_crc=sums.entries_crc, slots_crc=sums.slots_crc))
         return "", False
 
