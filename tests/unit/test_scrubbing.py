@@ -56,6 +56,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
             if hasattr(found, "rows"):
                 daemon.outputs.apply(found)
         daemon.flusher.persist(daemon.outputs.progress())
+        daemon.flusher.scrubbed_at = None  # a new directory waits for a day
         yield Ground(daemon)
         daemon.outputs.close()
         daemon.reader.close()

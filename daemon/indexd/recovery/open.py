@@ -73,19 +73,13 @@ def open_data(
     if frontier is not None:
         _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
-    reader.refresh()
-    recheck = max(config.recovery.recheck_bytes, damage.recheck_size(frontier or fresh))
-    standing = Standing(disk, reader, frontier, recheck, is_forced=forced) if frontier is not None else None
-    if standing is not None and frontier is not None:
-        standing.check_same_store(files.data, frontier)
+    reader = _open_reader(config, disk)
+    standing = None if frontier is None else _standing(config, disk, reader, frontier, damage, forced=forced)
     witness = Witness(disk, partial(_list_log, disk, config))
     begin, refills = reader.log.min_offset or 0, forced or damage.is_beside
     beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=refills)
     found = look(disk, files, frontier, unclean=unclean, log_begin=begin, damaged=damage.files)
     plan = plan_recovery(found, forced=forced)
-    # With CRCs: what is compared, and what a crash has left to be read again.
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
     base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
     commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
     compare_before = partial(_comparison, standing, beside) if standing else None
@@ -117,6 +111,23 @@ def open_data(
         damage=unreadable,
         refilled_bytes=0 if beside.refill_from is None else base.phy_offset - beside.refill_from,
     )
+
+
+def _open_reader(config: Config, disk: Disk) -> LogReader:
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
+    reader.refresh()
+    # With CRCs: what is compared, and what a crash has left to be read again.
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
+    return reader
+
+
+def _standing(
+    config: Config, disk: Disk, reader: LogReader, frontier: Frontier, damage: Damage, *, forced: bool
+) -> Standing:
+    recheck = max(config.recovery.recheck_bytes, damage.recheck_size(frontier))
+    standing = Standing(disk, reader, frontier, recheck, is_forced=forced)
+    standing.check_same_store(config.store.data, frontier)
+    return standing
 
 
 def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:

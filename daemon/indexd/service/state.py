@@ -52,7 +52,7 @@ class DaemonState:
         corrupt, caught_up = self.reput.corrupt, self.reput.caught_up and self.meter.held_at != self._reader.position
         building, reader, tally = self.building, self._reader, self.tally
         built, frontier = building.progress, building.flusher.frontier
-        begin = reader.log.min_offset or 0
+        begin, position = reader.log.min_offset or 0, reader.position
         lag = self.meter.measure(built, self._queue, reader, self.reput)
         return {
             "pid": os.getpid(),
@@ -62,7 +62,7 @@ class DaemonState:
             "filledOffset": built.filled_offset,
             "storeTimestamp": built.store_timestamp,
             "durableOffset": frontier.phy_offset,
-            "readOffset": reader.position,
+            "readOffset": position,
             "commitLogMinOffset": begin,
             "commitLogMaxOffset": lag.log_end,
             "caughtUp": caught_up,
