@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_admin import BrokerAdmin
+from indexd.service.broker_admin import BrokerAdmin, Offsets
 from indexd.service.broker_watch import BrokerWatch
 from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
@@ -109,8 +109,8 @@ def check_that_it_says_where_its_log_ends(broker: Broker) -> None:
     """The same as the log itself, once nobody writes: a broker's own messages come now and then."""
     admin = BrokerAdmin(broker.address)
     deadline = time.monotonic() + 30
-    while (said := admin.max_offset()) != (seen := end_of_log(broker.store)):
-        assert isinstance(said, int), said
+    while (said := admin.offsets()) != (seen := (0, end_of_log(broker.store))):
+        assert isinstance(said, Offsets), said
         assert time.monotonic() < deadline, (said, seen)
     assert "commitLogMaxOffset" in broker.mqadmin("brokerStatus", "-b", broker.address)
     admin.close()
@@ -148,3 +148,38 @@ def test_a_daemon_goes_as_far_as_the_broker_says(home: Path) -> None:
             daemon.wait_state(lambda row: row["broker"]["alive"] is False)
             assert daemon.terminate() == 0
         assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]
+
+
+def test_a_broker_is_found_without_configuration_and_says_what_it_removed(tmp_path: Path) -> None:
+    """What its recovery cut off stands whole behind its end, and only it knows that."""
+    with Broker(tmp_path / "before") as broker:
+        store = broker.store
+        send(broker, tmp_path, 4, 200)
+        broker.kill()
+    frames = sorted(naive_frames(store / "commitlog", SEGMENT_SIZE), key=lambda frame: frame.phy_offset)
+    cut, removed = frames[len(frames) // 2], frames[len(frames) // 2 + 1 :]
+    with (store / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.seek(cut.phy_offset + 4)
+        file.write(bytes(4))  # its magic
+    given: dict[str, Any] = {"store": str(store), "data": str(tmp_path / "data"), "segment_size": str(SEGMENT_SIZE)}
+    watch = BrokerWatch(load(given, None, {}), Disk())
+    limit = watch.log_limit
+    with Broker(tmp_path / "after", store=store) as broker:
+        assert watch.look()["answers"] is None, "nobody asked"
+        deadline = time.monotonic() + 30
+        while (end := limit.ask(removed[0].phy_offset, b"stale")) is None:  # it refuses in its first second
+            assert time.monotonic() < deadline, limit.silence
+            time.sleep(0.1)
+        assert limit.address == broker.address
+        assert cut.phy_offset <= end < removed[-1].phy_offset
+        row = watch.look()
+        assert (row["address"], row["answers"], row["maxOffset"]) == (broker.address, True, end)
+        assert not row["unsafe"]
+        broker.kill()
+    deadline = time.monotonic() + 30
+    while limit.ask(removed[0].phy_offset, b"stale") is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert limit.silence == "no broker runs here"
+    assert watch.look()["answers"] is False
+    watch.close()

@@ -20,12 +20,12 @@ def frame(header: object, body: bytes = b"", kind: int = 0) -> bytes:
     return struct.pack(">II", 4 + len(text) + len(body), kind << 24 | len(text)) + text + body
 
 
-def well(offset: object, **changed: object) -> Answer:
-    """The answer of a broker whose log ends at ``offset``; ``changed`` are other members of its header."""
+def well(offset: object, begin: str = "0", **changed: object) -> Answer:
+    """The answer of a broker whose log is [``begin``, ``offset``); ``changed`` are other members of its header."""
 
     def answer(connection: socket.socket, request: dict[str, Any]) -> None:
         header = {"code": 0, "flag": 1, "language": "JAVA", "opaque": request["opaque"], "version": 477, **changed}
-        table = {"brokerVersionDesc": "V5_4_0", "commitLogMinOffset": "0", "commitLogMaxOffset": offset}
+        table = {"brokerVersionDesc": "V5_4_0", "commitLogMinOffset": begin, "commitLogMaxOffset": offset}
         connection.sendall(frame(header, json.dumps({"table": table}).encode()))
 
     return answer
@@ -39,11 +39,11 @@ def raw(data: bytes) -> Answer:
 class FakeBroker:
     """For use in a ``with`` block; ``answer`` may be replaced at any time, ``requests`` are the headers that came."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, port: int = 0) -> None:
         self.answer = answer
         self.requests: list[dict[str, Any]] = []
         self.connections = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._open: list[socket.socket] = []
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 

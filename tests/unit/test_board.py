@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ALWAYS = {
     "version", "pid", "bootId", "startedAt", "cluster", "nodeId", "mode", "flavour", "store", "data", "hashSlotNum",
     "indexNum", "phase", "http", "remoting", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio",
-    "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "stalled", "problems", "recoveryRemainingBytes",
-    "recoveryRemainingFiles", "compiling",
+    "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "scrub", "stalled", "problems",
+    "recoveryRemainingBytes", "recoveryRemainingFiles", "compiling",
 }  # fmt: skip
 
 

@@ -24,9 +24,9 @@ TIMEOUT = 0.4
 def test_what_is_asked_and_answered() -> None:
     with FakeBroker(well("12345")) as broker:
         admin = BrokerAdmin(broker.address)
-        assert [admin.max_offset() for _ in range(3)] == [12345] * 3
+        assert [admin.offsets() for _ in range(3)] == [(0, 12345)] * 3
         admin.close()
-        assert admin.max_offset() == 12345  # a question opens a connection
+        assert admin.offsets() == (0, 12345)  # a question opens a connection
         admin.close()
     assert broker.connections == 2
     assert {row["code"] for row in broker.requests} == {28}
@@ -81,33 +81,33 @@ def test_answers_that_are_none(answer: Any, why: str) -> None:
     with FakeBroker(answer) as broker:
         admin = BrokerAdmin(broker.address, TIMEOUT)
         began = time.monotonic()
-        found = admin.max_offset()
+        found = admin.offsets()
         assert time.monotonic() - began < TIMEOUT + 0.5
         assert isinstance(found, str)
         assert found.startswith(why)
         assert found.isprintable()
         # It is not carried into the next answer.
         broker.answer = well("99")
-        assert admin.max_offset() == 99
+        assert admin.offsets() == (0, 99)
         admin.close()
 
 
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    assert BrokerAdmin(address).max_offset() == "Connection refused"
+    assert BrokerAdmin(address).offsets() == "Connection refused"
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     with FakeBroker(well("1")) as broker:
         admin = BrokerAdmin(broker.address, TIMEOUT)
-        assert admin.max_offset() == 1
+        assert admin.offsets() == (0, 1)
         broker.hang_up()
-        assert admin.max_offset() == 1
+        assert admin.offsets() == (0, 1)
         # One that is closed at every question is asked once on the old connection and once on a new one.
         broker.answer = lambda connection, _: connection.shutdown(socket.SHUT_RDWR)
         before = len(broker.requests)
-        assert isinstance(admin.max_offset(), str)
+        assert isinstance(admin.offsets(), str)
         assert len(broker.requests) - before == 2
         admin.close()
 

@@ -49,6 +49,7 @@ ROW: dict[str, Any] = {
     "commitLogMinOffset": 0, "commitLogMaxOffset": 2**53 - 1,
     "caughtUp": False, "dispatchBehindBytes": 100, "dispatchBehindMilliseconds": 1500, "dispatchBehindMessages": 7,
     "messages": 1000, "indexEntries": 41, "drains": 5, "flushes": 2, "rollOvers": 1, "readBytesTotal": 950,
+    "scrub": {"bytes": 420, "damaged": 1, "endedAt": 1_700_000_000_000},
     "readMessages": 1000, "expiredFiles": 0, "stalled": {"read": 31.5}, "storeTimestamp": 1_700_000_000_250,
     "queries": {**dict.fromkeys(RESULTS, 0), "found": 3}, "recoveries": 1, "recoveryRemainingFiles": 0,
     "lastRecovery": {"event": "opened", "seconds": 1.25, "droppedEntries": 12},

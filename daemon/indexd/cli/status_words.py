@@ -152,6 +152,9 @@ def details(look: Look) -> Iterator[tuple[str, str]]:
     if opening := row.get("lastRecovery"):
         kept = f", {opening['keptEntries']:,} entries kept, {opening['droppedEntries']:,} dropped"
         yield "opening", f"{opening['event']} in {span(opening['seconds'])}{kept}"
+    if (scrub := row.get("scrub")) and scrub.get("endedAt"):
+        found = f"damage found by {scrub['damaged']:,}" if scrub["damaged"] else "no damage found"
+        yield "scrub", f"the last ended {clock(scrub['endedAt'])}, {show_bytes(scrub['bytes'])} read, {found}"
     if row.get("broker"):
         yield "broker", broker(row["broker"])
     if outlet := row.get("remoting"):

@@ -32,7 +32,7 @@ class LogLimit(Protocol):
 
 def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> int | None:
     """How far a reader at ``position`` may go; to be taken before the bytes are read that it allows."""
-    if limit is None:
+    if limit is None or not limit.bounds:
         return None
     offset = limit.offset
     if (offset is not None and offset > position) or not cursor.has_bytes(position):

@@ -54,6 +54,8 @@ FACT_KEYS = {
     "transientStorePoolEnable": "transient_store_pool_enable",
     "flushDiskType": "flush_disk_type",
     "brokerRole": "broker_role",
+    "listenPort": "listen_port",
+    "brokerIP1": "broker_ip1",
 }
 
 _BLANKS = " \t\f"
@@ -168,6 +170,8 @@ def _facts(entries: Mapping[str, Entry], path: Path) -> BrokerFacts:
         text = entry.value.strip(_JAVA_TRIM)
         if BrokerFacts.model_fields[attribute].annotation is bool:
             facts[attribute] = _java_boolean(name, entry, path)
+        elif BrokerFacts.model_fields[attribute].annotation is int:
+            facts[attribute] = _java_int(name, entry, path)
         elif words and text not in words:
             _refuse(name, entry, path, f"is not one of {', '.join(words)}")
         else:

@@ -43,3 +43,5 @@ class BrokerFacts(Stage):
     broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
         default="ASYNC_MASTER", description="brokerRole"
     )
+    listen_port: int = Field(default=10911, description="listenPort: where it listens")
+    broker_ip1: str = Field(default="", description="brokerIP1: the address that clients are told, else its host's")

@@ -215,6 +215,12 @@ class RecoveryConfig(Stage):
         le=2**40,
         description="So much of the log is compared with the index at a start; bytes",
     )
+    scrub_interval: Seconds = Field(
+        default=86_400.0,
+        ge=0,
+        le=604_800,
+        description="Every so often everything that was built is read again and mended, 0: never; seconds",
+    )
     unclean_starts_max: Count = Field(
         default=5, ge=0, le=1000, description="Unclean starts that never caught up before it gives up, 0: never; starts"
     )

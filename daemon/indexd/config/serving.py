@@ -146,7 +146,8 @@ class NodeConfig(Stage):
         default=None, description="The broker's name there (brokerName), else this host's; a word"
     )
     broker_address: OptionalAddress = Field(
-        default=None, description="Where the broker listens: it is asked how far its log goes; HOST:PORT"
+        default=None,
+        description="Where the broker listens: it is asked how far its log goes, else found when needed; HOST:PORT",
     )
     broker_check_interval: Seconds = Field(
         default=5.0, ge=0.1, le=3600, description="Time between two looks at the broker; seconds"

@@ -93,6 +93,8 @@ class Flusher:
         self._files = files
         self.frontier = frontier
         self.counters = FlushCounters()
+        #: When the last scrub that went through everything began, ms: in the next frontier.
+        self.scrubbed_at = frontier.scrubbed_at
         #: Name -> stamp of what was written down last; empty while that is being replaced.
         self.written: dict[str, Stamp] = {}
 
@@ -126,6 +128,7 @@ class Flusher:
             sparse=progress.sparse.mark if progress.sparse is not None else None,
             refill_offset=progress.refill_offset,
             evidence=progress.evidence,
+            scrubbed_at=self.scrubbed_at,
         )
         write_frontier(self._disk, self._files.frontier, frontier, __version__)
         self.frontier = frontier

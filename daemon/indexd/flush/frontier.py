@@ -17,7 +17,9 @@ A JSON object, replaced whole by rename after everything it names has been synce
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
 UNPROVEN one are there, and only nobody knows whether they are the log's: they are older than ``newestTimestamp``. While
 ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
-``evidence`` says what stood in the log then. Written by the flusher, read by recovery and by queries.
+``evidence`` says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its
+slots, each null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms.
+Written by the flusher, read by recovery and by queries.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ class Frontier:
     queues_limit: int | None = None
     sparse: SparseMark | None = None
     refill_offset: int | None = None
+    #: When the last scrub that went through everything began, ms.
+    scrubbed_at: int | None = None
     evidence: tuple[Evidence, ...] = ()
     #: None: as ``store_timestamp``.
     newest_timestamp: int | None = None
@@ -122,6 +126,7 @@ class Frontier:
                     "full": mark.full,
                     "mtimeNs": mark.mtime_ns,
                     "header": list(mark.header.values()),
+                    "crc": [mark.entries_crc, mark.slots_crc],
                 }
                 for mark in self.index
             ],
@@ -134,6 +139,7 @@ class Frontier:
             },
             "sparse": None if self.sparse is None else self.sparse.to_json(),
             "refillOffset": self.refill_offset,
+            "scrubbedAt": self.scrubbed_at,
             "evidence": [list(astuple(point)) for point in self.evidence],
         }
 
@@ -170,6 +176,7 @@ class Frontier:
                         IndexHeader(*(int(v) for v in row["header"])),
                         bool(row["full"]),
                         int(row.get("mtimeNs", 0)),
+                        *(_optional(crc) for crc in row.get("crc", ())),
                     )
                     for row in data["index"]
                 ),
@@ -179,6 +186,7 @@ class Frontier:
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
                 refill_offset=_optional(data.get("refillOffset")),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
+                scrubbed_at=_optional(data.get("scrubbedAt")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(f"{path} is no frontier: {error!r}") from error

@@ -8,6 +8,7 @@ what an earlier ``publish`` has written.
 from __future__ import annotations
 
 import enum
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,9 @@ class IndexFile:
         # Of our own last write; None when there was one since it was looked at.
         self._mtime_ns: int | None = None
         self._written_header: IndexHeader | None = None
+        # Of the entries that are written, None when nobody knows it, and of the slots as the last flush left them.
+        self._entries_crc: int | None = 0
+        self._slots_crc: int | None = None
 
     @classmethod
     def create(cls, disk: Disk, path: Path, layout: IndexLayout, previous: IndexHeader | None) -> IndexFile:
@@ -86,8 +90,8 @@ class IndexFile:
         return cls(path, file, layout, header, np.zeros(layout.hash_slot_num, dtype=np.uint32))
 
     @classmethod
-    def load(cls, disk: Disk, path: Path, layout: IndexLayout, header: IndexHeader) -> IndexFile:
-        """Open a file whose bytes are known to hold ``header``: after a clean stop, or after recovery."""
+    def load(cls, disk: Disk, path: Path, layout: IndexLayout, mark: FileMark) -> IndexFile:
+        """Open a file whose bytes are known to hold ``mark``: after a clean stop, or after recovery."""
         slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
         file = disk.open_write(path)
         try:
@@ -95,7 +99,9 @@ class IndexFile:
         except DiskError:
             file.close()
             raise
-        return cls(path, file, layout, header, slots)
+        loaded = cls(path, file, layout, mark.header, slots)
+        loaded._entries_crc = mark.entries_crc
+        return loaded
 
     @property
     def header(self) -> IndexHeader:
@@ -129,6 +135,7 @@ class IndexFile:
             self._state,
         )
         self._buffered += int(written)
+        self._slots_crc = None
         put = {DONE: Put.WRITTEN, BUFFER_FULL: Put.BUFFER_FULL}.get(int(status), Put.FULL)
         return put, int(next_row), int(next_key)
 
@@ -156,6 +163,7 @@ class IndexFile:
             self.write_entries()
             return self.put_key(topic, key, phy_offset, store_timestamp, flavour)
         self._buffered += int(written)
+        self._slots_crc = None
         return Put.WRITTEN if status == DONE else Put.FULL
 
     def select_phy_offset(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
@@ -186,12 +194,14 @@ class IndexFile:
         """What is published, and when that was written: a later time is somebody else's."""
         if self._mtime_ns is None:
             self._mtime_ns = self.file.stamp().mtime_ns
-        return FileMark(self.path.name, self.header, full, self._mtime_ns)
+        slots_crc = zlib.crc32(self._slots.data) if full else self._slots_crc
+        return FileMark(self.path.name, self.header, full, self._mtime_ns, self._entries_crc, slots_crc)
 
     def flush(self) -> None:
         """Publish and make durable; an empty file's index count becomes 1 on disk, as RocketMQ's flush has it (3.8)."""
         self.publish()
         self._write(self.header.pack(), 0)
+        self._slots_crc = zlib.crc32(self._slots.data)
         self.file.fsync()
 
     def release_memory(self) -> None:
@@ -212,7 +222,10 @@ class IndexFile:
         """Write what is buffered; after a DiskError it still is."""
         if self._buffered:
             first = int(self._state[INDEX_COUNT]) - self._buffered
-            self._write(self._buffer[: self._buffered].view(np.uint8).data, self.layout.entry_position(first))
+            entries = self._buffer[: self._buffered].view(np.uint8).data
+            self._write(entries, self.layout.entry_position(first))
+            if self._entries_crc is not None:
+                self._entries_crc = zlib.crc32(entries, self._entries_crc)
             self._buffered = 0
 
     def _write(self, data: Buffer, position: int) -> None:

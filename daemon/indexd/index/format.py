@@ -105,13 +105,17 @@ class IndexHeader:
 class FileMark:
     """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final.
 
-    ``mtime_ns`` is when it was last written, by us: another time means by somebody else. 0: not known.
+    ``mtime_ns`` is when it was last written, by us: another time means by somebody else. 0: not known. ``entries_crc``
+    is the CRC-32 of the entries from the first on, ``slots_crc`` that of the slots, of a full file or after a clean
+    stop; None: not known.
     """
 
     name: str
     header: IndexHeader
     full: bool
     mtime_ns: int = field(default=0, compare=False)
+    entries_crc: int | None = field(default=None, compare=False)
+    slots_crc: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

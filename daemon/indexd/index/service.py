@@ -76,7 +76,11 @@ class IndexService:
             if mark.full:
                 self._full.append(mark)
             else:
-                self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark.header)
+                self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark)
+
+    def adopt(self, mark: FileMark) -> None:
+        """What is now known of a full file, as somebody has read it; nothing if it is gone meanwhile."""
+        self._full = [mark if known.full and known == mark else known for known in self._full]
 
     def build_index(self, batch: DispatchBatch) -> None:
         """Index a batch: RocketMQ's buildIndex for each row, in order (spec 4.2).

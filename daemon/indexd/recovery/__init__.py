@@ -5,6 +5,7 @@
 ``standing`` whether the log is still the one that was indexed, and from where to compare
 ``against``  the kept entries compared with the log itself
 ``settings`` what the configuration comes to for those who read and build
+``damage``   what a scrub has found, to be mended in place
 ``beside``   queues and sparse indexes brought to the same offset, and filled from the log
 ``open``     data directory -> builders and a reader at one offset
 ``recover``  carries a plan out

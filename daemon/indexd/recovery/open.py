@@ -25,6 +25,7 @@ from indexd.index.flavour import FLAVOURS
 from indexd.index.service import IndexService
 from indexd.recovery.against import Comparison
 from indexd.recovery.beside import Beside, Wanted, refill
+from indexd.recovery.damage import NO_DAMAGE, Damage
 from indexd.recovery.plan import RecoveryPlan, plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
 from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, reader_options
@@ -60,9 +61,10 @@ def open_data(
     *,
     unclean: bool,
     forced: bool = False,
+    damage: Damage = NO_DAMAGE,
     log_limit: LogLimit | None = None,
 ) -> Opened:
-    """Recover if need be and open; the caller holds the lock and has written the abort flag.
+    """Recover if need be, mend ``damage``, and open; the caller holds the lock and has written the abort flag.
 
     ``unclean`` says whether the flag was there before: only then is the open file rebuilt from its durable prefix.
     ``log_limit`` is asked about messages that were taken while nobody could be asked.
@@ -70,18 +72,17 @@ def open_data(
     started = time.monotonic()
     files = DataFiles(config.store.data)
     fresh = fresh_frontier(config, check_store(config))
-    frontier, damage = _known_frontier(disk, files)
-    _check_same(frontier, fresh, config.outputs, files)
-    disk.make_dir(files.index)
-    reader = _reader(config, disk)
-    standing, witness = None, Witness(disk, partial(_list_log, disk, config))
+    frontier, unreadable = _known_frontier(disk, files)
     if frontier is not None:
-        standing = Standing(disk, reader, frontier, config.recovery.recheck_bytes, is_forced=forced)
-        standing.check_same_store(files.data, frontier)
-    begin = reader.log.min_offset or 0
-    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=forced)
-    plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
-    plan = _without_removed(plan, frontier, log_limit)
+        _check_same(frontier, fresh, config.outputs, files)
+    disk.make_dir(files.index)
+    reader = _open_reader(config, disk)
+    standing = None if frontier is None else _standing(config, disk, reader, frontier, damage, forced=forced)
+    witness = Witness(disk, partial(_list_log, disk, config))
+    begin, refills = reader.log.min_offset or 0, forced or damage.is_beside
+    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=refills)
+    found = look(disk, files, frontier, unclean=unclean, log_begin=begin, damaged=damage.files)
+    plan = _without_removed(plan_recovery(found, forced=forced), frontier or fresh, log_limit)
     base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
     commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
     compare_before = partial(_comparison, standing, beside) if standing else None
@@ -110,34 +111,42 @@ def open_data(
         recovered,
         is_changed=not plan.is_clean or base != frontier or beside.refill_from is not None,
         seconds=time.monotonic() - started,
-        damage=damage,
+        damage=unreadable,
         refilled_bytes=0 if beside.refill_from is None else base.phy_offset - beside.refill_from,
     )
 
 
-def _reader(config: Config, disk: Disk) -> LogReader:
+def _open_reader(config: Config, disk: Disk) -> LogReader:
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
     reader.refresh()
-    # With checksums: what is compared, and what a crash has left to be read again.
+    # With CRCs: what is compared, and what a crash has left to be read again.
     reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
     return reader
 
 
+def _standing(
+    config: Config, disk: Disk, reader: LogReader, frontier: Frontier, damage: Damage, *, forced: bool
+) -> Standing:
+    recheck = max(config.recovery.recheck_bytes, damage.recheck_size(frontier))
+    standing = Standing(disk, reader, frontier, recheck, is_forced=forced)
+    standing.check_same_store(config.store.data, frontier)
+    return standing
+
+
 def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
-    # From where ``base`` ends, as if the reader had read it all.
     reader.position = base.phy_offset
-    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
+    reader.counters = ReaderCounters()  # what was compared is not what is read from here on
     reader.check_until = 0 if is_clean else reader.check_until
+    proven = base.store_timestamp if base.newest_timestamp is None else base.newest_timestamp
+    reader.newest_timestamp = proven or reader.newest_timestamp
     reader.last_timestamp = base.store_timestamp or reader.last_timestamp
-    newest = base.store_timestamp if base.newest_timestamp is None else base.newest_timestamp
-    reader.newest_timestamp = newest or reader.newest_timestamp
     reader.unproven_from = base.unproven_from
 
 
-def _without_removed(plan: RecoveryPlan, frontier: Frontier | None, log_limit: LogLimit | None) -> RecoveryPlan:
+def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit | None) -> RecoveryPlan:
     # What the broker does not know of the messages that nobody could be asked about is read again.
-    cut = None if frontier is None else frontier.unproven_from
-    if frontier is None or cut is None or plan.phy_offset is None or log_limit is None:
+    cut = frontier.unproven_from
+    if cut is None or plan.phy_offset is None or log_limit is None:
         return plan
     vouched = log_limit.ask(frontier.phy_offset)
     if vouched is None or vouched >= frontier.phy_offset:
@@ -247,9 +256,7 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier | None, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
-    if known is None:
-        return
+def _check_same(known: Frontier, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
     # What is turned off goes, however it was built.
     queue_file_size = known.queue_file_size if known.queues is not None and outputs.consume_queue else None
     interval = known.sparse.interval if known.sparse is not None and outputs.sparse else None

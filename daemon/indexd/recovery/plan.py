@@ -17,7 +17,8 @@ from indexd.index.format import FileMark, IndexHeader
 class OnDisk:
     """What a data directory holds: the abort flag, the frontier; size, header and time of each index file.
 
-    ``log_begin`` is the first physical offset that the log still has.
+    ``log_begin`` is the first physical offset that the log still has. ``damaged`` are names of files that are not what
+    their checksums say.
     """
 
     abort: bool
@@ -26,6 +27,7 @@ class OnDisk:
     headers: Mapping[str, IndexHeader | None]
     log_begin: int = 0
     mtimes_ns: Mapping[str, int] = field(default_factory=dict)
+    damaged: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
         name = marks[whole].name
         found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
         reason = f"index file {name} {found}"
+    elif disk.damaged:
+        reason = f"index file {min(disk.damaged)} is not what its checksums say"
     elif any(mark.header.entries and mark.header.end_phy_offset >= disk.frontier.phy_offset for mark in marks):
         cut, reason = True, f"the frontier's phyOffset {disk.frontier.phy_offset} lies before what its files hold"
     lost = sum(mark.header.entries for mark in marks[whole:])
@@ -75,6 +79,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     replay: list[FileMark] = []
     for mark in marks:
         sound = disk.headers.get(mark.name) == mark.header and not _was_written_by_another(mark, disk)
+        sound = sound and mark.name not in disk.damaged
         # An open file is written between flushes: after a crash only its durable prefix is known.
         touched = disk.abort and not mark.full
         (replay if forced or touched or not sound else keep).append(mark)

@@ -6,6 +6,7 @@ the frontier says is made true again first; where it is not to be true any more,
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from indexd.recovery.replay import (
     first_entry_at,
     phy_offset_of,
     read_entries,
+    read_slots,
     replay_file,
     time_diff_of,
     write_back,
@@ -65,8 +67,16 @@ class Recovered:
 Commit = Callable[[Recovered], object]
 
 
-def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bool, log_begin: int) -> OnDisk:
-    """What the data directory holds; reads headers only."""
+def look(
+    disk: Disk,
+    files: DataFiles,
+    frontier: Frontier | None,
+    *,
+    unclean: bool,
+    log_begin: int,
+    damaged: frozenset[str] = frozenset(),
+) -> OnDisk:
+    """What the data directory holds; reads headers only, and the slots of a file that will be written on."""
     stamps = {name: stamp for name, stamp in disk.stamps(files.index).items() if is_index_name(name)}
     sizes = {name: stamp.size for name, stamp in stamps.items()}
     headers: dict[str, IndexHeader | None] = {}
@@ -76,9 +86,14 @@ def look(disk: Disk, files: DataFiles, frontier: Frontier | None, *, unclean: bo
             continue
         with disk.open_read(files.index / name) as file:
             headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
-    return OnDisk(
-        unclean, frontier, sizes, headers, log_begin, {name: stamp.mtime_ns for name, stamp in stamps.items()}
-    )
+    mtimes_ns = {name: stamp.mtime_ns for name, stamp in stamps.items()}
+    if frontier is not None and not unclean:
+        for mark in frontier.index[-1:]:
+            if not mark.full and sizes.get(mark.name) == frontier.layout.file_size and mark.slots_crc is not None:
+                with disk.open_read(files.index / mark.name) as file:
+                    is_sound = zlib.crc32(read_slots(file, frontier.layout).data) == mark.slots_crc
+                damaged |= frozenset() if is_sound else {mark.name}
+    return OnDisk(unclean, frontier, sizes, headers, log_begin, mtimes_ns, damaged)
 
 
 def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore | None, commit: Commit) -> Recovered:

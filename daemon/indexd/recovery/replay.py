@@ -6,6 +6,8 @@ header are written again where they differ. Sequential: under a second for 20,00
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,28 +31,36 @@ class Replayed:
     dropped_entries: int
 
 
-def replay_file(file: DiskFile, mark: FileMark, layout: IndexLayout, flavour: Flavour) -> Replayed:
-    """Check entries 1 .. index_count-1 and rebuild the slots from them; reads only.
+def replay_file(
+    file: DiskFile,
+    mark: FileMark,
+    layout: IndexLayout,
+    flavour: Flavour,
+    on_read: Callable[[int], object] = int,
+) -> Replayed:
+    """Check entries 1 .. index_count-1 and rebuild the slots from them; reads only, and says how much.
 
     Nothing holds when the first entry, or the last of a whole file, is not where the header says: a file of another.
     """
     slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
     used = phy = np.int64(0)
-    number = 1
+    number, crc = 1, 0
     while number < mark.header.index_count:
         entries = read_entries(file, layout, number, min(mark.header.index_count - number, ENTRIES_PER_READ))
         good, used, phy = replay_entries(entries, number, slots, flavour.counts_every_put, used, phy)
-        number += int(good)
+        number, crc = number + int(good), zlib.crc32(entries[: int(good)].data, crc)
+        on_read(entries.nbytes)
         if good < len(entries) or len(entries) == 0:
             break
     if number > 1:
         first = phy_offset_of(read_entries(file, layout, 1, 1)[0])
         is_whole = number == mark.header.index_count
         if first != mark.header.begin_phy_offset or (is_whole and int(phy) != mark.header.end_phy_offset):
-            slots[:], used, number = 0, np.int64(0), 1
+            slots[:], used, number, crc = 0, np.int64(0), 1, 0
     header = replace(mark.header, used_slot_count=int(used), index_count=number)
     dropped = mark.header.index_count - number
-    return Replayed(FileMark(mark.name, header, mark.full and not dropped), slots, dropped)
+    is_full = mark.full and not dropped
+    return Replayed(FileMark(mark.name, header, is_full, 0, crc, zlib.crc32(slots.data)), slots, dropped)
 
 
 def read_entries(file: DiskFile, layout: IndexLayout, number: int, count: int) -> NDArray[np.uint32]:
@@ -58,6 +68,13 @@ def read_entries(file: DiskFile, layout: IndexLayout, number: int, count: int) -
     entries = np.empty((count, 5), dtype=np.uint32)
     size = file.pread_into(entries.reshape(-1).view(np.uint8).data, layout.entry_position(number))
     return entries[: size // ENTRY_SIZE]
+
+
+def read_slots(file: DiskFile, layout: IndexLayout) -> NDArray[np.uint32]:
+    """All slots, zeros where the file is short."""
+    slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
+    file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
+    return slots
 
 
 def first_entry_at(file: DiskFile, layout: IndexLayout, low: int, high: int, phy_offset: int) -> int:
@@ -96,8 +113,7 @@ def write_back(file: DiskFile, replayed: Replayed, layout: IndexLayout) -> bool:
     if IndexHeader.unpack(file.pread(40, 0)) != header:
         file.pwrite(header.pack(), 0)
         changed = True
-    slots = np.empty(layout.hash_slot_num, dtype=np.uint32)
-    file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
+    slots = read_slots(file, layout)
     if not np.array_equal(slots, replayed.slots):
         file.pwrite(replayed.slots.view(np.uint8).data, layout.slot_position(0))
         changed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 from indexd.commitlog import batcher
@@ -94,7 +95,7 @@ def check_store(config: Config) -> Path:
 
 
 def fresh_frontier(config: Config, store: Path) -> Frontier:
-    """Of a directory in which nothing has been built."""
+    """Of a directory in which nothing has been built, and so nothing has to be scrubbed yet."""
     return Frontier(
         str(store),
         tuple(str(path.resolve()) for path in config.store.commit_log_directories),
@@ -102,4 +103,5 @@ def fresh_frontier(config: Config, store: Path) -> Frontier:
         config.index.flavour,
         IndexLayout(config.index.hash_slot_num, config.index.index_num),
         queue_file_size=config.store.consume_queue_file_size,
+        scrubbed_at=int(time.time() * 1000),
     )

@@ -81,6 +81,9 @@ class Board:
         #: How full the file system of DATA is, and how full it may get.
         self.disk_used_ratio: float | None = None
         self.disk_used_max = config.limits.disk_used_max
+        #: What scrubs came to since the start: bytes read, how many found damage (those that found something to mend),
+        #: how many in a row ended before they were through; when the last one began and ended, ms.
+        self.scrub: Mapping[str, Any] = {"beganAt": None, "endedAt": None, "bytes": 0, "damaged": 0, "brokenOff": 0}
         #: Stages that do not move, and for how many seconds.
         self.stalled: Mapping[str, float] = {}
         self._index_file_size = IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size
@@ -147,6 +150,7 @@ class Board:
             "lastShutdownClean": self.last_shutdown_clean,
             "recoveries": self._recoveries,
             "lastRecovery": self._last_recovery,
+            "scrub": dict(self.scrub),
             "stalled": dict(stalled),
             "problems": dict(standing.problems),
             **self._recovery_row(standing),

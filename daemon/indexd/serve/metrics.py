@@ -179,6 +179,12 @@ _RECOVERY = (
         "gauge", "last_recovery_dropped_entries", "Index entries it cut off, to be read from the log again.",
         "lastRecovery", "droppedEntries",
     ),
+    figure("counter", "scrubbed_bytes", "What was built and read again by scrubs since the start.", "scrub", "bytes"),
+    figure("counter", "scrub_damaged", "Scrubs since the start that found something damaged.", "scrub", "damaged"),
+    figure(
+        "gauge", "scrub_ended_timestamp_seconds", "When the last scrub ended, seconds since 1970.",
+        "scrub", "endedAt", scale=_MILLI,
+    ),
     figure("gauge", "last_shutdown_clean", "1 when the last run was stopped, 0 when it died.", "lastShutdownClean"),
 )  # fmt: skip
 _AROUND = (

@@ -7,7 +7,8 @@
 ``telling``     problems and events: logged and counted
 ``around``      Around: looks at the broker, the disk and the log's end
 ``broker_watch``  what is known of the broker; from ``broker_indexing``, whether it indexes itself, and from
-``broker_limit``  how far its log goes, asked with ``broker_admin``
+``broker_limit``  how far its log goes, asked with ``broker_admin``; where, if nobody says it, by ``broker_find``
+``scrub``       when everything is read again, and how fast
 ``limits``      the disk watermark
 ``instance``    Instance: what a process has from its lock to its end
 ``starts``      unclean starts that came to nothing: a crash loop ends by itself

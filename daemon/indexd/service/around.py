@@ -63,7 +63,7 @@ class Around:
         return self._watch.log_limit
 
     def follow(self, reader: LogReader, meter: LagMeter) -> None:
-        """Before its first poll: ``reader`` believes no more than the broker vouches for, if one is asked.
+        """Before its first poll: ``reader`` believes no more than the broker vouches for, as far as it is asked.
 
         From now on ``meter`` is told how far the log goes while the reader is behind.
         """
@@ -113,7 +113,7 @@ class Around:
         told = tuple(found.get(key) for key in _TOLD)
         if told != self._told:
             self._told = told
-            said = ("alive", "pid", "how", "why", "indexing", "indexingWhy", "answers")
+            said = ("alive", "pid", "how", "why", "indexing", "indexingWhy", "address", "answers", "silence")
             self._instance.log.info("broker", **{key: found.get(key) for key in said})
         unsafe = list(found.get("unsafe", ()))
         if unsafe and unsafe != self._unsafe:
@@ -121,7 +121,7 @@ class Around:
         self._unsafe = unsafe
 
     def _look_at_log(self, reader: LogReader, meter: LagMeter) -> None:
-        limit = self._watch.log_limit
+        limit = self._watch.log_limit if self._watch.log_limit.bounds else None
         if limit is None:
             meter.held_at = None
             if meter.is_at_end:

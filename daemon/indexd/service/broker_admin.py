@@ -1,9 +1,9 @@
 """One question to the broker: how far its log goes (remoting request 28, GET_BROKER_RUNTIME_INFO).
 
 A frame is ``i32 length | i32 type and header size | header | body`` (spec rocketmq-store 9.1); we speak JSON headers
-only, and the answer's body is ``{"table": {"commitLogMaxOffset": "123", ...}}``. Whatever listens there may be
-anything: sizes are bounded, one deadline covers the whole exchange, and nothing is asked again here but on a connection
-that the broker had closed meanwhile.
+only, and the answer's body is ``{"table": {"commitLogMinOffset": "0", "commitLogMaxOffset": "123", ...}}``. Whatever
+listens there may be anything: sizes are bounded, one deadline covers the whole exchange, and nothing is asked again
+here but on a connection that the broker had closed meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 from indexd.config.serving import split_address
 from indexd.config.units import printable
@@ -21,9 +22,16 @@ from indexd.config.units import printable
 GET_BROKER_RUNTIME_INFO = 28
 _ANSWER_SIZE_MAX = 1 << 20
 _TIMEOUT_SECONDS = 2.0
-_OFFSET = re.compile(r"[0-9]{1,18}", re.ASCII)
+_OFFSET = re.compile(r"-1|[0-9]{1,18}", re.ASCII)
 _REMARK_MAX = 200
 _RESPONSE_FLAG = 1
+
+
+class Offsets(NamedTuple):
+    """The physical offsets of the broker's first message, -1 where it names none, and behind its last one."""
+
+    begin: int
+    end: int
 
 
 class _NoAnswerError(Exception):
@@ -38,15 +46,15 @@ class BrokerAdmin:
     """A connection that is kept; one thread at a time."""
 
     def __init__(self, address: str, timeout: float = _TIMEOUT_SECONDS) -> None:
-        self._address = split_address(address)
+        self.address = address
         self._timeout = timeout
         self._socket: socket.socket | None = None
         self._opaque = 0
 
-    def max_offset(self) -> int | str:
-        """The physical offset behind the broker's last message, or why there is no answer; within the time-out.
+    def offsets(self) -> Offsets | str:
+        """Where the broker's log begins and ends, or why there is no answer; within the time-out.
 
-        Everything before that offset was written whole before the answer was sent.
+        Everything before its end was written whole before the answer was sent.
         """
         deadline = time.monotonic() + self._timeout
         was_kept = self._socket is not None
@@ -75,9 +83,9 @@ class BrokerAdmin:
                 self._socket.close()
         self._socket = None
 
-    def _ask(self, deadline: float) -> int:
+    def _ask(self, deadline: float) -> Offsets:
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, timeout=_left(deadline))
+            self._socket = socket.create_connection(split_address(self.address), timeout=_left(deadline))
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         header = {
             "code": GET_BROKER_RUNTIME_INFO, "flag": 0, "language": "PYTHON", "opaque": self._opaque,
@@ -93,7 +101,7 @@ class BrokerAdmin:
         if word >> 24 or not word <= size - 4 <= _ANSWER_SIZE_MAX:
             raise _NoAnswerError("what listens there does not speak RocketMQ's protocol")
         answer = self._receive(size - 4, deadline)
-        return _offset_of(answer[:word], answer[word:], self._opaque)
+        return _offsets_of(answer[:word], answer[word:], self._opaque)
 
     def _receive(self, size: int, deadline: float) -> bytes:
         assert self._socket is not None
@@ -114,7 +122,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _offset_of(header: bytes, body: bytes, opaque: int) -> int:
+def _offsets_of(header: bytes, body: bytes, opaque: int) -> Offsets:
     row = _parse(header)
     flag = row.get("flag")
     if row.get("opaque") != opaque or not isinstance(flag, int) or not flag & _RESPONSE_FLAG:
@@ -123,10 +131,17 @@ def _offset_of(header: bytes, body: bytes, opaque: int) -> int:
         remark = printable(str(row.get("remark"))[:_REMARK_MAX])
         raise _NoAnswerError(f"refused with code {printable(str(row.get('code'))[:20])}: {remark}")
     table = _parse(body).get("table")
-    text = table.get("commitLogMaxOffset") if isinstance(table, dict) else None
-    if not isinstance(text, str) or not _OFFSET.fullmatch(text):
+    if not isinstance(table, dict):
+        table = {}
+    end = _offset(table.get("commitLogMaxOffset"))
+    if end is None or end < 0:
         raise _NoAnswerError("the answer has no commitLogMaxOffset")
-    return int(text)
+    begin = _offset(table.get("commitLogMinOffset"))
+    return Offsets(-1 if begin is None else begin, end)
+
+
+def _offset(text: object) -> int | None:
+    return int(text) if isinstance(text, str) and _OFFSET.fullmatch(text) else None
 
 
 def _parse(text: bytes) -> dict[str, object]:

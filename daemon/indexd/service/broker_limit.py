@@ -1,9 +1,13 @@
 """BrokerLimit: the LogLimit of a running daemon. It asks the broker, seldom and with patience.
 
-The reader believes nothing behind the offset that the broker named last. While it does not answer, that offset stays,
-however long: what a broker that died left behind it is told from a longer, older log by the broker alone, when it is
-back. A broker that never answered bounds nothing, so that one that is down does not keep a first index from being
-built. What such a broker cuts afterwards is found as without an address, by what the index stands on.
+Without ``broker_address`` the broker is looked for when it is asked, and its answer is for that question alone: what
+nobody doubts is read as if it had not been asked.
+
+With ``broker_address`` the reader believes nothing behind the offset that the broker named last. While it does not
+answer, that offset stays, however long: what a broker that died left behind it is told from a longer, older log by the
+broker alone, when it is back. A broker that never answered bounds nothing, so that one that is down does not keep a
+first index from being built. What such a broker cuts afterwards is found as without an address, by what the index
+stands on.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from indexd.service.broker_admin import BrokerAdmin
+from indexd.service.broker_admin import BrokerAdmin, Offsets
+from indexd.service.broker_find import BrokerFinder
 
 # Between two questions of a reader that waits for the answer, and after the first question without one.
 _ASK_SECONDS = 0.02
@@ -21,18 +26,19 @@ _RETRY_SECONDS_MIN = 0.5
 _SLACK_SECONDS = 2.0
 # So many looks, a second from each other, a genuine offset may be behind the bytes.
 _LOOKS = 3
+NOT_ASKED = "it was not asked yet"
 _REMEDY = "correct broker_address and send HUP"
 
 
 class BrokerLimit:
     """``ask`` is for the reader's thread, ``refresh`` for whoever watches the broker."""
 
-    #: Nothing behind ``offset`` is believed.
-    bounds = True
-
-    def __init__(self, address: str, retry_max: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._address = address
-        self._admin = BrokerAdmin(address)
+    def __init__(
+        self, broker: str | BrokerFinder, retry_max: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._admin = BrokerAdmin(broker) if isinstance(broker, str) else broker
+        #: Nothing behind ``offset`` is believed; else it is asked about suspects alone.
+        self.bounds = isinstance(broker, str)
         self._clock = clock
         self._lock = threading.Lock()
         self._retry_max = max(retry_max, _RETRY_SECONDS_MIN)
@@ -45,10 +51,10 @@ class BrokerLimit:
         # Where the reader was at the last look, at how many looks in turn it could not go on, and what stood there.
         self._stood = (-1, 0)
         self._has_messages = False
-        #: What the broker named last; None before the first time.
+        #: What the broker named last; None before the first time, and while a broker that was looked for is silent.
         self.offset: int | None = None
         #: Why there was no answer to the last question; None when there was one.
-        self.silence: str | None = "it was not asked yet"
+        self.silence: str | None = NOT_ASKED
 
     def ask(self, position: int, head: bytes = b"") -> int | None:
         """The offset, asked for anew when the last question is some time ago; a reader waits at ``position``.
@@ -69,6 +75,11 @@ class BrokerLimit:
             finally:
                 self._lock.release()
         return self.offset
+
+    @property
+    def address(self) -> str | None:
+        """Where the broker is asked; None while it is not known."""
+        return self._admin.address
 
     def compare(self, position: int, *, is_waiting: bool, has_messages: bool) -> bool:
         """Every second or so, with the log as it is on disk: whether the offset holds the reader back for long.
@@ -91,14 +102,16 @@ class BrokerLimit:
         """What is wrong with the offset, and what follows; ``is_expected``: the broker runs, so it should answer."""
         position = self._position  # before the offset: the reader may be asking, and goes on behind a later one
         offset = self.offset
+        if not self.bounds:
+            return []
         if self.silence is not None and is_expected:
-            silent = f"the broker at {self._address} does not say how far its log goes ({self.silence})"
+            silent = f"the broker at {self.address} does not say how far its log goes ({self.silence})"
             if offset is None:
                 return [f"{silent}: what is read is not bounded by it; see broker_address"]
             return [f"{silent}: nothing behind {offset} is indexed until it does; see broker_address"]
         if self.silence is not None or offset is None:
             return []
-        says = f"the broker at {self._address} says that its log ends at {offset}"
+        says = f"the broker at {self.address} says that its log ends at {offset}"
         if self._stood[1] > _LOOKS:
             return [f"{says}, {self._contradiction(offset)}: it is another broker's, so {_REMEDY}"]
         if position is not None and offset < position:
@@ -120,12 +133,14 @@ class BrokerLimit:
             self._admin.close()
 
     def _question(self) -> None:
-        answer = self._admin.max_offset()
+        answer = self._admin.offsets()
         self._asked = self._clock()
-        if isinstance(answer, int):
-            self.offset, self.silence, self._retry = answer, None, _RETRY_SECONDS_MIN
+        if isinstance(answer, Offsets):
+            self.offset, self.silence, self._retry = answer.end, None, _RETRY_SECONDS_MIN
             self._next_ask = self._asked + self._pause
         else:
             self.silence = answer
+            if not self.bounds:
+                self.offset = None
             self._next_ask = self._asked + self._retry
             self._retry = min(2 * self._retry, self._retry_max)

@@ -8,11 +8,14 @@ is there to avoid.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
+from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
+from indexd.service.broker_find import BrokerFinder
 from indexd.service.broker_indexing import IndexingWatch
-from indexd.service.broker_limit import BrokerLimit
+from indexd.service.broker_limit import NOT_ASKED, BrokerLimit
 from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
 
@@ -32,19 +35,21 @@ class BrokerWatch:
         self._processes_due = 0.0
         self._indexing = IndexingWatch(config, disk)
         address, interval = config.node.broker_address, config.node.broker_check_interval
-        #: For the reader; None when no ``broker_address`` is set: the bytes of the log alone decide then.
-        self.log_limit = None if address is None else BrokerLimit(address, retry_max=interval)
+        finder = BrokerFinder(config, self._look_at_lock, partial(list_log, config, disk))
+        #: For the reader.
+        self.log_limit = BrokerLimit(finder if address is None else address, retry_max=interval)
 
     def look(self) -> dict[str, Any]:
         """What ``board.broker`` holds; never raises, takes some two seconds at most.
 
         ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing`` and ``indexingWhy`` as Indexing
-        has them; ``answers`` and ``maxOffset``: None without an address; ``unsafe``: texts, each naming the remedy.
+        has them; ``address``, ``answers``, ``silence`` and ``maxOffset``: as it was asked last, None before that;
+        ``unsafe``: texts, each naming the remedy.
         """
         lock = self._look_at_lock()
         indexing = self._indexing.look(lock)
         limit, unsafe = self.log_limit, list(indexing.unsafe)
-        if limit is not None:
+        if limit.bounds:
             limit.refresh()
             if limit.silence is not None and lock.how == "lock":
                 # One that is killed or stopped closes its connections a moment before its lock, or behind it.
@@ -59,16 +64,17 @@ class BrokerWatch:
             "why": lock.why,
             "indexing": indexing.on,
             "indexingWhy": indexing.why,
-            "answers": None if limit is None else limit.silence is None,
-            "maxOffset": None if limit is None else limit.offset,
+            "address": limit.address,
+            "answers": None if limit.silence == NOT_ASKED else limit.silence is None,
+            "silence": None if limit.silence == NOT_ASKED else limit.silence,
+            "maxOffset": limit.offset,
             "checkedAt": int(time.time() * 1000),
             "unsafe": unsafe,
         }
 
     def close(self) -> None:
         """Close the connection to the broker."""
-        if self.log_limit is not None:
-            self.log_limit.close()
+        self.log_limit.close()
 
     def _look_at_lock(self) -> BrokerLock:
         if self._store is None:
@@ -81,3 +87,8 @@ class BrokerWatch:
         if lock.how in ("none", "unknown"):
             self._nobody, self._processes_due = lock, time.monotonic() + _PROCESSES_SECONDS
         return lock
+
+
+def list_log(config: Config, disk: Disk) -> SegmentList:
+    """The segments as they are now; raises IndexdError."""
+    return list_segments(disk, config.store.commit_log_directories, config.store.segment_size)

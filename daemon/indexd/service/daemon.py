@@ -33,11 +33,15 @@ from indexd.service.limits import DiskWatermark
 from indexd.service.log import Logger
 from indexd.service.pulse import Pulse
 from indexd.service.reload import Reloading
+from indexd.service.scrub import Scrubbing
 from indexd.service.state import DaemonState, write_state
 from indexd.service.telling import Telling
 from indexd.service.watch import Watch
+from indexd.storage.priority import take_lowest_priority
 
 _RETRY_SECONDS_MIN = 1.0
+# An interval that a HUP has changed is followed within that time.
+_SCRUB_LOOK_SECONDS = 5.0
 
 
 class Daemon:
@@ -69,6 +73,8 @@ class Daemon:
         self._read_thread = ThreadPoolExecutor(1, "read")
         self._build_thread = ThreadPoolExecutor(1, "build")
         self._flush_thread = ThreadPoolExecutor(1, "flush")
+        self._scrub_thread = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
+        self._scrubbing = Scrubbing(instance, self.flusher, self._stop_reading)
         self._must_flush, self._flush_pause = False, _RETRY_SECONDS_MIN
         self._apply_config()
 
@@ -86,12 +92,12 @@ class Daemon:
         self._log.info("running", phy_offset=self.outputs.phy_offset, drain_interval=interval)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for stage in (self._reput, self._drain, self._flush):
+                for stage in (self._reput, self._drain, self._flush, self._scrub):
                     tasks.create_task(stage(), name=stage.__name__)
                 tasks.create_task(self._heart.run(self._finished), name="_heart")
         finally:
             self._stop_reading.set()
-            for thread in (self._read_thread, self._build_thread, self._flush_thread):
+            for thread in (self._read_thread, self._build_thread, self._flush_thread, self._scrub_thread):
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
         remove_abort(self._disk, self._files.abort)
@@ -193,6 +199,7 @@ class Daemon:
             if items and not self._stop.is_set():  # a stop does not depend on how full the disk may get
                 self._watermark.check()
             self._look_after_files()
+            self._adopt()
             removed = self.building.apply(items, self.reader.log.min_offset or 0)
             if not self._stop.is_set():
                 self.outputs.remember_log()
@@ -203,6 +210,12 @@ class Daemon:
             self._tell.left_out(self.outputs.queues.counters)
         if self.reput.caught_up or self.reput.corrupt is not None:
             self._instance.starts.forget()
+
+    def _adopt(self) -> None:
+        # What a scrub has come to know goes into the next frontier.
+        while self._scrubbing.adopted:
+            self.outputs.index.adopt(self._scrubbing.adopted.popleft())
+            self._must_flush = True
 
     def _look_after_files(self) -> None:
         restored = self._watch.keep_lock()
@@ -261,6 +274,21 @@ class Daemon:
         seconds = self.flusher.counters.last_seconds
         self._board.flush_seconds.observe(seconds)
         self._board.events.tell("flushed", {"phy_offset": progress.phy_offset, "seconds": round(seconds, 4)})
+
+    async def _scrub(self) -> None:
+        # Nobody waits for it: a disk that refuses is read again later.
+        while not self._stop.is_set():
+            left = self._scrubbing.seconds_left
+            if left is None or left > 0:
+                await pause(self._stop, _SCRUB_LOOK_SECONDS if left is None else min(left, _SCRUB_LOOK_SECONDS))
+                continue
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._scrub_thread, self._scrubbing.run)
+            except DiskError as error:
+                self._tell.problem("scrub", error, self._scrubbing.seconds_left or 0.0)
+            else:
+                self._tell.problem("scrub", None)
+                self._must_flush = True
 
     # Signals.
 

@@ -18,7 +18,7 @@ RELOADABLE = frozenset(
     {
         "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms",
         "retry_max_seconds", "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
-        "broker_address", "broker_check_interval",
+        "broker_address", "broker_check_interval", "scrub_interval",
         "disk_used_max", "read_rate_max", "memory_max", "drop_cache",
     }
 )  # fmt: skip

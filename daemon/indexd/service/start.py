@@ -22,6 +22,7 @@ from indexd.config import Config
 from indexd.config.compiled import mark_compiled, needs_compiling
 from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.flush.abort import remove_abort, write_abort
+from indexd.recovery.damage import NO_DAMAGE, Damage, DamagedError
 from indexd.recovery.open import Opened, open_data
 from indexd.recovery.settings import check_store, load_kernels
 from indexd.serve.board import Board
@@ -69,7 +70,9 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     try:
         wish = _StopWish(instance)
         with ServeThread(config, board, log), Around(instance) as around:
-            while (disturbed := _run_once(instance, around, wish)) is not None:
+            damage = NO_DAMAGE
+            while (disturbed := _run_once(instance, around, wish, damage)) is not None:
+                damage = disturbed.damage if isinstance(disturbed, DamagedError) else NO_DAMAGE
                 board.leaving("opening")
                 instance.log.error("disturbed", problem=str(disturbed))
             board.leaving()
@@ -119,13 +122,13 @@ class _StopWish:
         self._instance.is_reload_due = True
 
 
-def _run_once(instance: Instance, around: Around, wish: _StopWish) -> DisturbedError | None:
+def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> DisturbedError | None:
     # None after a stop, or what makes another opening necessary.
     daemon = None
     try:
         if not instance.lock.is_held():
             instance.lock.renew()
-        opened = _open_patiently(instance, around, wish)
+        opened = _open_patiently(instance, around, wish, damage)
         daemon = Daemon(instance, opened)
         around.follow(opened.reader, daemon.state.meter)
         _run_on_loop(daemon, wish)
@@ -168,7 +171,7 @@ def _take_back(starts: Starts, error: IndexdError) -> None:
             starts.take_back()
 
 
-def _open_patiently(instance: Instance, around: Around, wish: _StopWish) -> Opened:
+def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
     say = instance.log.error
     seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
@@ -179,7 +182,8 @@ def _open_patiently(instance: Instance, around: Around, wish: _StopWish) -> Open
                 is_counted = True
             opened = open_for_run(
                 instance.config, instance.disk, instance.files, instance.log,
-                check_stop=wish.check, board=instance.board, notifier=instance.notifier, log_limit=around.log_limit,
+                damage=damage, check_stop=wish.check, board=instance.board, notifier=instance.notifier,
+                log_limit=around.log_limit,
             )  # fmt: skip
         except DiskError as error:
             if not error.is_full:
@@ -210,12 +214,13 @@ def open_for_run(
     log: Logger,
     *,
     forced: bool = False,
+    damage: Damage = NO_DAMAGE,
     check_stop: Callable[[], None] = lambda: None,
     board: Board | None = None,
     notifier: Notifier | None = None,
     log_limit: LogLimit | None = None,
 ) -> Opened:
-    """Open the data directory with the abort flag up, and log what was found and done.
+    """Open the data directory with the abort flag up, mend ``damage``, and log what was found and done.
 
     ``check_stop`` is called now and then and may raise: what was durable stays so.
     """
@@ -242,7 +247,9 @@ def open_for_run(
     write_abort(disk, files.abort)
     try:
         with RecoveryProgress(log, disk, files, check_stop, board, notifier) as progress:
-            opened = open_data(config, disk, progress, unclean=unclean, forced=forced, log_limit=log_limit)
+            opened = open_data(
+                config, disk, progress, unclean=unclean, forced=forced, damage=damage, log_limit=log_limit
+            )
     except (UnsafeStoreError, UsageError):
         if not unclean:  # and nothing was changed
             remove_abort(disk, files.abort)

@@ -53,7 +53,7 @@ class DaemonState:
         corrupt, is_held = self.reput.corrupt, self.meter.held_at == reader.position
         caught_up = self.reput.caught_up and not is_held and not reader.is_undecided
         built, frontier = building.progress, building.flusher.frontier
-        begin = reader.log.min_offset or 0
+        begin, position = reader.log.min_offset or 0, reader.position
         lag = self.meter.measure(built, self._queue, reader, self.reput)
         return {
             "pid": os.getpid(),
@@ -63,7 +63,7 @@ class DaemonState:
             "filledOffset": built.filled_offset,
             "storeTimestamp": built.store_timestamp,
             "durableOffset": frontier.phy_offset,
-            "readOffset": min(reader.position, lag.log_end),  # it goes on meanwhile
+            "readOffset": position,
             "commitLogMinOffset": begin,
             "commitLogMaxOffset": lag.log_end,
             "caughtUp": caught_up,

@@ -8,5 +8,7 @@
 ``names``  which file names mean what.
 ``lock``   one instance per data directory.
 ``broker_lock``  whether a broker has a store open.
+``listening``    on which ports a process listens.
+``priority``     a thread that takes what others leave.
 ``page_cache``   reading much without taking memory from others.
 """

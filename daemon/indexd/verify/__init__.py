@@ -7,6 +7,7 @@
 ``deep``     the log decoded again, every key against the entries and every entry against the keys
 ``beside``   queues and sparse indexes: their own checks, and both against the log
 ``resync``   where both differ: what is wrong, and where they agree again
+``scrub``    all files once more while the daemon runs, for what the disk has changed
 ``report``   what it all came to
 """
 
