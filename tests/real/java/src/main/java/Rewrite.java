@@ -74,6 +74,11 @@ public final class Rewrite {
         Map<String, Object> figures = new LinkedHashMap<>();
         figures.put("openedAt", store.getMaxPhyOffset());
         if (options.number("drop", 0) > 0) {
+            // A segment that is just being flushed would stay.
+            long segment = store.getMessageStoreConfig().getMappedFileSizeCommitLog();
+            while (store.getCommitLog().getFlushedWhere() < store.getMaxPhyOffset() - segment) {
+                Thread.sleep(1);
+            }
             int dropped = store.getCommitLog().deleteExpiredFile(0, 0, 1000, true, options.small("drop", 0));
             Stores.clean(store);
             figures.put("dropped", dropped);
