@@ -38,6 +38,22 @@ def _unpickled(kind: type[IndexdError], args: tuple[Any, ...], attributes: dict[
     return error
 
 
+class NoRoomError(IndexdError):
+    """The system gives no more memory, or no thread."""
+
+    default_hint = "give it more memory, or more threads (TasksMax of its unit, ulimit -u)"
+
+    @classmethod
+    def of(cls, error: BaseException) -> NoRoomError | None:
+        """What stands for Python's own ``error``, or for the first such of a group; None for any other."""
+        if isinstance(error, BaseExceptionGroup):
+            return next((found for one in error.exceptions if (found := cls.of(one)) is not None), None)
+        if isinstance(error, MemoryError):
+            return cls("there is no memory left")
+        is_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
+        return cls("there is no memory for another thread") if is_thread else None
+
+
 class UsageError(IndexdError):
     """An option, a key of a configuration file or an argument is wrong."""
 

@@ -122,7 +122,6 @@ def test_exact_mode_answers_derived_queries_as_the_messages_do(built: Built) -> 
 def test_a_golden_is_covered_whole(built: Built) -> None:
     coverage = query_exact(built.index, KeyQuery("no such topic", "no such key")).coverage
     assert coverage.complete
-    assert not coverage.has_gaps
     assert coverage.log_begin == coverage.begin == 0
 
 

@@ -7,11 +7,13 @@ import re
 import shutil
 import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from indexd.commitlog.writer import FrameSpec, encode_frame
+from indexd.errors import NoRoomError
 from support.daemon import compile_kernels, indexd, indexd_here
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
 
@@ -251,3 +253,22 @@ def test_hints_of_segment_sizes_do_not_lead_in_a_circle(
 def test_of_a_single_segment_of_another_size_both_readings_are_said(tmp_path: Path) -> None:
     line = wrong_size_of(tmp_path / "store", {0: 39062}, 65536)
     assert "either the file is cut: put the whole one there; or it is not: give --segment-size 39062" in line
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=["thread", "memory"])
+def test_no_memory_is_no_defect(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    words = ("rebuild", "--store", root / "store", "--data", root / "data", "--out", root / "out", *SIZES)
+    line = error_of(indexd_here(*words), INTERNAL)
+    assert "there is no memory" in line
+    assert "report" not in line
+
+
+def test_no_memory_for_one_of_several_tasks() -> None:
+    no_thread = RuntimeError("can't start new thread")
+    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [KeyError(), no_thread])])
+    assert NoRoomError.of(group) is not None
+    assert NoRoomError.of(ExceptionGroup("tasks", [KeyError(), RuntimeError("other")])) is None

@@ -17,7 +17,7 @@ from indexd.errors import CorruptDataError
 from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, query_exact, query_rocketmq
-from indexd.query.walk import may_match
+from indexd.query.walk import Wanted, may_match
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
@@ -79,16 +79,20 @@ def test_the_prefilter_never_denies_a_message_that_matches(
     header = IndexHeader.unpack(file.to_bytes())
     for number, time in enumerate(times, 1):
         begin, end = time - max(before, 0), time + max(behind, 0)
-        assert may_match(number, file.entries[number][2], header, begin, end)
+        assert may_match(number, file.entries[number][2], *Wanted(begin, end).differences(header))
 
 
 def test_the_prefilter_denies_what_is_seconds_away() -> None:
     header = IndexHeader(T0, T0 + 9000, 0, 0, 1, 9)
-    assert not may_match(2, 5, header, T0, T0 + 4999)
-    assert not may_match(2, 5, header, T0 + 6000, TIME_MAX)
-    assert not may_match(2, 0, header, T0 + 1000, TIME_MAX)
-    assert may_match(2, 0, header, 0, T0 - 10_000)
-    assert may_match(1, 5, header, T0, T0)
+
+    def matches(number: int, time_diff: int, begin: int, end: int) -> bool:
+        return may_match(number, time_diff, *Wanted(begin, end).differences(header))
+
+    assert not matches(2, 5, T0, T0 + 4999)
+    assert not matches(2, 5, T0 + 6000, TIME_MAX)
+    assert not matches(2, 0, T0 + 1000, TIME_MAX)
+    assert matches(2, 0, 0, T0 - 10_000)
+    assert matches(1, 5, T0, T0)
 
 
 # --- what an answer covers, and why it is empty ---

@@ -19,6 +19,7 @@ from indexd.query import (
     query_exact,
     query_offset,
 )
+from indexd.query.coverage import Behind
 from indexd.storage.disk import Disk
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
@@ -47,15 +48,16 @@ def test_nothing_before_a_cursor(store: QueueStore) -> None:
 
 def test_what_a_cursor_leaves_open() -> None:
     gap = Uncovered(300, 400, "lost")
-    whole = Coverage(200, 500, 100, complete=False, uncovered=(gap,))
-    assert whole.up_to(501).has_gaps
-    assert not whole.up_to(501).complete
-    assert whole.up_to(500).complete
+    whole = Coverage(200, 500, 100, Behind(500), (gap,))
+    assert whole.up_to(501).behind is not None
+    assert whole.up_to(500).behind is None
     assert whole.up_to(301).uncovered == (gap,)
     assert whole.up_to(300).uncovered == ()
     assert whole.up_to(101).starts_late
-    assert not whole.up_to(100).has_gaps  # the log begins there
-    assert not Coverage(200, 500, None, complete=False).up_to(0).has_gaps
+    assert not whole.up_to(101).complete
+    assert whole.up_to(100).complete  # the log begins there
+    assert not Coverage(200, 500, None, Behind(500)).complete
+    assert Coverage(200, 500, None, Behind(500)).up_to(0).complete
 
 
 def test_a_query_is_ended_by_its_check(store: QueueStore) -> None:

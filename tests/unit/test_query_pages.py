@@ -91,7 +91,7 @@ def test_full_files_behind_a_cursor_are_not_walked(tmp_path: Path, monkeypatch: 
     store.build()
     walked = []
     chain = by_key.chain
-    monkeypatch.setattr(by_key, "chain", lambda file, key_hash: walked.append(file) or chain(file, key_hash))
+    monkeypatch.setattr(by_key, "chain", lambda file, *args: walked.append(file) or chain(file, *args))
     with store.index() as index:
         answer = query_exact(index, KeyQuery("T", "k", 100, before=offsets[9]))
     assert [hit.phy_offset for hit in answer.hits] == offsets[8::-1]

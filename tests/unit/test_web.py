@@ -158,7 +158,7 @@ def test_hex_in_pages() -> None:
 def test_drawings_stay_inside(places: list[tuple[int, int]], times: tuple[int, int], ends: list[int]) -> None:
     hits = [Hit(offset, time) for offset, time in places]
     begin, low, high, end = sorted(ends[:4])
-    coverage = Coverage(begin, end, ends[4], complete=True, uncovered=(Uncovered(low, high, "expired"),))
+    coverage = Coverage(begin, end, ends[4], uncovered=(Uncovered(low, high, "expired"),))
     drawn = timeline(hits, min(times), max(times)) + log_strip(coverage, hits) + log_strip(coverage, ())
     for share in re.findall(r'(?:x|x1)="(-?[\d.]+)%"', drawn):
         assert -0.001 <= float(share) <= 100.001
@@ -194,6 +194,12 @@ def test_a_broker_that_is_down_is_a_problem_in_mode_offload_alone() -> None:
         assert problems_of(row) == expected
         assert ("the broker is not running" in render_page(Asked(), None, row)) is bool(expected)
     assert problems_of(ROW | {"broker": {"alive": False, "unsafe": ["it indexes"]}}) == ["it indexes"]
+
+
+def test_a_daemon_that_stands_at_damage_is_not_up_to_date() -> None:
+    row = ROW | {"corrupt": {"offset": 41_380, "reason": "no magic"}, "dispatchBehindMilliseconds": 0}
+    assert "Standing at bytes that are no frame" in render_page(Asked(), None, row)
+    assert "Up to date" in render_page(Asked(), None, ROW)
 
 
 def without_script(html: str) -> str:

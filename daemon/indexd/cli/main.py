@@ -28,7 +28,7 @@ from indexd.cli import (
 )
 from indexd.cli.options import Parser, common_options, config_file, given_flags
 from indexd.config import load
-from indexd.errors import IndexdError
+from indexd.errors import IndexdError, NoRoomError
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
@@ -53,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # A command that leaves something says so; Ctrl-C itself has no words.
         code = _complain(str(error), EXIT_INTERRUPTED) if error.args else EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends with the exit code that says so
-        traceback.print_exc()
-        code = _complain(IndexdError(f"an internal error: {error!r}").line(), EXIT_INTERNAL)
+        no_room = NoRoomError.of(error)
+        if no_room is None:
+            traceback.print_exc()
+        code = _complain((no_room or IndexdError(f"an internal error: {error!r}")).line(), EXIT_INTERNAL)
     sys.exit(code)
 
 

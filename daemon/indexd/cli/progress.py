@@ -6,6 +6,9 @@ import sys
 
 from tqdm import tqdm
 
+# No thread of its own, which there may be no memory for.
+tqdm.monitor_interval = 0
+
 
 class ProgressBar:
     """A bar of bytes; shows nothing when standard error is no terminal."""

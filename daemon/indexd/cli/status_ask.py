@@ -209,7 +209,9 @@ class Asker:
             finally:
                 index.close()
             row["commitLogMinOffset"] = coverage.log_begin or 0
-            row["caughtUp"] = coverage.complete
+            row["caughtUp"] = coverage.behind is None
+            if coverage.behind is not None and coverage.behind.reason is not None:
+                row["corrupt"] = {"offset": coverage.behind.phy_offset, "reason": coverage.behind.reason}
         except IndexdError as error:
             notes.append(f"the log cannot be looked at: {error.line()}")
         findings = [f"no daemon runs: {how}", *findings_of(row)]

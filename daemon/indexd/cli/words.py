@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from indexd.cli.output import print_line, show_bytes
+from indexd.cli.output import print_line
 from indexd.config.units import printable
-from indexd.query.coverage import Coverage
+from indexd.query.coverage import Coverage, why_not_complete
 
 _INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
@@ -35,10 +35,6 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def coverage_line(coverage: Coverage) -> str:
     """The last line of every answer."""
-    rest = "all of the log" if coverage.complete else "the log goes on behind that"
+    rest = why_not_complete(coverage) or "all of the log"
     daemon = f"kept by pid {coverage.daemon_pid}" if coverage.daemon_pid is not None else "no daemon runs"
-    line = f"covered: log bytes {coverage.begin} to {coverage.end}, {rest}; {daemon}"
-    if coverage.uncovered:
-        size = sum(gap.end - gap.begin for gap in coverage.uncovered)
-        line += f"; {len(coverage.uncovered)} ranges of {show_bytes(size)} in it are not indexed"
-    return line
+    return f"covered: log bytes {coverage.begin} to {coverage.end}, {rest}; {daemon}"

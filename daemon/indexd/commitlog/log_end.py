@@ -27,20 +27,21 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
             with disk.open_read(segment.path) as file:
                 if known <= segment.base and not any(file.pread(BLANK_SIZE, 0)):
                     continue  # made ahead, nothing is in it
-                return max(_end_within(file, segment, max(known, segment.base)), known)
+                return max(end_within(file, segment, max(known, segment.base)), known)
         except DiskError as error:
             if not error.is_missing:
                 raise
     return known
 
 
-def _end_within(file: DiskFile, segment: Segment, known: int) -> int:
+def end_within(file: DiskFile, segment: Segment, known: int) -> int:
+    """Behind the last byte of a segment that is not zero, found by halving; everything before ``known`` is written."""
     # Blocks before ``low`` are written, those from ``high`` on are not.
     low = (known - segment.base) // _BLOCK_SIZE
     high = -(-segment.size // _BLOCK_SIZE)
     while low < high:
         middle = (low + high) // 2
-        if any(file.pread(_BLOCK_SIZE, middle * _BLOCK_SIZE)):
+        if not is_zero(file.pread(_BLOCK_SIZE, middle * _BLOCK_SIZE)):
             low = middle + 1
         else:
             high = middle
@@ -48,3 +49,8 @@ def _end_within(file: DiskFile, segment: Segment, known: int) -> int:
         return segment.base
     last = file.pread(_BLOCK_SIZE, (low - 1) * _BLOCK_SIZE).rstrip(b"\0")
     return segment.base + (low - 1) * _BLOCK_SIZE + len(last)
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether no byte is another, some GB a second."""
+    return data == bytes(len(data))

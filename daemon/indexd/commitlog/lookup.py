@@ -9,6 +9,7 @@ from pathlib import Path
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import HEAD_SIZE, NotYetWritten
+from indexd.commitlog.log_end import end_within, is_zero
 from indexd.commitlog.segments import Segment, SegmentList, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
@@ -16,6 +17,8 @@ from indexd.storage.disk import Disk, DiskFile
 _OPEN_FILES_MAX = 16
 # One read brings most messages whole; a longer one takes a second.
 _FIRST_READ = 4096
+# Zeros are looked through so far before the rest of a segment is taken to be written from the front.
+_ZEROS_SIZE = 64 << 10
 # Of all lookups, so that no two states of any two of them are taken for the same.
 _STATES = count()
 
@@ -64,6 +67,16 @@ class MessageLookup:
         if isinstance(found, bytes) and len(found) > size_max:
             return NotYetWritten(phy_offset, len(found))
         return found
+
+    def written_end(self, phy_offset: int) -> int:
+        """The physical offset behind the last byte of its segment that is not zero; itself if none is from there on."""
+        opened = self._file_at(phy_offset)
+        if opened is None:
+            return phy_offset
+        file, segment = opened
+        data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
+        known = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
+        return max(end_within(file, segment, known), phy_offset)
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         segment = self._segments.get(phy_offset - phy_offset % self._segment_size)

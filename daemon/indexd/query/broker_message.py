@@ -17,7 +17,7 @@ from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.answer import KeyQuery, LastUpdate
 from indexd.query.by_key import query_exact
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.coverage import ABSENT, Coverage, expired_in_words
+from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, not_found
 from indexd.query.queues import open_queue
@@ -94,7 +94,7 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
         in_memory = index.memory.find(look, key_hash, max_num, query.begin, query.end, size_max)
         if in_memory is not None:
             remark = None if in_memory[0] else _why_nothing(look.coverage)
-            return FoundFrames(*in_memory, not look.coverage.has_gaps, remark)
+            return FoundFrames(*in_memory, look.coverage.complete, remark)
     last_update, end = LastUpdate(), query.end
     frames = _Frames(index.log, size_max)
     for _ in range(_ROUNDS):
@@ -112,7 +112,7 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
         if end < query.begin:
             break
     remark = frames.left_out() if frames.named else _why_nothing(look.coverage)
-    return FoundFrames(tuple(frames.found), last_update, not look.coverage.has_gaps and not frames.unknown, remark)
+    return FoundFrames(tuple(frames.found), last_update, look.coverage.complete and not frames.unknown, remark)
 
 
 def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
@@ -153,7 +153,7 @@ def pull_message(
     limit = min(max(max_num, 1), _PULL_MAX_NUM, index.config.query.query_max_num)
     answer = query_offset(index, OffsetQuery(topic, queue_id, queue_offset, limit))
     bounds = answer.min_offset, answer.max_offset
-    is_covered = not answer.coverage.has_gaps
+    is_covered = answer.coverage.complete
     if answer.status != FOUND:
         # Where a broker sends whoever asks outside of a queue.
         next_offset = min(max(queue_offset, answer.min_offset), answer.max_offset)
@@ -241,13 +241,7 @@ def _removed(answer: OffsetAnswer) -> str:
 
 def _why_nothing(coverage: Coverage) -> str:
     # In a few words: how far behind the index is would have to be measured.
-    words = ["the index names no such message"]
-    if not coverage.complete:
-        words.append(f"not yet indexed: the log from physical offset {coverage.end} on")
-    if coverage.starts_late:
-        words.append(f"older than the index: the log before physical offset {coverage.begin}")
-    if coverage.uncovered:
-        words.append(f"left out: {sum(gap.end - gap.begin for gap in coverage.uncovered)} bytes of the log")
+    words = ["the index names no such message", *gaps_in_words(coverage, None)]
     expired = expired_in_words(coverage)
     return "; ".join(words if expired is None else [*words, expired])
 

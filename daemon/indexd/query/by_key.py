@@ -7,18 +7,20 @@ physical offset before which no message has a store time that was asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import FLAG_TRANSACTION_MASK
 from indexd.errors import UsageError
 from indexd.index.flavour import Flavour
-from indexd.index.format import IndexEntry
 from indexd.index.key_hash import index_key_hash
 from indexd.query.answer import Answer, Hit, KeyQuery
 from indexd.query.bound import TimeBound
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, why_empty
-from indexd.query.log import LogView
+from indexd.query.log import LogView, TimeUpError
 from indexd.query.source import Look, OpenIndexFile, QueryIndex
-from indexd.query.walk import chain, may_match, scan
+from indexd.query.walk import OFFSET_END, Wanted, chain, scan
 
 # Walks of no more entries than this are over before their bound would be found.
 _BOUND_AFTER = 32
@@ -33,19 +35,16 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     never_indexed = not _is_indexed(look.flavour, query.index_type)
     search = _Search(look, query, index.log, index.config.query.query_walk_max, TimeBound(index, look))
     if not never_indexed:
-        for file in index.newest_first(look):
-            search.search_file(file)
-            if search.is_over:
-                break
+        search.search(index.newest_first(look))
+    coverage = replace(look.coverage, is_cut_off=search.is_cut_off)
     why = None
     if not search.hits and not search.has_more:
         # What a page leaves open is before its cursor: what came behind it, indexed or not, is none of it.
         why = why_empty(
-            look.coverage if query.before is None else look.coverage.up_to(query.before),
+            coverage if query.before is None else coverage.up_to(query.before),
             index.log,
             expired=search.expired,
             unreadable=search.unreadable,
-            cut_off=search.truncated is not None,
             never_indexed=never_indexed,
         )
         if why == ABSENT and query.before is not None:
@@ -53,7 +52,7 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     return Answer(
         query,
         tuple(search.hits),
-        look.coverage,
+        coverage,
         search.truncated,
         search.expired,
         search.unreadable,
@@ -67,6 +66,7 @@ class _Search:
 
     def __init__(self, look: Look, query: KeyQuery, log: LogView, walk_max: int, bound: TimeBound) -> None:
         self._query = query
+        self._wanted = Wanted(query.begin, query.end, OFFSET_END if query.before is None else query.before)
         self._flavour = look.flavour
         self._is_unclean = look.is_unclean
         self._log = log
@@ -78,54 +78,65 @@ class _Search:
         self._bound = bound
         self.hits: list[Hit] = []
         self.has_more = False
-        self.is_over = False
+        self._is_over = False
+        self.is_cut_off = False
         self.truncated: str | None = None
         self.cursor: int | None = None
         self.expired = 0
         self.unreadable = 0
 
-    def search_file(self, file: OpenIndexFile) -> None:
-        """Walk the hash's entries of one file; ends early when ``is_over`` is set."""
+    def search(self, files: Iterable[OpenIndexFile]) -> None:
+        """Walk the hash's entries of the files, newest first; what was found when the time is up is kept."""
+        try:
+            for file in files:
+                self._search_file(file)
+                if self._is_over:
+                    break
+        except TimeUpError:
+            if self._walked == 0:
+                raise
+            # The last message may not have been looked at: the next page begins with it, unless it is in this one.
+            is_taken = bool(self.hits) and self.hits[-1].phy_offset == self._last_offset
+            self._cut_off("time", self._last_offset + (not is_taken))
+
+    def _search_file(self, file: OpenIndexFile) -> None:
         mark, before = file.mark, self._query.before
         header = mark.header if mark is not None and mark.full else None
         if before is not None and header is not None and header.begin_phy_offset >= before:
             return
         if self._is_unclean and mark is not None and not mark.full:
-            entries, header = scan(file.reader, self._key_hash, mark), mark.header
+            entries = scan(file.reader, self._key_hash, self._wanted, mark)
         else:
-            entries = chain(file.reader, self._key_hash)
-        for number, entry in entries:
-            if before is not None and entry.phy_offset >= before:
+            entries = chain(file.reader, self._key_hash, self._wanted, header)
+        for phy_offset, entry in entries:
+            self._log.check()
+            if phy_offset >= self._wanted.before:
                 continue
-            if self._ends_before(entry):
+            if self._ends_before(phy_offset):
                 return
-            # After the slot, never before: the first put of a rolled file moves its begin timestamp.
-            header = header or file.reader.header()
-            if entry.key_hash != self._key_hash or entry.phy_offset in self._seen:
+            if entry is None or entry.key_hash != self._key_hash or phy_offset in self._seen:
                 continue
-            if not may_match(number, entry.time_diff, header, self._query.begin, self._query.end):
-                continue
-            self._seen.add(entry.phy_offset)
-            self._take(entry.phy_offset)
+            self._seen.add(phy_offset)
+            self._take(phy_offset)
             if self.has_more:
-                self._cut_off(f"max {self._query.max_num}", entry.phy_offset + 1)
+                self.truncated, self.cursor = f"max {self._query.max_num}", phy_offset + 1
+                self._is_over = True
                 return
 
-    def _ends_before(self, entry: IndexEntry) -> bool:
+    def _ends_before(self, phy_offset: int) -> bool:
         # Whether the walk is over. Several entries of one message are walked together, so that a cursor can stand
         # between messages.
-        if entry.phy_offset != self._last_offset and self._walked >= self._walk_max:
+        if phy_offset != self._last_offset and self._walked >= self._walk_max:
             self._cut_off(f"walk {self._walk_max}", self._last_offset)
             return True
-        self._log.check()
         self._walked += 1
-        self._last_offset = entry.phy_offset
-        if self._walked > _BOUND_AFTER and self._bound.is_before(entry.phy_offset, self._query.begin):
-            self.is_over = True
-        return self.is_over
+        self._last_offset = phy_offset
+        if self._walked > _BOUND_AFTER and self._bound.is_before(phy_offset, self._query.begin):
+            self._is_over = True
+        return self._is_over
 
     def _cut_off(self, by: str, cursor: int) -> None:
-        self.truncated, self.cursor, self.is_over = by, cursor, True
+        self.truncated, self.cursor, self.is_cut_off, self._is_over = by, cursor, True, True
 
     def _take(self, phy_offset: int) -> None:
         message = self._log.at(phy_offset)

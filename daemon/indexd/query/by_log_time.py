@@ -60,7 +60,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
     scan = FrameScan(index.log, coverage.uncovered)
     frame, scanned = _first(index, look, scan, timestamp)
     if frame is None:
-        why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable, cut_off=False)
+        why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable)
         return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
     segment = frame.phy_offset - frame.phy_offset % index.log.segment_size
     return LogTimeAnswer(

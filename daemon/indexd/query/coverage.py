@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from indexd.commitlog.decoder import Message
+from indexd.commitlog.decoder import Decoded, Message
+from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
 from indexd.flush.frontier import Uncovered
 from indexd.query.frames import FrameScan
 from indexd.query.log import LogView
 
 ABSENT = "absent"
+NOT_KNOWN = "not known behind offset"
 NOT_YET_INDEXED = "not yet indexed"
 EXPIRED = "expired"
 UNREADABLE = "unreadable"
@@ -20,24 +22,34 @@ BEFORE_BEGIN = "before the index begins"
 LEFT_OUT = "left out"
 ABSENT_BEFORE = "absent before the cursor"
 BEHIND_LAST = "behind the last message"
+_ZEROS = Reason.ZEROS_BEFORE_END.text
 # Frames that are walked to find the end of the log, before its distance is only said to be more than that.
 _BEHIND_FRAMES_MAX = 2000
+
+
+class Behind(NamedTuple):
+    """What the log holds behind an index, at ``phy_offset``: a message, or for a ``reason`` bytes that are no frame."""
+
+    phy_offset: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """Every message of log bytes ``[begin, end)`` is in the index, but for those of ``uncovered``.
 
-    ``log_begin`` is where the log begins now, None without a segment; ``complete`` says that no message stands behind
-    ``end``; ``daemon_pid`` is who keeps the index up to date, None if no one does.
+    ``log_begin`` is where the log begins now, None without a segment; ``behind`` what it holds behind ``end``, None for
+    nothing; ``daemon_pid`` is who keeps the index up to date, None if no one does. ``is_cut_off``: the answer was ended
+    before all that is covered had been looked at.
     """
 
     begin: int
     end: int
     log_begin: int | None
-    complete: bool
+    behind: Behind | None = None
     uncovered: tuple[Uncovered, ...] = ()
     daemon_pid: int | None = None
+    is_cut_off: bool = False
 
     @property
     def starts_late(self) -> bool:
@@ -45,47 +57,70 @@ class Coverage:
         return self.log_begin is not None and self.log_begin < self.begin
 
     @property
-    def has_gaps(self) -> bool:
-        """Whether messages that are still in the log are missing from the index."""
-        return not self.complete or bool(self.uncovered) or self.starts_late
+    def complete(self) -> bool:
+        """Whether an answer speaks for every message that is still in the log; ``gaps_in_words`` says why not."""
+        return not (self.behind or self.uncovered or self.starts_late or self.is_cut_off)
 
     def up_to(self, before: int) -> Coverage:
-        """The same for messages before that physical offset alone: complete when all of them are indexed."""
+        """The same for messages before that physical offset alone."""
         begin = self.begin if self.log_begin is None or self.log_begin < before else min(self.begin, self.log_begin)
         met = tuple(gap for gap in self.uncovered if gap.begin < before)
-        complete = self.complete or before <= self.end
-        return replace(self, begin=begin, end=min(self.end, before), complete=complete, uncovered=met)
+        behind = self.behind if before > self.end else None
+        return replace(self, begin=begin, end=min(self.end, before), behind=behind, uncovered=met)
 
     def to_json(self) -> dict[str, Any]:
-        """The ``coverage`` member of an answer."""
+        """The ``coverage`` member of an answer; ``why`` where it is not complete."""
+        why = why_not_complete(self)
         return {
             "begin": self.begin,
             "end": self.end,
             "logBegin": self.log_begin,
             "complete": self.complete,
+            **({} if why is None else {"why": why}),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
             "daemonPid": self.daemon_pid,
         }
 
 
 def make_coverage(
-    begin: int,
-    end: int,
-    uncovered: tuple[Uncovered, ...],
-    log_begin: int | None,
-    *,
-    complete: bool,
-    daemon_pid: int | None,
+    begin: int, end: int, uncovered: tuple[Uncovered, ...], log: LogView, behind: Behind | None, daemon_pid: int | None
 ) -> Coverage:
-    """The coverage, with those uncovered ranges alone that hold log which is still there."""
-    first = max(begin, log_begin or 0)
+    """The coverage, with those uncovered ranges alone that hold log which is still there.
+
+    ``behind``: where a running daemon stands at bytes that are no frame; without it the log itself is looked at.
+    """
+    first = max(begin, log.begin or 0)
     met = tuple(gap for gap in uncovered if gap.end > first and gap.begin < end)
-    return Coverage(begin, end, log_begin, complete, met, daemon_pid)
+    return Coverage(begin, end, log.begin, behind or find_behind(log, end), met, daemon_pid)
 
 
-def why_empty(
-    coverage: Coverage, log: LogView, *, expired: int, unreadable: int, cut_off: bool, never_indexed: bool = False
-) -> str:
+def find_behind(log: LogView, end: int) -> Behind | None:
+    """What may be a message at ``end`` or behind it; None when the log ends there, be it in zeros that are not used."""
+    zeros: int | None = None
+    for segment in log.segments:
+        if segment.end <= end:
+            continue
+        at = max(end, segment.base)
+        found = log.at(at)
+        if found is None or (isinstance(found, EndOfFile) and zeros is None):
+            continue
+        if not isinstance(found, NotYetWritten) or found.needed:
+            return Behind(at, _why_no_message(log, at, found)) if zeros is None else Behind(zeros, _ZEROS)
+        if zeros is None:
+            zeros, written = at, log.written_end(at)
+            if written > at:
+                return Behind(at, f"zeros before bytes that are written, up to {written}")
+    return None
+
+
+def _why_no_message(log: LogView, phy_offset: int, found: Decoded) -> str | None:
+    if isinstance(found, Message):  # by its lengths alone so far
+        framed = log.frame(phy_offset, log.frame_size_max)
+        return framed.reason if isinstance(framed, Corrupt) else None
+    return found.reason if isinstance(found, Corrupt) else Reason.CUT_OFF.text
+
+
+def why_empty(coverage: Coverage, log: LogView, *, expired: int, unreadable: int, never_indexed: bool = False) -> str:
     """What an answer without hits leaves open, ``absent`` if nothing; several reasons are joined by ``; ``."""
     if never_indexed:
         return NEVER_INDEXED
@@ -94,16 +129,18 @@ def why_empty(
         reasons.append(EXPIRED)
     if unreadable:
         reasons.append(UNREADABLE)
-    if cut_off:
-        reasons.append(CUT_OFF)
     return "; ".join(reasons + gaps_in_words(coverage, log)) or ABSENT
 
 
-def gaps_in_words(coverage: Coverage, log: LogView) -> list[str]:
-    """Which messages of the log an answer does not speak for: not indexed yet, with how far behind, older, left out."""
-    words = []
-    if not coverage.complete:
-        words.append(f"{NOT_YET_INDEXED}: {_behind(coverage, log)} behind")
+def gaps_in_words(coverage: Coverage, log: LogView | None) -> list[str]:
+    """Why an answer is not complete, nothing if it is; ``log``: to be measured how far the index is behind it."""
+    words = [CUT_OFF] if coverage.is_cut_off else []
+    behind = coverage.behind
+    if behind is not None and behind.reason is not None:
+        words.append(f"{NOT_KNOWN} {behind.phy_offset}: {behind.reason}")
+    elif behind is not None:
+        far = f"the log from physical offset {coverage.end} on" if log is None else f"{_behind(coverage, log)} behind"
+        words.append(f"{NOT_YET_INDEXED}: {far}")
     if coverage.starts_late:
         words.append(f"{BEFORE_BEGIN}: that is at {coverage.begin}, the log begins at {coverage.log_begin}")
     if coverage.uncovered:
@@ -111,6 +148,11 @@ def gaps_in_words(coverage: Coverage, log: LogView) -> list[str]:
         reasons = sorted({gap.reason for gap in coverage.uncovered})
         words.append(f"{LEFT_OUT}: {size} bytes of the log ({', '.join(reasons)})")
     return words
+
+
+def why_not_complete(coverage: Coverage) -> str | None:
+    """The same in one line, nothing measured; None for one that is complete."""
+    return "; ".join(gaps_in_words(coverage, None)) or None
 
 
 def expired_in_words(coverage: Coverage) -> str | None:

@@ -17,6 +17,10 @@ from indexd.storage.disk import Disk, DiskFile
 _LISTINGS_PER_QUERY = 2
 
 
+class TimeUpError(Exception):
+    """What ``LogView.check`` raises when a query has taken all the time that it has: a walk keeps what it found."""
+
+
 class LogView:
     """Single messages by physical offset; close it after use. Raises DiskError, UnsafeStoreError."""
 
@@ -141,12 +145,9 @@ class LogView:
         """Whether an offset lies between the log's begin and its end, be its segment there or not."""
         return bool(self.segments) and self.segments[0].base <= phy_offset < self.segments[-1].end
 
-    def goes_on_at(self, phy_offset: int) -> bool:
-        """Whether a message stands at ``phy_offset`` or, where none can, at the start of a later segment."""
-        if isinstance(self.at(phy_offset), Message):
-            return True
-        later = [segment.base for segment in self._lookup.log.segments if segment.base > phy_offset]
-        return any(isinstance(self.at(base), Message) for base in later)
+    def written_end(self, phy_offset: int) -> int:
+        """Behind the last byte of that segment that is not zero; ``phy_offset`` where none is from there on."""
+        return self._lookup.written_end(phy_offset)
 
     def close(self) -> None:
         """Close every file."""

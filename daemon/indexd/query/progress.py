@@ -8,6 +8,7 @@ from typing import Any
 
 from indexd.errors import DiskError
 from indexd.flush.frontier import Frontier, Uncovered
+from indexd.query.coverage import Behind
 from indexd.storage.disk import Disk
 
 
@@ -27,6 +28,14 @@ def progress(
     elif frontier.filled_offset < frontier.phy_offset:
         published = min(published, frontier.filled_offset)
     return int(begin), state["phyOffset"], uncovered, published
+
+
+def stands_at(state: dict[str, Any], pid: int | None) -> Behind | None:
+    """Where the daemon that runs stands at bytes that are no frame; None if it does not."""
+    corrupt = state.get("corrupt")
+    if state.get("pid") != pid or not isinstance(corrupt, dict):
+        return None
+    return Behind(int(corrupt["offset"]), str(corrupt["reason"]))
 
 
 def read_state(disk: Disk, path: Path) -> dict[str, Any]:

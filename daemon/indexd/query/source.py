@@ -22,10 +22,10 @@ from indexd.index.flavour import FLAVOURS, Flavour
 from indexd.index.format import FileMark, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.answer import LastUpdate
-from indexd.query.coverage import Coverage, make_coverage
+from indexd.query.coverage import Behind, Coverage, make_coverage
 from indexd.query.kept import Kept
 from indexd.query.log import LogView
-from indexd.query.progress import progress, read_state
+from indexd.query.progress import progress, read_state, stands_at
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
@@ -58,7 +58,7 @@ class Look:
         filled = self.frontier.filled_offset if self.published is None else self.published
         if filled >= self.coverage.end:
             return self.coverage
-        return replace(self.coverage, end=filled, complete=False)
+        return replace(self.coverage, end=filled, behind=self.coverage.behind or Behind(filled))
 
 
 class OpenIndexFile(NamedTuple):
@@ -138,8 +138,7 @@ class QueryIndex:
             files.extend((name, None) for name, size in newer if size == size_wanted)
             if any(size != size_wanted for _, size in newer):
                 self._names.forget()  # it grows, and its directory does not tell
-        complete = not self.log.goes_on_at(end)
-        coverage = make_coverage(begin, end, uncovered, self.log.begin, complete=complete, daemon_pid=pid)
+        coverage = make_coverage(begin, end, uncovered, self.log, stands_at(state, pid), pid)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
         return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published)

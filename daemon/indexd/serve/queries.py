@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
+from indexd.query.log import TimeUpError
 from indexd.query.source import Memory
 from indexd.serve.board import Board
-from indexd.serve.workers import StoppedError, TooManyError, Workers
+from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.hasty import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
@@ -26,15 +27,14 @@ ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
 _WAITING_PER_THREAD = 32
-# A walk ends here, with a cursor to go on from: nobody waits for minutes, and no thread is held for long.
-_WALK_MAX = 100_000
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
 # seen of the files so long ago: everything else there waits.
 _AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.1
-#: A query that takes longer is ended: it holds a thread that others wait for.
-QUERY_SECONDS = 10.0
+#: A query that takes longer is ended: it holds a thread that others wait for. A walk keeps what it has found, and has
+#: so much longer to say it.
+QUERY_SECONDS, _SAY_SECONDS = 10.0, 2.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
 _CLOSE_SECONDS = 2.0
 
@@ -71,7 +71,7 @@ class StoppingError(NotAnsweredError):
         super().__init__("the daemon stops: ask again when it is back")
 
 
-class TooLongError(NotAnsweredError):
+class TooLongError(NotAnsweredError, TimeUpError):
     """The query was ended after ``QUERY_SECONDS``."""
 
     def __init__(self) -> None:
@@ -97,9 +97,7 @@ class Queries:
         threads: int,
         load_memory: Callable[[], Callable[[QueryIndex], Memory] | None] | None = None,
     ) -> None:
-        bounded = config.query.model_copy(update={"query_walk_max": min(config.query.query_walk_max, _WALK_MAX)})
-        #: As it was given, but for the bound on walks.
-        self.config = config.model_copy(update={"query": bounded})
+        self.config = config
         self.board = board
         self._threads = threads
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
@@ -224,14 +222,20 @@ class Queries:
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
+            nonlocal end
             if self._is_stopping:
                 raise StoppingError
+            end += self._workers.give_way()
             if time.monotonic() > end:
+                end += _SAY_SECONDS
                 raise TooLongError
 
         data.set_check(check)
         try:
             answer = question(data)
+        except TurnOverError:
+            self._idle.append(_Opened(data, disk, time.monotonic()))
+            raise
         except BaseException:
             data.close()
             raise

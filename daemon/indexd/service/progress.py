@@ -24,6 +24,9 @@ _EXPORT_EVERY_SECONDS = 1.0
 #: So long nothing may be heard of a recovery until its next step: a file of the largest size on a slow disk.
 STEP_SECONDS = 300.0
 
+# No thread of its own, which there may be no memory for.
+tqdm.monitor_interval = 0
+
 
 class RecoveryProgress:
     """Callable as ``progress(step, done, total)``; a context manager that takes the bar away at the end."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
 from indexd.query import Answer, Coverage, Data, Hit, LogTimeAnswer, OffsetAnswer, QueueTimeAnswer
-from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
+from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST, why_not_complete
 from indexd.query.message import message_fields
 from indexd.query.queues import NO_FOLDER
 from indexd.serve.http.bodies import Bodies
@@ -73,6 +73,7 @@ def coverage_row(coverage: Coverage) -> dict[str, Any]:
         "end": str(coverage.end),
         "logBegin": text_or_none(coverage.log_begin),
         "complete": coverage.complete,
+        "why": why_not_complete(coverage),
         "uncovered": [
             {"begin": str(gap.begin), "end": str(gap.end), "reason": gap.reason} for gap in coverage.uncovered
         ],
@@ -84,7 +85,7 @@ def key_row(data: Data, answer: Answer, bodies: Bodies) -> dict[str, Any]:
     """The answer to a query by key, with the result as the board counts it."""
     why = answer.why
     if not answer.hits and why is None:  # the broker's own answer never says
-        why = ABSENT if not answer.coverage.has_gaps else "the broker's answer: absent from what is indexed"
+        why = ABSENT if answer.coverage.complete else "the broker's answer: absent from what is indexed"
     return {
         "topic": answer.query.topic,
         "key": answer.query.key,

@@ -39,7 +39,10 @@ def health_router(board: Board) -> APIRouter:
 
     @router.get("/readyz", summary="Is the index near enough to the end of the log?", **documented(Health, "It is"))
     async def readyz(asked: Annotated[Thresholds, Query()]) -> Response:
-        """200 while it runs, and within the thresholds that are given; else 503 with the numbers."""
+        """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
+
+        Where the log goes on behind bytes that are no frame, no threshold is waited for.
+        """
         row = board.row()
         lag = {name: row.get(name) for name in _LAG}
         facts: dict[str, Any] = text64({"phase": row["phase"], **lag, "caughtUp": row.get("caughtUp")})
@@ -49,6 +52,9 @@ def health_router(board: Board) -> APIRouter:
             found = lag[name]
             if most is not None and is_running and (found is None or found > most):
                 reasons.append(f"it is {'an unknown number of' if found is None else found} {unit} behind")
+        corrupt = row.get("corrupt") if is_running else None
+        if corrupt and (reasons or lag[_LAG[0]]):
+            reasons.insert(0, f"it stands at bytes that are no frame, at {corrupt['offset']}: {corrupt['reason']}")
         if reasons:
             raise ProblemError(503, "not-ready", "; ".join(reasons), facts, retry=_RETRY)
         return json_response({"status": "ok", **facts})

@@ -122,9 +122,7 @@ class Since(Asked):
 class Thresholds(Asked):
     """How far behind is still ready."""
 
-    lag_ms: Count | None = Field(
-        None, description="Not ready when the oldest message that is not indexed is older, in ms"
-    )
+    lag_ms: Count = Field(60_000, description="Not ready when the oldest message that is not indexed is older, in ms")
     lag_bytes: Count | None = Field(None, description="Not ready when more bytes of log are not indexed yet")
 
 

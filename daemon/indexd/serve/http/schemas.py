@@ -61,7 +61,11 @@ class CoverageRow(Camel):
     begin: Text64
     end: Text64
     log_begin: Text64 | None
-    complete: bool = Field(description="No message stands behind ``end``")
+    complete: bool = Field(
+        description="Nothing that the log still holds is missing from ``[begin, end)``, nothing stands before or behind"
+        " it that may be a message, and the answer was not cut off"
+    )
+    why: str | None = Field(description="Why it is not complete")
     uncovered: list[Gap]
     daemon_pid: int | None
 

@@ -100,6 +100,8 @@ def _notes(answer: Answer) -> list[Html]:
     notes = []
     if answer.truncated is not None and answer.truncated.startswith("walk"):
         notes.append(f"The search stopped after {answer.truncated[5:]} entries of this key's chain; older goes on.")
+    elif answer.coverage.is_cut_off:
+        notes.append("The search took too long and stopped before the end of this key's chain; older goes on.")
     if answer.expired:
         notes.append(f"{show_count(answer.expired)} entries of this key's hash point to messages that have expired.")
     if answer.unreadable:
@@ -224,11 +226,9 @@ def _no_message(asked: Asked, found: NotFound) -> Html:
 
 
 def _covered(asked: Asked, coverage: Coverage) -> Html:
-    size = sum(gap.end - gap.begin for gap in coverage.uncovered)
     words = [
         f"Covers log bytes {show_count(coverage.begin)} to {show_count(coverage.end)}, "
-        + ("all there is" if coverage.complete else "the log goes on behind that"),
-        f"holes: {len(coverage.uncovered)}, {show_size(size)}" if coverage.uncovered else None,
+        + (reasons.why_not_complete(coverage) or "all there is"),
         "the index is being kept up to date" if coverage.daemon_pid is not None else "no daemon keeps it up to date",
         MODES["rocketmq"] if asked.mode == "rocketmq" and asked.by in BY_INDEX else None,
     ]

@@ -91,6 +91,7 @@ const stateOf = (row) => {
   if (row.phase !== "running") return ["", row.phase[0].toUpperCase() + row.phase.slice(1)];
   const stages = Object.keys(row.problems || {});
   if (stages.length) return ["bad", `Indexing waits (${stages.join(", ")}); what is indexed already can be found`];
+  if (row.corrupt) return ["bad", "Standing at bytes that are no frame; what is before them can be found"];
   const millis = number(row.dispatchBehindMilliseconds) || 0;
   if (millis < CURRENT_MS_MAX) return ["good", `Up to date: ${group(row.messages || 0)} messages can be found`];
   return [millis >= BEHIND_MS_MAX ? "bad" : "", `Catching up: ${size(row.dispatchBehindBytes || 0)}, ${duration(millis)} behind the log`];

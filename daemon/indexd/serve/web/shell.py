@@ -78,6 +78,8 @@ def state_of(row: Row) -> tuple[str, str]:
         return "", f"{phase.capitalize()}"
     if row.get("problems"):
         return "bad", f"Indexing waits ({', '.join(row['problems'])}); what is indexed already can be found"
+    if row.get("corrupt"):
+        return "bad", "Standing at bytes that are no frame; what is before them can be found"
     size, millis = row.get("dispatchBehindBytes", 0), row.get("dispatchBehindMilliseconds", 0)
     words = f"{show_size(size)}, {show_duration(millis)} behind the log"
     if millis < _CURRENT_MILLIS_MAX:

@@ -1,0 +1,186 @@
+"""What every surface says where an index ends at bytes that are no frame: not known behind there, never complete."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from indexd.commitlog.writer import CommitLogWriter
+from indexd.query import open_data
+from support.daemon import Daemon, indexd_here
+from support.data_directory import T0, spec
+from support.queue_store import QueueStore
+from support.serving import Serving
+from support.small_log import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from indexd.commitlog.writer import FrameSpec
+
+_SEGMENT = 256 << 10
+_DAMAGED, _MESSAGES = 100, 300
+_ENV = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_CORRUPT_AFTER_MS": "100", "INDEXD_ON_CORRUPT": "stop"}
+
+
+def _spec(number: int) -> FrameSpec:
+    return spec(T0 + 10 * number, "T", 200, KEYS=f"order-{number}", UNIQ_KEY=f"unique-{number}", TAGS="t")
+
+
+def _damage(store: Path, phy_offset: int, data: bytes) -> None:
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(phy_offset)
+        file.write(data)
+
+
+# Magic overwritten, magic and size; a frame, a block and a page of zeros; the body alone.
+_DAMAGES = {
+    "magic": (4, b"\xde\xad\xbe\xef"),
+    "zero magic": (4, bytes(4)),
+    "size": (0, b"\x7f"),
+    "a zero frame": (0, bytes(91)),
+    "a zero block": (0, bytes(512)),
+    "a zero page": (0, bytes(4096)),
+    "body": (100, b"x"),
+}
+
+
+@pytest.fixture(params=_DAMAGES)
+def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[QueueStore, int]:
+    """A store whose index ends at a damaged frame behind which the log goes on, and where that is."""
+    store = QueueStore(tmp_path, segment=_SEGMENT)
+    store.append(*[_spec(number) for number in range(_DAMAGED)])
+    store.build()
+    offsets = store.append(*[_spec(number) for number in range(_DAMAGED, _MESSAGES)])
+    at, data = _DAMAGES[request.param]
+    _damage(store.root, offsets[0] + at, data)
+    return store, offsets[0]
+
+
+def _check(row: dict[str, Any], damage: int) -> None:
+    assert not row["coverage"]["complete"], row
+    said = f"not known behind offset {damage}: "
+    assert row["coverage"]["why"].startswith(said)
+    assert row["why"].startswith(said), row
+    assert "absent" not in row["why"]
+    assert "behind the last" not in row["why"]
+
+
+def test_python_and_command_line_do_not_call_it_complete(damaged: tuple[QueueStore, int]) -> None:
+    store, damage = damaged
+    with open_data(store.data) as data:
+        assert not data.coverage().complete
+        for answer in (
+            data.by_key("T", "order-200"),
+            data.by_key("T", "unique-200", index_type="U"),
+            data.by_queue("T", 0, 200),
+            data.by_queue("none", 0, 0),
+            data.at_time("T", 0, T0 + 10 * 200),
+            data.log_at_time(T0 + 10 * 200),
+        ):
+            row = answer.to_json()
+            assert not row["coverage"]["complete"]
+            assert f"not known behind offset {damage}: " in row["why"]
+        assert not data.by_key("T", "order-5").coverage.complete
+    given = ("--data", store.data)
+    for words in (
+        ("query-key", "-t", "T", "-k", "order-200"),
+        ("query-unique-key", "-t", "T", "-i", "unique-200"),
+        ("query-offset", "-t", "T", "-i", "0", "-o", "200"),
+        ("query-time", "-t", "T", "-i", "0", "-s", T0 + 10 * 200),
+        ("query-time", "--log", "-s", T0 + 10 * 200),
+    ):
+        _check(json.loads(indexd_here(*words, *given, "--json").stdout), damage)
+        said = indexd_here(*words, *given).stdout
+        assert f"not known behind offset {damage}: " in said
+        assert "all of the log" not in said
+    status = json.loads(indexd_here("status", *given, "--json").stdout)
+    assert status["corrupt"]["offset"] == damage
+    assert not status["caughtUp"]
+
+
+def test_http_and_the_page_do_not_call_it_complete(damaged: tuple[QueueStore, int]) -> None:
+    store, damage = damaged
+    with Serving(store.data, store.root) as server:
+        for path in (
+            "messages/by-key?topic=T&key=order-200",
+            "messages/by-key?topic=T&key=order-200&mode=rocketmq",
+            "messages/by-unique-key?topic=T&id=unique-200",
+            "messages/by-queue-offset?topic=T&queue=0&offset=200",
+            f"messages/by-time?time={T0 + 10 * 200}&topic=T&queue=0",
+            f"messages/by-time?time={T0 + 10 * 200}",
+        ):
+            row = server.get(f"/api/v1/{path}").json()
+            assert row["result"] == "empty_uncovered", path
+            assert not row["coverage"]["complete"]
+            if "rocketmq" not in path:
+                _check(row, damage)
+        coverage = server.get("/api/v1/coverage").json()["coverage"]
+        assert not coverage["complete"]
+        assert coverage["why"].startswith(f"not known behind offset {damage}: ")
+        page = server.get("/?by=key&topic=T&q=order-200").text
+        assert f"Not known behind offset {damage}: " in page
+        assert "all there is" not in page
+
+
+def test_zeros_that_the_broker_has_made_ahead_are_the_end_of_the_log(tmp_path: Path) -> None:
+    store = QueueStore(tmp_path, segment=_SEGMENT)
+    store.append(*[_spec(number) for number in range(9)])
+    store.build()
+    (store.root / "commitlog" / f"{_SEGMENT:020d}").write_bytes(bytes(_SEGMENT))
+    with open_data(store.data) as data:
+        assert data.coverage().complete
+        assert data.by_key("T", "none").why == "absent"
+
+
+def test_a_segment_that_ends_in_zeros_before_one_that_is_used(tmp_path: Path) -> None:
+    store = QueueStore(tmp_path, segment=4096)
+    offsets = store.append(*[_spec(number) for number in range(30)])
+    last = max(offset for offset in offsets if offset < 4096)
+    store.build(upto=last)
+    _damage(store.root, last, bytes(4096 - last))
+    with open_data(store.data) as data:
+        why = data.by_key("T", "none").why
+    assert why == f"not known behind offset {last}: zeros before the end of a segment that is closed"
+
+
+def _standing(root: Path, ask: Callable[[Daemon, httpx.Client, int], None]) -> None:
+    writer = CommitLogWriter(root / "store" / "commitlog", _SEGMENT)
+    offsets = [writer.append(_spec(number)) for number in range(150)]
+    _damage(root / "store", offsets[_DAMAGED] + 4, b"\xde\xad\xbe\xef")
+    with Daemon(root / "store", root / "data", *SIZES, env=_ENV) as daemon:
+        url = f"http://{daemon.wait_event('listening')['http']}"
+        daemon.wait_state(lambda row: row["corrupt"] is not None and row["phyOffset"] == offsets[_DAMAGED])
+        for number in range(150, _MESSAGES):
+            writer.append(_spec(number))
+        daemon.wait_state(lambda row: row["dispatchBehindBytes"] > 0)
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            ask(daemon, client, offsets[_DAMAGED])
+    writer.close()
+
+
+def test_a_running_daemon_says_that_it_stands_and_is_not_ready(tmp_path: Path) -> None:
+    def ask(daemon: Daemon, client: httpx.Client, damage: int) -> None:
+        for path in (
+            "by-key?topic=T&key=order-200",
+            "by-unique-key?topic=T&id=unique-200",
+            "by-queue-offset?topic=T&queue=0&offset=200",
+        ):
+            row = client.get(f"/api/v1/messages/{path}").json()
+            assert (row["result"], row["coverage"]["complete"]) == ("empty_uncovered", False)
+            _check(row, damage)
+        assert not client.get("/api/v1/coverage").json()["coverage"]["complete"]
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        assert f"it stands at bytes that are no frame, at {damage}: " in ready.json()["detail"]
+        done = indexd_here("query-key", "--data", daemon.data, "-t", "T", "-k", "order-200")
+        assert f"no message: not known behind offset {damage}: " in done.stdout
+        assert daemon.terminate() == 0
+        done = indexd_here("query-key", "--data", daemon.data, "-t", "T", "-k", "order-200")
+        assert f"no message: not known behind offset {damage}: " in done.stdout
+
+    _standing(tmp_path, ask)
