@@ -21,6 +21,8 @@ from support.small_log import messages
 class Named:
     """A broker that has named an offset; ``newer`` is what it names when it is asked."""
 
+    bounds = True
+
     def __init__(self, offset: int | None, newer: int | None = None) -> None:
         self.offset = offset
         self.newer = offset if newer is None else newer

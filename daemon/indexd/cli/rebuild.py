@@ -104,6 +104,7 @@ def _row(out: str, result: Rebuilt, process_seconds: float) -> dict[str, Any]:
         "beginOffset": result.begin_offset,
         "phyOffset": result.phy_offset,
         "skippedBytes": result.skipped_bytes,
+        "unprovenBytes": result.unproven_bytes,
         "leftOutMessages": result.left_out_messages,
         "unreadableAt": result.unreadable and result.unreadable.offset,
     }
@@ -121,6 +122,11 @@ def _print(out: str, result: Rebuilt, more: dict[str, int]) -> None:
     if result.skipped_bytes:
         print_line(
             f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {out}/frontier"
+        )
+    if result.unproven_bytes:
+        print_line(
+            f"{result.unproven_bytes} bytes at the end of the log hold messages older than one before them: the clock "
+            "went back, or they were removed, which the broker alone knows"
         )
     if result.left_out_messages:
         print_line(

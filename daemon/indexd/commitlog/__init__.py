@@ -16,6 +16,7 @@
 ``reading``     what a reader is told, counts and returns
 ``gaps``        where no segment is: expired, missing, not there yet
 ``log_limit``   how far the broker vouches for its log
+``suspects``    messages older than one before them: a clock, or a longer log that was cut
 ``settle``      the end of the log, where the writer is
 ``split_points``   where inside a segment reading can begin
 ``salvage``     behind damage: the next frame that proves itself

@@ -126,7 +126,9 @@ def _head(
         return NotYetWritten(phy_offset)
     total, magic = _SIZE_AND_MAGIC(data, position)
     if magic == frame.MAGIC_BLANK:
-        return EndOfFile(phy_offset) if phy_offset + total == segment_end else Corrupt(phy_offset, Reason.BAD_BLANK.text)
+        return (
+            EndOfFile(phy_offset) if phy_offset + total == segment_end else Corrupt(phy_offset, Reason.BAD_BLANK.text)
+        )
     if magic == 0:
         return NotYetWritten(phy_offset)
     if magic not in _MAGICS:

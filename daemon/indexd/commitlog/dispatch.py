@@ -77,7 +77,8 @@ class DispatchBatch:
     """Messages of one stretch of the log: ``[begin_offset, end_offset)``, in order, none left out.
 
     ``end_offset`` is where the next batch begins: behind the last message, or at the start of the next segment.
-    ``crc``: CRC-32 of these bytes as they were read, where they may still be written anew.
+    ``crc``: CRC-32 of these bytes as they were read, where they may still be written anew. ``unproven_from``: from this
+    physical offset on, which may lie before the batch, the log has messages that may have been removed from it.
     """
 
     columns: Columns
@@ -86,6 +87,9 @@ class DispatchBatch:
     end_offset: int
     topics: TopicTable
     crc: int | None = None
+    unproven_from: int | None = None
+    #: What later messages are compared with, ms; None: what those before it said.
+    newest_timestamp: int | None = None
 
     @property
     def keys(self) -> int:
@@ -129,6 +133,13 @@ def before(batch: DispatchBatch, end: int) -> DispatchBatch:
         return batch
     rows = int(np.searchsorted(batch.columns.phy_offset[: batch.rows], end))
     return replace(batch, rows=rows, end_offset=end, crc=None)
+
+
+def no_messages(offset: int, topics: TopicTable) -> DispatchBatch:
+    """A batch of nothing at all, which says that everything before ``offset`` is proven."""
+    columns = make_columns(0, 0)
+    columns.key_start[0] = 0
+    return DispatchBatch(columns, 0, offset, offset, topics, crc=0)
 
 
 def make_columns(rows_max: int, keys_max: int) -> Columns:

@@ -11,9 +11,9 @@ Written by the broker, through a mapping or a channel, one frame behind the othe
     +28  i64 physical offset       ..     i8 (v1) or i16 (v2) topic length, topic
     +36  i32 sysFlag               ..     i16 properties length, properties
 
-A segment ends in a blank record: i32 bytes left, which always is all that is left of it, i32 blank magic. Behind the last frame lie zeros (preallocated, not
-yet written) or, after a crash of the broker, whatever was there before. A crash can leave any part of the last frames
-unwritten.
+A segment ends in a blank record: i32 bytes left, to the end of the segment, always; i32 blank magic. Behind the last
+frame lie zeros (preallocated, not yet written) or, after a crash of the broker, whatever was there before. A crash can
+leave any part of the last frames unwritten.
 """
 
 from __future__ import annotations

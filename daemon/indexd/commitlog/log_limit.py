@@ -16,8 +16,12 @@ class LogLimit(Protocol):
     """Whoever can ask the broker; without one, the bytes alone decide."""
 
     @property
+    def bounds(self) -> bool:
+        """Nothing behind ``offset`` is believed; else it is asked about suspects alone, and nobody doubts the rest."""
+
+    @property
     def offset(self) -> int | None:
-        """The physical offset behind the broker's last message, as it was named last; None: nothing is bounded."""
+        """The physical offset behind the broker's last message, as it was named last; None: it has not answered."""
 
     def ask(self, position: int, head: bytes = b"") -> int | None:
         """``offset``, perhaps newer: bytes stand at ``position``, which is not before it. May take a second or two.
@@ -38,4 +42,4 @@ def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> in
 
 def allows(limit: LogLimit | None, position: int) -> bool:
     """Whether a message at ``position`` may be believed."""
-    return limit is None or limit.offset is None or position < limit.offset
+    return limit is None or not limit.bounds or limit.offset is None or position < limit.offset

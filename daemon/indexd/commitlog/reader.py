@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,28 @@ import numpy as np
 from indexd.commitlog.ahead import ReadAhead
 from indexd.commitlog.batcher import Batcher, Stretch
 from indexd.commitlog.cursor import SegmentCursor
-from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.format import BLANK_SIZE, HEAD_SIZE, Corrupt, NotYetWritten, Outcome, Reason
+from indexd.commitlog.dispatch import DispatchBatch, before, no_messages
+from indexd.commitlog.format import (
+    BLANK_SIZE,
+    HEAD_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    Corrupt,
+    NotYetWritten,
+    Outcome,
+    Reason,
+)
 from indexd.commitlog.gaps import meet_gap
-from indexd.commitlog.heads_kernel import last_head
+from indexd.commitlog.heads_kernel import last_head, store_timestamp_at
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.log_limit import LogLimit, allows, limit_at
 from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.salvage import next_proven
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.settle import Settling, has_nul
-from indexd.errors import UnsafeStoreError
+from indexd.commitlog.suspects import NEVER, Stand, first_older, stand_of
+from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.storage.disk import Disk
 
 _U64 = np.uint64
@@ -38,7 +50,7 @@ _TAIL_SIZE_MIN = 4096
 # At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
 _QUIET_LOOKS = 9
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
-_NEVER = -(1 << 63)
+_MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
 Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
 
@@ -64,7 +76,7 @@ class LogReader:
         self.position = position
         self.counters = ReaderCounters()
         self.refresh_due = 0.0
-        #: How far the broker vouches for its log.
+        #: How far the broker vouches for its log, or who is asked about suspects alone.
         self.log_limit: LogLimit | None = None
         #: Segments that end at or below this are CRC-checked too, as RocketMQ's own recovery does it.
         self.check_until = 0
@@ -73,8 +85,17 @@ class LogReader:
         self._settling = Settling(clock)
         # Frames before this were complete when a head behind them was seen.
         self._complete_until = 0
-        #: The largest store timestamp met: in the segment being written nothing older is skipped to.
-        self.newest_timestamp = _NEVER
+        #: The store timestamp of the newest message that is known to be of the log, not of an older and longer one.
+        self.newest_timestamp = NEVER
+        #: Where suspects begin that were taken because nobody could be asked about them; None without any.
+        self.unproven_from: int | None = None
+        #: Of the last message that was taken.
+        self.last_timestamp = NEVER
+        self._taken_until: int | None = None
+        # Nothing before this is a suspect: the broker has named it.
+        self._vouched_until = 0
+        # A suspect that the broker does not know: where it stands, and how it begins.
+        self._denied: tuple[int, bytes] | None = None
         # How much is read at the end of the log: little while it is quiet.
         self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
@@ -92,6 +113,8 @@ class LogReader:
 
     def poll(self) -> Poll:
         """The next stretch of the log. A DispatchBatch moves ``position`` behind it; so does Skipped."""
+        if (proven := self._proven()) is not None:
+            return proven
         if self._clock() >= self.refresh_due:
             self.refresh()
         elif self._quiet_looks and self._cursor.holds(self.position) and not self._cursor.has_bytes(self.position):
@@ -111,10 +134,23 @@ class LogReader:
             self._is_closed = self._cursor.next_is_in_use()
             if is_entered and self._is_closed:
                 self._cursor.spare_pages()
-        limit = limit_at(self.log_limit, self._cursor, self.position)
+        limit = self._limit()
+        self._vouched_until = limit or 0
         if limit is None or limit >= self._segment.end:
             return self._read_closed() if self._is_closed else self._read_tail(limit)
         return self._read_tail(limit) if self.position < limit else NotYetWritten(self.position)
+
+    def _limit(self) -> int | None:
+        # How far the bytes may be believed; None: they decide.
+        limit = self.log_limit
+        if limit is None or limit.bounds:
+            return limit_at(limit, self._cursor, self.position)
+        if self._denied is not None:
+            head = self._head_here()
+            if self._denied == (self.position, head):  # so it stays while the broker is silent
+                return limit.ask(self.position, head) or self.position
+            self._denied = None
+        return None
 
     def set_options(self, options: ReaderOptions) -> None:
         """Read on with other options; the segment size must stay."""
@@ -156,19 +192,99 @@ class LogReader:
     def _decode(self, limit: int, rules: Rules, *, sum_up: bool = False) -> Stretch:
         return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules, sum_up=sum_up)
 
-    def frames_follow(self) -> bool:
-        """Whether the log goes on behind unreadable bytes at ``position``, or they are all that is left of it."""
-        return self._cursor.holds(self.position) and (self._is_closed or self._next_proven() is not None)
+    def _head_here(self) -> bytes:
+        return self._cursor.buffer[: self._cursor.fill(self.position, HEAD_SIZE)].tobytes()
 
-    def _next_proven(self) -> int | None:
-        not_before = _NEVER if self._is_closed else self.newest_timestamp
+    def frames_follow(self) -> bool:
+        """Whether the log goes on behind unreadable bytes at ``position``, as far as can be told."""
+        return self._cursor.holds(self.position) and (self._is_closed or self._next_of_log() is not None)
+
+    def _next_of_log(self) -> int | None:
+        # The next proven frame, if it is of this log: a later one is not older than what was read, the broker knows it,
+        # or what stands here is a damaged frame and no cut.
+        found = self._next_proven(NEVER)
+        if found is None or self._is_closed:
+            return found
+        timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
+        if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
+            return found
+        vouched = None if self.log_limit is None else self.log_limit.ask(found)
+        if vouched is not None:
+            return found if found < vouched else None
+        return found if timestamp >= self.last_timestamp or self._is_damaged_frame(found) else None
+
+    def _is_damaged_frame(self, end: int) -> bool:
+        # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
+        # position lies inside a frame of the longer one.
+        total, magic, offset = (
+            int.from_bytes(self._head_here()[at:to], "big") for at, to in ((0, 4), (4, 8), (28, 36))
+        )
+        return total == end - self.position or magic in _MAGICS or offset == self.position
+
+    def _next_proven(self, not_before: int) -> int | None:
         window = self._options.read_size
         found = next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
         return found if found is None or allows(self.log_limit, found) else None
 
+    def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
+        """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
+        if (batch.begin_offset if self._taken_until is None else self._taken_until) <= self._segment.base:
+            # A segment behind another is begun when that is over.
+            self.newest_timestamp, self.unproven_from = self.last_timestamp, None
+        times, offsets = batch.columns.store_timestamp[: batch.rows], batch.columns.phy_offset[: batch.rows]
+        first = first_older(times, self.newest_timestamp)
+        if first is None or batch.end_offset <= self._vouched_until:
+            return self._take_proven(batch)
+        if self.log_limit is not None:
+            end = int(offsets[first]) if first else self._ask_about(batch)
+            if end is not None and first == 0 and end < batch.end_offset:
+                return self._take_and_deny(batch, end)
+            if end is not None:
+                return self._take_proven(before(batch, end))
+        stand = Stand(self.newest_timestamp, self.unproven_from)
+        self.newest_timestamp, self.unproven_from = stand.after(batch.begin_offset, stand_of(times, offsets))
+        return self._take(batch)
+
+    def _ask_about(self, batch: DispatchBatch) -> int | None:
+        # Where the last message ends that the broker knows; None when it does not answer.
+        assert self.log_limit is not None
+        vouched = self.log_limit.ask(self.position, self._head_here())
+        if vouched is None or vouched >= batch.end_offset:
+            return None if vouched is None else batch.end_offset
+        offsets = batch.columns.phy_offset[: batch.rows]
+        return int(offsets[max(int(np.searchsorted(offsets, vouched, side="right")) - 1, 0)])
+
+    def _take_and_deny(self, batch: DispatchBatch, end: int) -> DispatchBatch | NotYetWritten:
+        # What stands behind ``end`` was there before the broker said that its log ends there.
+        taken = self._take_proven(before(batch, end)) if end > self.position else NotYetWritten(self.position)
+        self._denied = self.position, self._head_here()
+        self._settling.clear()
+        return taken
+
+    def _proven(self) -> DispatchBatch | None:
+        # The broker answers at last: what was taken without it is the log's, or is not.
+        if self.unproven_from is None or self.log_limit is None:
+            return None
+        vouched = self.log_limit.ask(self.position)
+        if vouched is None:
+            return None
+        if vouched < self.position:
+            raise DisturbedError(
+                f"the broker's log ends at {vouched}: messages of a longer one, which was cut, were read up to "
+                f"{self.position}"
+            )
+        self.unproven_from = None
+        return no_messages(self.position, self._batcher.topics)
+
+    def _take_proven(self, batch: DispatchBatch) -> DispatchBatch:
+        newest = batch.last_store_timestamp
+        self.newest_timestamp = newest if self._is_closed else max(newest, self.newest_timestamp)
+        self.unproven_from = None
+        return self._take(batch)
+
     def _take(self, batch: DispatchBatch) -> DispatchBatch:
         self.counters.messages += batch.rows
-        self.newest_timestamp = max(self.newest_timestamp, batch.last_store_timestamp)
+        self.last_timestamp, self._taken_until = batch.last_store_timestamp, batch.end_offset
         size = batch.end_offset - batch.begin_offset
         self.counters.bytes += size
         self._is_streaming = 2 * size >= self._options.read_size
@@ -176,7 +292,7 @@ class LogReader:
             self._tail_size *= 4
         self.position = batch.end_offset
         self.counters.dropped_bytes += self._cursor.give_back(self.position)
-        return batch
+        return replace(batch, unproven_from=self.unproven_from, newest_timestamp=self.newest_timestamp)
 
     def _read_closed(self) -> Poll:
         checked = self._options.verify_crc or self._segment.end <= self.check_until
@@ -185,13 +301,13 @@ class LogReader:
         sum_up = self._options.check_tail and self._segment in self.log.segments[-_SUMMED_SEGMENTS:]
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if self._is_streaming else None
         if batch is not None:
-            return self._take(batch)
+            return self._take_proven(batch)
         size = self._options.read_size
         while True:
             limit = self._cursor.fill(self.position, size)
             outcome, reason, _, total, batch = self._decode(limit, rules, sum_up=sum_up)
             if batch is not None:
-                return self._take(batch)
+                return self._take_proven(batch)
             if outcome is Outcome.END_OF_FILE:
                 return self._end_of_segment()
             at_end = self.position + limit >= self._segment.end
@@ -207,9 +323,10 @@ class LogReader:
             self._complete_until = min(vouched, self._segment.end)
         rules = self._checked_rules if self._options.check_tail or self._options.verify_crc else self._fast_rules
         if self.position >= self._complete_until:
-            batch = self._ahead.take(self.position, rules) if self._is_streaming else None
+            is_ahead = self._is_streaming and not self.is_undecided
+            batch = self._ahead.take(self.position, rules) if is_ahead else None
             if batch is not None:
-                return self._take(batch)
+                return self._take_new(batch)
             limit = self._cursor.fill(self.position, min(self._tail_size, self._options.read_size))
             end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
@@ -223,7 +340,7 @@ class LogReader:
         if batch is None and limit < total <= whole:
             outcome, reason, _, _, batch = self._decode(self._cursor.fill(self.position, total), rules)
         if batch is not None:
-            return self._take(batch)
+            return self._take_new(batch)
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, HEAD_SIZE))
         if outcome is Outcome.END_OF_FILE:  # no head follows it, but the broker has named a later offset
@@ -233,15 +350,13 @@ class LogReader:
         return NotYetWritten(self.position)
 
     def _read_newest(self, limit: int) -> Poll:
-        # Nothing is known to stand behind the frame at the position.
+        # Nothing is known to stand behind the frame at the position, or what does is older and proves nothing: it has
+        # to settle, and with it, at once, all that stands behind it now.
+        limit = self._settling.size_at(self.position) or limit
         outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
         if outcome is Outcome.NOT_YET_WRITTEN and batch is None and total > limit:
             limit = self._cursor.fill(self.position, total)
             outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
-        if batch is not None and batch.rows > 1:
-            # The clock stepped back behind the first frame, so that no head proved it: let it alone settle.
-            total = int.from_bytes(self._cursor.buffer[:4].tobytes(), "big")
-            outcome, reason, taken, total, batch = self._decode(total, self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)
         if outcome is Outcome.END_OF_FILE:
@@ -260,13 +375,16 @@ class LogReader:
         return self.poll()
 
     def _settle(self, batch: DispatchBatch, taken: int) -> DispatchBatch | NotYetWritten:
-        # The newest frame: no CRC covers its topic and properties, so it must stay as it is for a while.
+        # The newest frame: no CRC covers its topic and properties, so it must stay as it is for a while. It is the last
+        # one of these, or the first: then the others are stale.
         data = self._cursor.buffer[:taken].tobytes()
-        settle = self._options.settle * (_NUL_SETTLE_FACTOR if has_nul(data) else 1)
+        last = int(batch.columns.phy_offset[batch.rows - 1]) - self.position
+        is_long = has_nul(data[: int.from_bytes(data[:4], "big")]) or has_nul(data[last:])
+        settle = self._options.settle * (_NUL_SETTLE_FACTOR if is_long else 1)
         if not self._settling.unchanged_for(self.position, data, settle, is_frame=True):
             return NotYetWritten(self.position)
         self.counters.settled += 1
-        return self._take(batch)
+        return self._take_new(batch)
 
     def _doubt(self, reason: Reason, size: int) -> Poll:
         # Bytes that are no frame, where a frame may be half written: corrupt only when they stay so.
@@ -284,7 +402,7 @@ class LogReader:
                 "point --store at a broker that runs without enableDLegerCommitLog",
             )
         if self._options.skip_corrupt:
-            target = self._next_proven()
+            target = self._next_of_log()
             if target is None and self._is_closed:
                 target = self._segment.end
             if target is not None:

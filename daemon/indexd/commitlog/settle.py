@@ -21,6 +21,10 @@ class Settling:
         self._data = b""
         self._since = 0.0
 
+    def size_at(self, offset: int) -> int:
+        """How many bytes of whole frames settle at ``offset``; 0 for none."""
+        return len(self._data) if self.is_frame and self.offset == offset else 0
+
     def unchanged_for(self, offset: int, data: bytes, seconds: float, *, is_frame: bool) -> bool:
         """Whether ``data`` has stood at ``offset`` for so long; remembers it otherwise."""
         now = self._clock()

@@ -39,6 +39,7 @@ class Progress:
     evidence: tuple[Evidence, ...] = ()
     #: Less than ``phy_offset`` while queues and sparse indexes are built after the key index.
     refill_offset: int | None = None
+    newest_timestamp: int | None = None
 
     @property
     def beside(self) -> tuple[QueuesProgress | SparseProgress, ...]:
@@ -117,6 +118,7 @@ class Flusher:
             phy_offset=progress.phy_offset,
             store_timestamp=progress.store_timestamp,
             messages=progress.messages,
+            newest_timestamp=progress.newest_timestamp,
             uncovered=progress.uncovered,
             index=progress.index.files,
             queues=progress.queues.marks if progress.queues is not None else None,

@@ -6,7 +6,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "commitLogPaths": ["/data/store/commitlog"], "segmentSize": 1073741824,
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
-     "uncovered": [[4096, 8192, "expired"]],
+     "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]],
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
      "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
@@ -14,7 +14,8 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
      "crc32": of the object without this key}
 
-Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. While
+Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
+UNPROVEN one are there, and only nobody knows whether they are the log's: they are older than ``newestTimestamp``. While
 ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
 ``evidence`` says what stood in the log then. Written by the flusher, read by recovery and by queries.
 """
@@ -35,17 +36,27 @@ from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 
 FORMAT = 1
+#: Why messages that are in the outputs may have been removed from the log.
+UNPROVEN = "older than a message before them: the clock went back, or they were removed; no broker has answered yet"
 # More ranges than this are merged into one, the two nearest first: the file must not grow without a bound.
 UNCOVERED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """Log bytes ``[begin, end)`` whose messages are in no output, and why."""
+    """Log bytes ``[begin, end)`` whose messages are in no output, and why; or of which nobody knows whether they are.
+
+    Of the latter, ``is_unproven``, the messages are in the outputs, and may have been removed from the log.
+    """
 
     begin: int
     end: int
     reason: str
+
+    @property
+    def is_unproven(self) -> bool:
+        """See the class."""
+        return self.reason == UNPROVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,18 @@ class Frontier:
     sparse: SparseMark | None = None
     refill_offset: int | None = None
     evidence: tuple[Evidence, ...] = ()
+    #: None: as ``store_timestamp``.
+    newest_timestamp: int | None = None
+
+    @property
+    def left_out(self) -> tuple[Uncovered, ...]:
+        """The ranges of ``uncovered`` whose messages are in no output."""
+        return tuple(gap for gap in self.uncovered if not gap.is_unproven)
+
+    @property
+    def unproven_from(self) -> int | None:
+        """Where messages begin that may have been removed from the log; None without any."""
+        return next((gap.begin for gap in self.uncovered if gap.is_unproven), None)
 
     @property
     def filled_offset(self) -> int:
@@ -91,6 +114,7 @@ class Frontier:
             "phyOffset": self.phy_offset,
             "storeTimestamp": self.store_timestamp,
             "messages": self.messages,
+            "newestTimestamp": self.newest_timestamp,
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
             "index": [
                 {
@@ -138,6 +162,7 @@ class Frontier:
                 phy_offset=int(data["phyOffset"]),
                 store_timestamp=int(data["storeTimestamp"]),
                 messages=int(data["messages"]),
+                newest_timestamp=_optional(data.get("newestTimestamp")),
                 uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
                 index=tuple(
                     FileMark(
@@ -152,7 +177,7 @@ class Frontier:
                 queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
                 queues_limit=_queues_limit(data.get("consumeQueue")),
                 sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
-                refill_offset=None if data.get("refillOffset") is None else int(data["refillOffset"]),
+                refill_offset=_optional(data.get("refillOffset")),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -180,6 +205,10 @@ def write_frontier(disk: Disk, path: Path, frontier: Frontier, version: str) -> 
 
 def _checksum(row: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(row).encode())
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _queue_file_size(row: dict[str, Any] | None) -> int:

@@ -11,7 +11,7 @@ from indexd.commitlog.dispatch import DispatchBatch
 from indexd.commitlog.reading import Skipped
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.flusher import Progress
-from indexd.flush.frontier import Frontier, Uncovered, add_uncovered
+from indexd.flush.frontier import UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.witness import Witness
 from indexd.index.service import IndexService
 from indexd.sparse.service import SparseService
@@ -42,6 +42,7 @@ class Outputs:
         self.phy_offset = frontier.phy_offset
         self.store_timestamp = frontier.store_timestamp
         self.messages = frontier.messages
+        self.newest_timestamp = frontier.newest_timestamp
         self.uncovered = frontier.uncovered
 
     def __repr__(self) -> str:
@@ -68,7 +69,16 @@ class Outputs:
             self.phy_offset = item.end_offset
             self.store_timestamp = item.last_store_timestamp or self.store_timestamp
             self.messages += item.rows
+        self._note_unproven(item)
         self.witness.saw(item, self.messages)
+
+    def _note_unproven(self, batch: DispatchBatch) -> None:
+        if batch.newest_timestamp is not None:
+            self.newest_timestamp = batch.newest_timestamp
+        self.uncovered = tuple(gap for gap in self.uncovered if not gap.is_unproven)
+        if batch.unproven_from is not None:
+            gap = Uncovered(batch.unproven_from, batch.end_offset, UNPROVEN)
+            self.uncovered = add_uncovered(self.uncovered, gap)
 
     def check_log(self) -> None:
         """DisturbedError if the log no longer says what was built from it, as far as a quick look tells."""
@@ -96,6 +106,7 @@ class Outputs:
             phy_offset=self.phy_offset,
             store_timestamp=self.store_timestamp,
             messages=self.messages,
+            newest_timestamp=self.newest_timestamp,
             uncovered=self.uncovered,
             evidence=self.witness.points(),
         )

@@ -10,6 +10,7 @@ from functools import partial
 
 from indexd import __version__
 from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.log_limit import LogLimit
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.reading import ReaderCounters
@@ -24,7 +25,7 @@ from indexd.index.flavour import FLAVOURS
 from indexd.index.service import IndexService
 from indexd.recovery.against import Comparison
 from indexd.recovery.beside import Beside, Wanted, refill
-from indexd.recovery.plan import plan_recovery
+from indexd.recovery.plan import RecoveryPlan, plan_recovery
 from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
 from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, reader_options
 from indexd.recovery.standing import Standing
@@ -52,20 +53,27 @@ class Opened:
     refilled_bytes: int = 0
 
 
-def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: bool, forced: bool = False) -> Opened:
+def open_data(
+    config: Config,
+    disk: Disk,
+    on_progress: OnProgress,
+    *,
+    unclean: bool,
+    forced: bool = False,
+    log_limit: LogLimit | None = None,
+) -> Opened:
     """Recover if need be and open; the caller holds the lock and has written the abort flag.
 
     ``unclean`` says whether the flag was there before: only then is the open file rebuilt from its durable prefix.
+    ``log_limit`` is asked about messages that were taken while nobody could be asked.
     """
     started = time.monotonic()
     files = DataFiles(config.store.data)
     fresh = fresh_frontier(config, check_store(config))
     frontier, damage = _known_frontier(disk, files)
-    if frontier is not None:
-        _check_same(frontier, fresh, config.outputs, files)
+    _check_same(frontier, fresh, config.outputs, files)
     disk.make_dir(files.index)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
-    reader.refresh()
+    reader = _reader(config, disk)
     standing = None
     witness = Witness(disk, partial(_list_log, disk, config))
     if frontier is not None:
@@ -74,8 +82,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     begin = reader.log.min_offset or 0
     beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=forced)
     plan = plan_recovery(look(disk, files, frontier, unclean=unclean, log_begin=begin), forced=forced)
-    # With checksums: what is compared, and what a crash has left to be read again.
-    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
+    plan = _without_removed(plan, frontier, log_limit)
     base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
     commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
     compare_before = partial(_comparison, standing, beside) if standing else None
@@ -96,10 +103,7 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     if beside.refill_from is not None:
         _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
     outputs.remember_log()
-    reader.position = base.phy_offset
-    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
-    reader.check_until = 0 if plan.is_clean else reader.check_until
-    reader.newest_timestamp = base.store_timestamp or reader.newest_timestamp
+    _go_on(reader, base, is_clean=plan.is_clean)
     return Opened(
         outputs,
         flusher,
@@ -112,6 +116,37 @@ def open_data(config: Config, disk: Disk, on_progress: OnProgress, *, unclean: b
     )
 
 
+def _reader(config: Config, disk: Disk) -> LogReader:
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), reader_options(config))
+    reader.refresh()
+    # With checksums: what is compared, and what a crash has left to be read again.
+    reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
+    return reader
+
+
+def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
+    # From where ``base`` ends, as if the reader had read it all.
+    reader.position = base.phy_offset
+    reader.counters = ReaderCounters()  # what was compared above is not what is read from here on
+    reader.check_until = 0 if is_clean else reader.check_until
+    reader.last_timestamp = base.store_timestamp or reader.last_timestamp
+    newest = base.store_timestamp if base.newest_timestamp is None else base.newest_timestamp
+    reader.newest_timestamp = newest or reader.newest_timestamp
+    reader.unproven_from = base.unproven_from
+
+
+def _without_removed(plan: RecoveryPlan, frontier: Frontier | None, log_limit: LogLimit | None) -> RecoveryPlan:
+    # What the broker does not know of the messages that nobody could be asked about is read again.
+    cut = None if frontier is None else frontier.unproven_from
+    if frontier is None or cut is None or plan.phy_offset is None or log_limit is None:
+        return plan
+    vouched = log_limit.ask(frontier.phy_offset)
+    if vouched is None or vouched >= frontier.phy_offset:
+        return plan
+    reason = f"the broker's log ends at {vouched}; messages behind {cut} were not proven"
+    return replace(plan, phy_offset=cut, cut=True, reason=reason)
+
+
 def _base(
     known: Frontier,
     paths: tuple[str, ...],
@@ -122,17 +157,19 @@ def _base(
     # What is true after the recovery, and building goes on from.
     if recovered.phy_offset is None or standing is None:
         return replace(known, commit_log_paths=paths, begin_offset=begin, phy_offset=begin, store_timestamp=0,
-                       messages=0, uncovered=(), evidence=(), index=())  # fmt: skip
+                       newest_timestamp=None, messages=0, uncovered=(), evidence=(), index=())  # fmt: skip
     offset = recovered.phy_offset
     base = replace(known, commit_log_paths=paths, phy_offset=offset)
     if offset == known.phy_offset:
         return base
     gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
     newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
+    is_proven = all(not gap.is_unproven for gap in gaps)
     return replace(
         base,
         uncovered=gaps,
         store_timestamp=recovered.compared.store_timestamp or newest,
+        newest_timestamp=None if is_proven else known.newest_timestamp,
         messages=standing.messages_counted(recovered.compared, offset),
     )
 
@@ -211,7 +248,9 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+def _check_same(known: Frontier | None, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+    if known is None:
+        return
     # What is turned off goes, however it was built.
     queue_file_size = known.queue_file_size if known.queues is not None and outputs.consume_queue else None
     interval = known.sparse.interval if known.sparse is not None and outputs.sparse else None

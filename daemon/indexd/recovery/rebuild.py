@@ -62,6 +62,8 @@ class Rebuilt:
     skipped_bytes: int
     left_out_messages: int
     unreadable: Corrupt | None
+    #: Log bytes whose messages may have been removed from it: see ``flush.frontier.UNPROVEN``.
+    unproven_bytes: int = 0
 
 
 def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None]) -> Rebuilt:
@@ -108,9 +110,10 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         files=len(progress.index.files),
         begin_offset=outputs.begin_offset,
         phy_offset=outputs.phy_offset,
-        skipped_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered),
+        skipped_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered if not gap.is_unproven),
         left_out_messages=outputs.queues.counters.without_unit if outputs.queues is not None else 0,
         unreadable=unreadable,
+        unproven_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered if gap.is_unproven),
     )
 
 

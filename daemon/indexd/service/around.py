@@ -14,6 +14,7 @@ from typing import Any
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.format import EndOfFile
 from indexd.commitlog.log_end import log_end
+from indexd.commitlog.log_limit import LogLimit
 from indexd.commitlog.lookup import MessageLookup
 from indexd.commitlog.reader import LogReader
 from indexd.errors import IndexdError
@@ -55,6 +56,11 @@ class Around:
     def __exit__(self, *_: object) -> None:
         self._leave.set()
         self._thread.join(_FIRST_SECONDS)
+
+    @property
+    def log_limit(self) -> LogLimit | None:
+        """Who is asked how far the log goes."""
+        return self._watch.log_limit
 
     def follow(self, reader: LogReader, meter: LagMeter) -> None:
         """Before its first poll: ``reader`` believes no more than the broker vouches for, if one is asked.

@@ -27,6 +27,9 @@ _REMEDY = "correct broker_address and send HUP"
 class BrokerLimit:
     """``ask`` is for the reader's thread, ``refresh`` for whoever watches the broker."""
 
+    #: Nothing behind ``offset`` is believed.
+    bounds = True
+
     def __init__(self, address: str, retry_max: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = address
         self._admin = BrokerAdmin(address)

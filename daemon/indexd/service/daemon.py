@@ -145,7 +145,8 @@ class Daemon:
         except (DiskError, MissingStoreError):
             self._pulse.sign("read", self._pace.corrupt_retry_max)
             raise
-        self.state.meter.looked(self.reader.position, is_at_end=isinstance(found, NotYetWritten))
+        is_at_end = isinstance(found, NotYetWritten) and not self.reader.is_undecided
+        self.state.meter.looked(self.reader.position, is_at_end=is_at_end)
         self._pulse.sign("read", self._pace.corrupt_retry_max if isinstance(found, Corrupt) else 0.0)
         return found
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import uvloop
 
 from indexd import __version__
+from indexd.commitlog.log_limit import LogLimit
 from indexd.config import Config
 from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.flush.abort import remove_abort, write_abort
@@ -119,7 +120,7 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish) -> DisturbedE
     try:
         if not instance.lock.is_held():
             instance.lock.renew()
-        opened = _open_patiently(instance, wish)
+        opened = _open_patiently(instance, around, wish)
         daemon = Daemon(instance, opened)
         around.follow(opened.reader, daemon.state.meter)
         _run_on_loop(daemon, wish)
@@ -162,7 +163,7 @@ def _take_back(starts: Starts, error: IndexdError) -> None:
             starts.take_back()
 
 
-def _open_patiently(instance: Instance, wish: _StopWish) -> Opened:
+def _open_patiently(instance: Instance, around: Around, wish: _StopWish) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
     say = instance.log.error
     seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
@@ -173,7 +174,7 @@ def _open_patiently(instance: Instance, wish: _StopWish) -> Opened:
                 is_counted = True
             opened = open_for_run(
                 instance.config, instance.disk, instance.files, instance.log,
-                check_stop=wish.check, board=instance.board, notifier=instance.notifier,
+                check_stop=wish.check, board=instance.board, notifier=instance.notifier, log_limit=around.log_limit,
             )  # fmt: skip
         except DiskError as error:
             if not error.is_full:
@@ -207,6 +208,7 @@ def open_for_run(
     check_stop: Callable[[], None] = lambda: None,
     board: Board | None = None,
     notifier: Notifier | None = None,
+    log_limit: LogLimit | None = None,
 ) -> Opened:
     """Open the data directory with the abort flag up, and log what was found and done.
 
@@ -235,7 +237,7 @@ def open_for_run(
     write_abort(disk, files.abort)
     try:
         with RecoveryProgress(log, disk, files, check_stop, board, notifier) as progress:
-            opened = open_data(config, disk, progress, unclean=unclean, forced=forced)
+            opened = open_data(config, disk, progress, unclean=unclean, forced=forced, log_limit=log_limit)
     except (UnsafeStoreError, UsageError):
         if not unclean:  # and nothing was changed
             remove_abort(disk, files.abort)

@@ -49,8 +49,9 @@ class DaemonState:
 
     def row(self) -> Row:
         """The object that is written: of what is built only what is published, so that a query can rely on it."""
-        corrupt, caught_up = self.reput.corrupt, self.reput.caught_up and self.meter.held_at != self._reader.position
         building, reader, tally = self.building, self._reader, self.tally
+        corrupt, is_held = self.reput.corrupt, self.meter.held_at == reader.position
+        caught_up = self.reput.caught_up and not is_held and not reader.is_undecided
         built, frontier = building.progress, building.flusher.frontier
         begin = reader.log.min_offset or 0
         lag = self.meter.measure(built, self._queue, reader, self.reput)
@@ -62,7 +63,7 @@ class DaemonState:
             "filledOffset": built.filled_offset,
             "storeTimestamp": built.store_timestamp,
             "durableOffset": frontier.phy_offset,
-            "readOffset": reader.position,
+            "readOffset": min(reader.position, lag.log_end),  # it goes on meanwhile
             "commitLogMinOffset": begin,
             "commitLogMaxOffset": lag.log_end,
             "caughtUp": caught_up,

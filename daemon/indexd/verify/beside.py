@@ -86,7 +86,7 @@ class BesideComparison:
         """The next stretch of the log."""
         if self.is_over:
             return
-        batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.uncovered)
+        batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.left_out)
         if self._queues is not None:
             self._queues.differs(batch)
         if self._sparse is not None:

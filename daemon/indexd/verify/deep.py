@@ -61,7 +61,7 @@ class _Comparison:
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
         self._beside = BesideComparison(config, disk, files, ground, self._start)
         # Entries and messages in these ranges are not held against one another.
-        self._left_out = [(gap.begin, gap.end) for gap in frontier.uncovered]
+        self._left_out = [(gap.begin, gap.end) for gap in frontier.left_out]
         for gap in frontier.uncovered:
             self._say(f"log bytes {gap.begin} to {gap.end} are not covered: {gap.reason}")
         end = max((mark.header.end_phy_offset for mark in frontier.index if mark.header.entries), default=-1)
@@ -131,7 +131,7 @@ class _Comparison:
 
     def _is_left_out(self, skipped: Skipped) -> bool:
         # It was passed over when the outputs were built, too.
-        return any(gap.begin <= skipped.begin and skipped.end <= gap.end for gap in self._frontier.uncovered)
+        return any(gap.begin <= skipped.begin and skipped.end <= gap.end for gap in self._frontier.left_out)
 
     def _meet_end(self, poll: NotYetWritten | Corrupt) -> None:
         # The log ends before what the frontier covers, or in bytes that are no frame.
@@ -161,7 +161,7 @@ class _Comparison:
         row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
         if before is not None and end:
             self._strays_below(int(offsets[0]), before)
-        for gap in self._frontier.uncovered:
+        for gap in self._frontier.left_out:
             first, last = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
             if first < last:
                 self._match(batch, row, int(offsets.searchsorted(first)))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from indexd.commitlog.evidence import Evidence, thinned
+from indexd.commitlog.suspects import AT_FIRST, Stand
 from indexd.errors import DisturbedError
-from indexd.flush.frontier import Uncovered, add_uncovered
+from indexd.flush.frontier import UNPROVEN, Uncovered, add_uncovered
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_one import Unreadable
 from indexd.spark.splits import Split
@@ -76,10 +77,27 @@ def evidence_of(runs: Sequence[Run], segment_size: int) -> tuple[Evidence, ...]:
     return thinned(points, points[-1].phy_offset, bases)
 
 
-def uncovered_of(runs: Sequence[Run]) -> tuple[Uncovered, ...]:
-    """What was passed over, as one process writes it down."""
+def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovered, ...]:
+    """What was passed over and what nobody can prove, as one process writes it down."""
     gaps: tuple[Uncovered, ...] = ()
     for run in runs:
         for gap in run.skipped:
             gaps = add_uncovered(gaps, Uncovered(gap.begin, gap.end, gap.reason))
+    if stand.unproven_from is not None:
+        end = max(run.batch_end for run in runs)
+        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, UNPROVEN))
     return gaps
+
+
+def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
+    """What one process knows of suspects at the end: those before the last segment that is in use are none."""
+    newest = runs[-1].split.begin // segment_size if runs else 0
+    stand = AT_FIRST
+    for run in runs:
+        if run.first_offset is None:
+            continue
+        if run.split.begin // segment_size < newest:
+            stand = Stand(run.last_timestamp)
+        else:
+            stand = stand.after(run.first_offset, run.stand)
+    return stand

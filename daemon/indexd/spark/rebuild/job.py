@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from indexd import __version__
 from indexd.commitlog.segments import list_segments
+from indexd.commitlog.suspects import NEVER
 from indexd.config import Config
 from indexd.config.places import check_outside
 from indexd.errors import DisturbedError, IndexdError, UnsafeStoreError
@@ -28,7 +29,7 @@ from indexd.spark.rebuild import build_index, build_queues, build_sparse, stage_
 from indexd.spark.rebuild.build_index import IndexBuilt, IndexTask
 from indexd.spark.rebuild.build_queues import QueuesBuilt, QueuesResult, QueuesTask
 from indexd.spark.rebuild.build_sparse import SparseBuilt, SparseTask
-from indexd.spark.rebuild.chain import chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.chain import chain, evidence_of, stand_behind, uncovered_of
 from indexd.spark.rebuild.job_directory import JobDirectory, attempt_of
 from indexd.spark.rebuild.run_format import MAGIC
 from indexd.spark.rebuild.runs import Run
@@ -129,6 +130,7 @@ class _Rebuild:
         runs = self._stage_one(splits, left, begin)
         index, queues, sparse = self._stage_two(runs)
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
+        stand = stand_behind(runs, store.segment_size)
         progress = Progress(
             index=index,
             queues=queues.progress if queues is not None else None,
@@ -137,7 +139,8 @@ class _Rebuild:
             phy_offset=ends[-1] if ends else begin,
             store_timestamp=next((run.store_timestamp for run in reversed(runs) if run.store_timestamp), 0),
             messages=sum(run.messages for run in runs),
-            uncovered=uncovered_of(runs),
+            uncovered=uncovered_of(runs, stand),
+            newest_timestamp=stand.newest if stand.newest != NEVER else None,
             evidence=evidence_of(runs, store.segment_size),
         )
         Flusher(Disk(), self._job.files, fresh_frontier(config, self._store)).persist(progress)
@@ -149,7 +152,8 @@ class _Rebuild:
             files=len(index.files),
             begin_offset=begin,
             phy_offset=progress.phy_offset,
-            skipped_bytes=sum(gap.end - gap.begin for gap in progress.uncovered),
+            skipped_bytes=sum(gap.end - gap.begin for gap in progress.uncovered if not gap.is_unproven),
+            unproven_bytes=sum(gap.end - gap.begin for gap in progress.uncovered if gap.is_unproven),
             left_out_messages=queues.counters.without_unit if queues is not None else 0,
             unreadable=runs[-1].unreadable if runs else None,
         )

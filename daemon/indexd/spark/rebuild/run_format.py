@@ -40,6 +40,7 @@ from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.properties import decode_utf8
 from indexd.commitlog.reading import Skipped
+from indexd.commitlog.suspects import AT_FIRST, NEVER, Stand
 from indexd.errors import CorruptDataError
 from indexd.spark.rebuild.runs_kernel import BUCKET_SHIFT, BUCKETS, HASH_FACTOR
 from indexd.spark.splits import Split
@@ -108,6 +109,10 @@ class Run:
     ends_with_entry: bool = False
     #: Of the last message, ms; 0 if there is none.
     store_timestamp: int = 0
+    #: Where the first message begins, None without one; of the last, ms; what all of them by themselves come to.
+    first_offset: int | None = None
+    last_timestamp: int = NEVER
+    stand: Stand = AT_FIRST
     ends_log: bool = False
     skipped: tuple[Skipped, ...] = ()
     unreadable: Corrupt | None = None
@@ -146,6 +151,9 @@ class Run:
             "entries": self.entries,
             "endsWithEntry": self.ends_with_entry,
             "storeTimestamp": self.store_timestamp,
+            "firstOffset": self.first_offset,
+            "lastTimestamp": self.last_timestamp,
+            "stand": list(self.stand),
             "endsLog": self.ends_log,
             "skipped": [list(astuple(gap)) for gap in self.skipped],
             "unreadable": unreadable and [unreadable.offset, unreadable.reason, str(unreadable.path or "")],
@@ -171,6 +179,9 @@ class Run:
                 entries=row["entries"],
                 ends_with_entry=row["endsWithEntry"],
                 store_timestamp=row["storeTimestamp"],
+                first_offset=row["firstOffset"],
+                last_timestamp=row["lastTimestamp"],
+                stand=Stand(*row["stand"]),
                 ends_log=row["endsLog"],
                 skipped=tuple(Skipped(*gap) for gap in row["skipped"]),
                 unreadable=bad and Corrupt(bad[0], bad[1], Path(bad[2]) if bad[2] else None),

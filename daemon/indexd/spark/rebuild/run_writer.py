@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.dispatch import DispatchBatch, TopicTable
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.reading import Skipped
+from indexd.commitlog.suspects import stand_of
 from indexd.spark.rebuild.run_format import (
     CHUNK,
     MAGIC,
@@ -83,8 +84,15 @@ class RunWriter:
             return
         if not item.rows:
             return
+        rows, columns, first = item.rows, item.columns, self._run.first_offset
+        stand = self._run.stand.after(
+            item.begin_offset, stand_of(columns.store_timestamp[:rows], columns.phy_offset[:rows])
+        )
         self._run = replace(
             self._run,
+            first_offset=item.begin_offset if first is None else first,
+            last_timestamp=item.last_store_timestamp,
+            stand=stand,
             phy_offset=item.end_offset,
             batch_end=item.end_offset,
             messages=self._run.messages + item.rows,

@@ -1,0 +1,238 @@
+"""Messages older than one before them: the clock went back, or a longer log, which was cut there, has left them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reader import LogReader
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.errors import CorruptDataError, DisturbedError
+from indexd.recovery.whole import WholeLog
+from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
+
+BIG = 1 << 20
+
+
+def write(directory: Path, times: list[int], *, start: int = 0, size: int = SEGMENT_SIZE) -> list[int]:
+    """Messages of one size, stored at these times; where they stand."""
+    with CommitLogWriter(directory, size, start_offset=start) as writer:
+        return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": f"k{at:09d}"}, store_timestamp=at)) for at in times]
+
+
+class Named:
+    """A broker that is asked about suspects; ``offset`` None: it does not answer."""
+
+    bounds = False
+
+    def __init__(self, offset: int | None = None) -> None:
+        self.offset = offset
+        self.asked: list[int] = []
+
+    def ask(self, position: int, head: bytes = b"") -> int | None:
+        self.asked.append(position)
+        return self.offset
+
+
+class Read:
+    """What a reader returns, the clock being moved whenever something has to settle."""
+
+    def __init__(self, directory: Path, named: Named | None = None, **options: object) -> None:
+        self.clock = Clock()
+        self.reader = open_reader(directory, self.clock, **options)
+        self.reader.log_limit = named
+        self.offsets: list[int] = []
+        self.unproven_from: int | None = None
+        self.waits = 0
+        self.end: object = None
+
+    def on(self) -> Read:
+        looks = 0
+        while looks < 2:
+            self.end = self.reader.poll()
+            if isinstance(self.end, DispatchBatch):
+                self.offsets += self.end.columns.phy_offset[: self.end.rows].tolist()
+                self.unproven_from = self.end.unproven_from
+                looks = 0
+            elif isinstance(self.end, NotYetWritten):
+                self.waits += self.reader.is_undecided
+                self.clock.now += 0.0625
+                looks += 1
+            else:
+                break
+        return self
+
+
+def cut(directory: Path, *, newer: int = 1) -> tuple[list[int], int]:
+    """200 messages, cut at the 106th, and ``newer`` ones written; all offsets, and how many are of the log."""
+    offsets = write(directory, list(range(1000, 1200)))
+    write(directory, [5000 + number for number in range(newer)], start=offsets[106])
+    return offsets, 106 + newer
+
+
+def test_frames_of_a_removed_longer_log_are_not_proven_while_nobody_can_be_asked(tmp_path: Path) -> None:
+    offsets, kept = cut(tmp_path)
+    read = Read(tmp_path).on()
+    assert read.unproven_from == offsets[kept]
+    assert read.offsets[:kept] == offsets[:kept]
+
+
+def test_frames_of_a_removed_longer_log_are_not_taken_when_the_broker_is_asked(tmp_path: Path) -> None:
+    offsets, kept = cut(tmp_path)
+    named = Named(offsets[kept])
+    read = Read(tmp_path, named).on()
+    assert (read.offsets, read.unproven_from) == (offsets[:kept], None)
+    assert set(named.asked) == {offsets[kept]}
+    assert not read.reader.is_undecided
+    # It was the broker's last word: silent from now on, it did not make them its own.
+    named.offset = None
+    assert read.on().offsets == offsets[:kept]
+    # What is written over them is read without it.
+    write(tmp_path, [6000], start=offsets[kept])
+    assert read.on().offsets[: kept + 1] == offsets[: kept + 1]
+
+
+def test_nobody_is_asked_about_times_that_rise(tmp_path: Path) -> None:
+    offsets = write(tmp_path, [1000, 1000, *range(1000, 1100)])
+    named = Named(0)
+    assert Read(tmp_path, named).on().offsets == offsets
+    assert not named.asked
+
+
+def test_a_clock_that_went_back_and_a_broker_that_knows_these_messages(tmp_path: Path) -> None:
+    offsets = write(tmp_path, [*range(5000, 5100), *range(1000, 1100)])
+    named = Named(BIG)
+    read = Read(tmp_path, named).on()
+    assert (read.offsets, read.unproven_from) == (offsets, None)
+    assert len(named.asked) <= 3
+
+
+def test_a_broker_that_knows_some_of_them(tmp_path: Path) -> None:
+    offsets = write(tmp_path, [*range(5000, 5100), *range(1000, 1100)])
+    named = Named(offsets[130])
+    read = Read(tmp_path, named).on()
+    assert (read.offsets, read.unproven_from) == (offsets[:130], None)
+    named.offset = BIG
+    assert read.on().offsets == offsets
+
+
+def test_a_message_that_is_not_older_proves_all_before_it(tmp_path: Path) -> None:
+    offsets = write(tmp_path, [*range(5000, 5050), *range(4000, 4050), 5049, *range(4050, 4060)])
+    read = Read(tmp_path).on()
+    assert (read.offsets, read.unproven_from) == (offsets, offsets[101])
+    write(tmp_path, [5050], start=read.reader.position)
+    assert read.on().unproven_from is None
+
+
+def test_what_another_segment_follows_is_proven(tmp_path: Path) -> None:
+    write(tmp_path, [*range(5000, 5050), *range(4000, 4900)])
+    assert Read(tmp_path).on().unproven_from is None
+
+
+def test_a_broker_that_answers_later_proves_what_was_taken(tmp_path: Path) -> None:
+    offsets = write(tmp_path, [*range(5000, 5050), *range(4000, 4050)])
+    named = Named()
+    read = Read(tmp_path, named).on()
+    assert (read.offsets, read.unproven_from) == (offsets, offsets[50])
+    named.offset = read.reader.position
+    assert read.on().unproven_from is None
+    assert read.offsets == offsets
+
+
+def test_a_broker_that_answers_later_and_does_not_know_what_was_taken(tmp_path: Path) -> None:
+    offsets, kept = cut(tmp_path)
+    named = Named()
+    read = Read(tmp_path, named).on()
+    assert read.unproven_from == offsets[kept]
+    named.offset = offsets[kept]
+    with pytest.raises(DisturbedError, match=str(offsets[kept])):
+        read.on()
+
+
+@pytest.mark.parametrize("back", [1, 1000])
+def test_times_that_fall_cost_no_settle_time_for_each_message(tmp_path: Path, back: int) -> None:
+    """600 messages, each older than the one before, and their twins whose times rise and fall in turn."""
+    falling = write(tmp_path / "falling", [10**6 - back * number for number in range(600)], size=BIG)
+    turning = write(tmp_path / "turning", [10**6 + back * (number % 2) for number in range(600)], size=BIG)
+    for offsets in (falling, turning):
+        directory = tmp_path / ("falling" if offsets is falling else "turning")
+        read = Read(directory, segment_size=BIG).on()
+        assert read.offsets == offsets
+        assert read.reader.counters.settled <= 12
+
+
+def test_a_writer_at_work_does_not_hold_up_what_stands_there(tmp_path: Path) -> None:
+    """The stretch that settles is that of the first look, however much is written behind it."""
+    with CommitLogWriter(tmp_path, BIG) as writer:
+        reader = open_reader(tmp_path, clock := Clock(), segment_size=BIG)
+        number, read = 10**6, 0
+        for _ in range(100):
+            number -= 1
+            writer.append(FrameSpec("T", b"x", {}, store_timestamp=number))
+            found = reader.poll()
+            read += found.rows if isinstance(found, DispatchBatch) else 0
+            clock.now += 0.015625
+        assert read > 90
+        reader.close()
+
+
+# --- behind damage ---
+
+
+def issue_log(directory: Path, wild: int = 3_600_000) -> list[int]:
+    """3,500 messages, one stored an hour ahead of the others, and 20 behind it one without its magic."""
+    times = [10**6 + 10 * number for number in range(3500)]
+    times[3285] += wild
+    offsets = write(directory, times, size=BIG)
+    patch(directory / f"{0:020d}", offsets[3305] + 4, b"\xff\xff\xff\xff")
+    return offsets
+
+
+def whole(directory: Path, *, skip_corrupt: bool, size: int = SEGMENT_SIZE) -> tuple[LogReader, WholeLog, list[int]]:
+    reader = open_reader(
+        directory, time.monotonic, segment_size=size, settle=0.001, corrupt_after=0.001, skip_corrupt=skip_corrupt
+    )
+    log, offsets = WholeLog(reader), []
+    try:
+        for item in log:
+            if isinstance(item, DispatchBatch):
+                offsets += item.columns.phy_offset[: item.rows].tolist()
+    finally:
+        reader.close()
+    return reader, log, offsets
+
+
+def test_intact_frames_behind_damage_that_are_older_than_one_before_it_are_not_the_end(tmp_path: Path) -> None:
+    offsets = issue_log(tmp_path)
+    with pytest.raises(CorruptDataError, match=str(offsets[3305])):
+        whole(tmp_path, skip_corrupt=False, size=BIG)
+    reader, log, found = whole(tmp_path, skip_corrupt=True, size=BIG)
+    assert found == offsets[:3305] + offsets[3306:]
+    assert log.unreadable is None
+    assert reader.unproven_from == offsets[3286]
+
+
+@pytest.mark.parametrize("damage", [(4, b"\xff" * 4), (0, b"\xff" * 4), (28, b"\xff" * 8), (100, b"\xff")])
+def test_a_damaged_frame_where_the_clock_went_back_is_not_the_end(tmp_path: Path, damage: tuple[int, bytes]) -> None:
+    offsets = write(tmp_path, [*range(5000, 5100), *range(1000, 1100)])
+    at, data = damage
+    patch(tmp_path / f"{0:020d}", offsets[100] + at, data)
+    with pytest.raises(CorruptDataError, match=str(offsets[100])):
+        whole(tmp_path, skip_corrupt=False)
+    _, log, found = whole(tmp_path, skip_corrupt=True)
+    assert found == offsets[:100] + offsets[101:]
+    assert log.unreadable is None
+
+
+def test_a_daemon_passes_over_damage_to_older_frames_too(tmp_path: Path) -> None:
+    offsets = issue_log(tmp_path)
+    read = Read(tmp_path, segment_size=BIG, skip_corrupt=True, corrupt_after=0.0, rows_max=4000)
+    read.on()
+    assert not isinstance(read.end, Corrupt)
+    while isinstance(read.reader.poll(), DispatchBatch):
+        pass
+    assert read.reader.position > offsets[3305]
