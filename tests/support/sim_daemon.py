@@ -60,7 +60,7 @@ class SimDaemon:
     ``pid`` is what its files say; in a container it is the same one in each life.
     """
 
-    def __init__(self, config: Config, disk: SimDisk, *, pid: int = 1, forced: bool = False) -> None:
+    def __init__(self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False) -> None:
         self.pid = pid
         self.config, self.disk = config, disk
         self.files = DataFiles(config.store.data)
@@ -92,7 +92,7 @@ class SimDaemon:
             return open_for_run(self.config, self.disk, self.files, self.log, forced=forced)
         except DiskError as error:
             # A process that waits for room tries it again and again.
-            if error.is_full and self.disk.still_open:
+            if error.is_full and isinstance(self.disk, SimDisk) and self.disk.still_open:
                 raise BrokenError("other", f"an opening without room left open: {self.disk.still_open}") from error
             raise
 

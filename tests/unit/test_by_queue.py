@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, queue_directory
 from indexd.errors import CorruptDataError, UsageError
 from indexd.query import OffsetQuery, query_offset, query_time
+from indexd.query.by_queue import MOVED
 from indexd.query.log import LogView
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
-from support.queue_store import FILE_UNITS, QueueStore, write_queue
+from support.queue_store import FILE_UNITS, QueueStore, build_queues, write_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -253,3 +254,16 @@ def test_half_a_unit_is_no_unit(store: QueueStore, running: DirectoryLock, writt
     data[3 * UNIT_SIZE + written : 4 * UNIT_SIZE] = bytes(UNIT_SIZE - written)
     path.write_bytes(bytes(data))
     assert found(ask(store, 0)) == offsets[:3]
+
+
+def test_a_queue_that_lacks_a_message_does_not_say_that_the_last_one_was_never_stored(store: QueueStore) -> None:
+    """As a broker does it, the units behind a message that could not be read stand one place too early."""
+    store.append(*[spec(T0 + number) for number in range(6)])
+    messages = store.messages()
+    store.build()
+    queues = build_queues(store.data, messages[:2] + messages[3:], messages[:2] + messages[3:])
+    store.change_frontier(queues=queues)
+    answer = ask(store, 5)
+    assert (answer.hits, answer.status) == ((), "OFFSET_OVERFLOW_ONE")
+    assert answer.why == f"{MOVED}: at 4, its last, stands the message of queue offset 5"
+    assert ask(store, 2).problems == 3

@@ -26,6 +26,7 @@ from indexd.query.bound import TimeBound, scan_start
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.queue_store import QueueStore, build_sparse
+from support.reading import patch
 
 
 @pytest.fixture
@@ -208,6 +209,15 @@ def test_a_segment_missing_from_the_middle_of_the_log(store: QueueStore) -> None
         index.look()
         (store.root / "commitlog" / f"{0:020d}").unlink()
         assert query_log_time(index, T0).phy_offset == offsets[next(n for n in range(40) if offsets[n] >= SEGMENT)]
+
+
+def test_zeros_in_the_middle_of_the_covered_log_are_no_end_of_it(store: QueueStore) -> None:
+    offsets = store.append(*[spec(T0 + number) for number in range(12)])
+    store.build()
+    patch(store.root / "commitlog" / f"{0:020d}", offsets[4], bytes(offsets[5] - offsets[4]))
+    with store.index() as index:
+        answer = query_log_time(index, T0 + 11)
+    assert (answer.phy_offset, answer.unreadable, answer.why) == (None, 1, "unreadable")
 
 
 # --- another store ---

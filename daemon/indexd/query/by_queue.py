@@ -22,6 +22,7 @@ OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
 OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
 OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 _UNITS_PER_READ = 1024
+MOVED = "the queue lacks messages, and has others in their places"
 # A queue's oldest file may be removed between two calls; a second look knows it.
 _LOOKS_MAX = 2
 
@@ -228,5 +229,16 @@ def _why(index: QueryIndex, look: Look, queue: ConsumeQueueReader, first: int, e
     reasons = []
     if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
         reasons.append(EXPIRED)
+    elif first >= queue.max_offset > 0:
+        reasons += _moved(index.log, queue)
     gaps = gaps_in_words(look.queue_coverage, index.log)
     return "; ".join(reasons + gaps) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)
+
+
+def _moved(log: LogView, queue: ConsumeQueueReader) -> list[str]:
+    # Behind messages that could not be read each unit stands at a smaller offset than its message's (spec 5.2).
+    last = queue.max_offset - 1
+    found = log.at(queue.unit(last).phy_offset)
+    if not isinstance(found, Message) or found.queue_offset == last:
+        return []
+    return [f"{MOVED}: at {last}, its last, stands the message of queue offset {found.queue_offset}"]

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from indexd.commitlog.format import FLAG_BORN_HOST_V6, FRAME_SIZE_MIN, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from indexd.commitlog.format import BLANK_SIZE, FLAG_BORN_HOST_V6, FRAME_SIZE_MIN, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from indexd.commitlog.segments import Segment
 from indexd.errors import DiskError
 from indexd.flush.frontier import Uncovered
@@ -15,6 +15,7 @@ from indexd.storage.disk import DiskFile
 
 # Total size, magic; physical offset, sysFlag; the rest up to the store time of a message with an IPv6 born host.
 _HEAD = struct.Struct(">iI20xqI")
+_BLANK = struct.Struct(">iI")
 _STORE_TIMESTAMP = struct.Struct(">q")
 _HEAD_SIZE = 76
 _FIRST_READ = 16 << 10
@@ -32,7 +33,7 @@ class Frame(NamedTuple):
 class FrameScan:
     """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out.
 
-    A segment that is missing behind the log's begin is such a place too.
+    A segment that is missing behind the log's begin is such a place too, and zeros before the end that was asked for.
     """
 
     def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
@@ -99,6 +100,8 @@ def _frame(data: bytes, at: int, phy_offset: int, segment_end: int) -> Frame | N
 
 
 def _is_end(data: bytes, at: int, left: int) -> bool:
-    # A blank record over all that is left of the segment, zeros, or no bytes at all.
-    magic = int.from_bytes(data[at + 4 : at + 8], "big")
-    return magic == 0 or (magic == MAGIC_BLANK and int.from_bytes(data[at : at + 4], "big") == left)
+    # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
+    return left < BLANK_SIZE or _BLANK.unpack(data[at : at + BLANK_SIZE].ljust(BLANK_SIZE, b"\0")) == (
+        left,
+        MAGIC_BLANK,
+    )

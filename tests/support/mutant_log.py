@@ -1,0 +1,243 @@
+"""A broker's log for a mutant, every frame of it remembered by its bytes, and the ways in which it can be damaged.
+
+Which frames are intact is told by their bytes alone: those that still stand where they were written, unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.naive import NaiveMessage, naive_check
+from support.reading import patch
+from support.small_log import BASE_TIME, messages
+
+_MILLIS_PER_MESSAGE = 400
+#: Where the fields of a frame's head stand whose value may be any, and how they are packed (spec 2.1).
+_FIELDS = {
+    "total size": (0, ">i"), "magic": (4, ">i"), "body CRC": (8, ">i"), "queue id": (12, ">i"),
+    "queue offset": (20, ">q"), "physical offset": (28, ">q"), "sysFlag": (36, ">i"), "store time": (56, ">q"),
+    "body length": (84, ">i"),
+}  # fmt: skip
+_MAGICS = (0, -626843481, -626843477, -875286124)
+
+
+class _Writer(CommitLogWriter):
+    """A writer that does not sync: what a crash leaves of the log itself is not asked here."""
+
+    def flush(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One frame: what was asked for, what it says, and its bytes."""
+
+    spec: FrameSpec
+    message: NaiveMessage
+    data: bytes
+
+
+class MutantLog:
+    """``frames`` is the log as its broker knows it; ``removed`` were cut off again, and newer ones written since."""
+
+    def __init__(self, directory: Path, segment_size: int, rand: random.Random) -> None:
+        self.directory, self.segment_size, self.rand = directory, segment_size, rand
+        self.frames: list[Written] = []
+        self.removed: list[NaiveMessage] = []
+        self._prop_crc = rand.random() < 0.3
+        self._number = 0
+        self._specs = messages(rand.getrandbits(31))
+        self._writer = _Writer(directory, segment_size, prop_crc=self._prop_crc)
+
+    def append(self, count: int) -> None:
+        """Write so many messages, each younger than the one before."""
+        for _ in range(count):
+            self._write(next(self._specs))
+
+    def intact(self) -> list[NaiveMessage]:
+        """The messages whose bytes stand where they were written, in the order of the log."""
+        found: list[NaiveMessage] = []
+        held: tuple[int, bytes] = (-1, b"")
+        for frame in self.frames:
+            base = frame.message.phy_offset // self.segment_size * self.segment_size
+            if held[0] != base:
+                path = self._path(base)
+                held = base, path.read_bytes() if path.exists() else b""
+            at = frame.message.phy_offset - base
+            if held[1][at : at + len(frame.data)] == frame.data:
+                found.append(frame.message)
+        return found
+
+    def damage(self) -> str:
+        """Damage it in one random way; what was done, in words."""
+        kinds = [self._flip, self._field, self._field, self._zeros, self._junk, self._blank, self._swap,
+                 self._clock_back, self._cut, self._segment, self._tail]  # fmt: skip
+        kind: Callable[[], str] = self.rand.choice(kinds)
+        return kind()
+
+    def close(self) -> None:
+        """The broker has died."""
+        self._writer.close(clean=False)
+
+    def _write(self, spec: FrameSpec) -> None:
+        spec = replace(spec, store_timestamp=BASE_TIME + _MILLIS_PER_MESSAGE * self._number)
+        self._number += 1
+        at = self._writer.append(spec)
+        size = self._writer.max_offset - at
+        data = os.pread(self._writer._fd, size, at % self.segment_size)  # its name may be gone
+        _, _, message = naive_check(data)
+        assert message is not None
+        self.frames.append(Written(spec, message, data))
+
+    def _path(self, base: int) -> Path:
+        return self.directory / f"{base:020d}"
+
+    def _patch(self, offset: int, data: bytes) -> None:
+        # Never over the end of its segment, nor into one that is gone.
+        path = self._path(offset // self.segment_size * self.segment_size)
+        room = path.stat().st_size - offset % self.segment_size if path.exists() else 0
+        if room > 0:
+            patch(path, offset % self.segment_size, data[:room])
+
+    def _any(self) -> tuple[int, Written]:
+        # The newest segment is where it is hardest to tell.
+        newest = self.frames[-1].message.phy_offset // self.segment_size * self.segment_size
+        first = next(n for n, frame in enumerate(self.frames) if frame.message.phy_offset >= newest)
+        begin = first if self.rand.random() < 0.6 else 0
+        number = self.rand.randrange(begin, len(self.frames))
+        return number, self.frames[number]
+
+    def _flip(self) -> str:
+        number, frame = self._any()
+        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
+        bit = self.rand.randrange(8)
+        self._patch(at, bytes([frame.data[at - frame.message.phy_offset] ^ 1 << bit]))
+        return f"bit {bit} of byte {at - frame.message.phy_offset} of frame {number} at {frame.message.phy_offset}"
+
+    def _field(self) -> str:
+        number, frame = self._any()
+        name = self.rand.choice(list(_FIELDS))
+        at, form = _FIELDS[name]
+        (old,) = struct.unpack_from(form, frame.data, at)
+        bits = 8 * struct.calcsize(form)
+        top = (1 << (bits - 1)) - 1
+        hour = 3_600_000
+        values = [0, -1, 1, top, -top - 1, old + 1, old - 1, old ^ 1 << self.rand.randrange(bits - 1), old + hour]
+        value = self.rand.choice([*values, old - hour, *(_MAGICS if name == "magic" else ())])
+        value = max(min(value, top), -top - 1)
+        self._patch(frame.message.phy_offset + at, struct.pack(form, value))
+        return f"{name} {value} instead of {old} in frame {number} at {frame.message.phy_offset}"
+
+    def _zeros(self) -> str:
+        number, frame = self._any()
+        at = frame.message.phy_offset + self.rand.choice([0, self.rand.randrange(len(frame.data))])
+        size = self.rand.choice([4, 8, len(frame.data), 1000, 5000])
+        self._patch(at, bytes(size))
+        return f"{size} zeros at {at}, in frame {number}"
+
+    def _junk(self) -> str:
+        number, frame = self._any()
+        size = self.rand.choice([1, 8, len(frame.data), 3000])
+        self._patch(frame.message.phy_offset, self.rand.randbytes(size))
+        return f"{size} random bytes at {frame.message.phy_offset}, over frame {number}"
+
+    def _blank(self) -> str:
+        """A blank record that says a wrong length: that at the end of a segment, or one in the place of a frame."""
+        ends = [n for n in range(1, len(self.frames)) if self.frames[n].message.phy_offset % self.segment_size == 0]
+        if ends and self.rand.random() < 0.3:
+            before = self.frames[self.rand.choice(ends) - 1].message
+            at = before.phy_offset + before.size
+        else:
+            at = self._any()[1].message.phy_offset
+        left = self.segment_size - at % self.segment_size
+        length = self.rand.choice([0, -1, 8, 16, 91, left - 1, left - 8, left + 1, 1 << 30])
+        self._patch(at, struct.pack(">ii", length, _MAGICS[3]))
+        return f"a blank record of {length} with {left} left at {at}"
+
+    def _swap(self) -> str:
+        number, frame = self._any()
+        other = self.frames[max(number - 1, 0)]
+        if self.rand.random() < 0.5:
+            self._patch(frame.message.phy_offset, other.data)
+            return f"frame {max(number - 1, 0)} once more over frame {number} at {frame.message.phy_offset}"
+        self._patch(other.message.phy_offset, frame.data + other.data)
+        return f"frames {number - 1} and {number} the other way round"
+
+    def _clock_back(self) -> str:
+        """From one frame on for some, or all, the store times are earlier: the clock was set back, no frame is bad."""
+        number, _ = self._any()
+        back = self.rand.choice([1, 1000, 3_600_000])
+        last = self.rand.choice([len(self.frames), number + self.rand.randrange(1, 20)])
+        if self._prop_crc:  # it covers the time
+            return "nothing"
+        for n, frame in enumerate(self.frames[number:last], number):
+            if self.frames[n].message.phy_offset not in {m.phy_offset for m in self.intact_of(frame)}:
+                continue
+            time = frame.message.store_timestamp - back
+            data = frame.data[:56] + struct.pack(">q", time) + frame.data[64:]
+            self._patch(frame.message.phy_offset, data)
+            _, _, message = naive_check(data)
+            assert message is not None
+            self.frames[n] = Written(frame.spec, message, data)
+        return f"the clock {back} ms back in frames {number} to {last}"
+
+    def intact_of(self, frame: Written) -> list[NaiveMessage]:
+        """That frame, if it still stands there."""
+        kept, self.frames = self.frames, [frame]
+        try:
+            return self.intact()
+        finally:
+            self.frames = kept
+
+    def _cut(self) -> str:
+        """The broker lost the end of its log and has written on; whole frames of the longer one stand behind."""
+        number, frame = self._any()
+        offset = frame.message.phy_offset
+        self.close()
+        for path in self.directory.iterdir():
+            if int(path.name) > offset:
+                path.unlink()
+        removed, self.frames = self.frames[number:], self.frames[:number]
+        self.removed += [one.message for one in removed]
+        queues = self._writer.queue_offsets
+        self._writer = _Writer(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
+        kept: dict[tuple[str, int], int] = {}
+        for one in self.frames:
+            if one.message.sys_flag & 0xC in (0x4, 0xC):  # it is in no queue
+                continue
+            kept[one.message.topic, one.message.queue_id] = one.message.cq_offset + 1
+        self._writer.queue_offsets = {queue: kept.get(queue, 0) for queue in queues}
+        if self.rand.random() < 0.6:
+            self._write(replace(frame.spec, body=self.rand.randbytes(len(frame.spec.body))))
+            return f"cut at frame {number} of {number + len(removed)}, {offset}, and one as long written there"
+        self.append(self.rand.randrange(1, 20))
+        return f"cut at frame {number} of {number + len(removed)}, {offset}, and {len(self.frames) - number} written"
+
+    def _segment(self) -> str:
+        """A whole segment is gone, empty, cut short, or zero."""
+        base = self._any()[1].message.phy_offset // self.segment_size * self.segment_size
+        path = self._path(base)
+        how = self.rand.choice(["unlink", "truncate", "zero", "half"])
+        if not path.exists():
+            return "nothing"
+        if how == "unlink":
+            path.unlink()
+        elif how == "zero":
+            path.write_bytes(bytes(self.segment_size))
+        else:
+            data = path.read_bytes()
+            path.write_bytes(data[: 0 if how == "truncate" else self.rand.randrange(1, len(data) + 1)])
+        return f"segment {base}: {how}"
+
+    def _tail(self) -> str:
+        """The last frame is torn: it ends in zeros."""
+        frame = self.frames[-1]
+        at = frame.message.phy_offset + self.rand.randrange(len(frame.data))
+        self._patch(at, bytes(len(frame.data)))
+        return f"the last frame, at {frame.message.phy_offset}, is torn at {at}"
