@@ -20,7 +20,7 @@ _CHECKED = os.environ.get("NUMBA_BOUNDSCHECK") == "1"
 
 def _numba_cache() -> Path:
     """A directory for exactly these sources: numba does not notice a change in a function of another module."""
-    kernels = [*_SOURCES.rglob("*kernel.py"), _SOURCES / "commitlog/crc.py", *_SOURCES.rglob("format.py")]
+    kernels = [*_SOURCES.rglob("*kernel.py"), _SOURCES / "commitlog/bytes_kernel.py", *_SOURCES.rglob("format.py")]
     digest = hashlib.sha256(b"bounds checked" if _CHECKED else b"")
     for path in sorted(kernels):
         digest.update(path.relative_to(_SOURCES).as_posix().encode() + path.read_bytes())

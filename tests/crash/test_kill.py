@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
+from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import IndexHeader
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
 from support.missing import need, requires

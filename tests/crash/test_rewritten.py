@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.config import Config
-    from indexd.recovery.against import Agreed
+    from indexd.recovery.compare import Agreed
 
 SEED = 5
 

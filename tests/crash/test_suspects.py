@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
-from indexd.flush.building import Building
+from indexd.flush.flusher import Building
 from indexd.flush.frontier import UNPROVEN, Frontier, Uncovered, read_frontier
 from indexd.query import open_data as open_query
-from indexd.recovery.open import Opened, open_data
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import Opened, open_data, reader_options
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.settings import reader_options
-from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from support.daemon import Daemon, assert_same_index
 from support.reopened import config_for, reopen

@@ -17,8 +17,7 @@ import pytest
 
 from indexd.errors import DiskError, OffsetOverflowError, UsageError
 from indexd.sparse.format import OffsetPosition, base_of_name, index_name, time_index_name
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.kafka_check import Index, Ours, open_index, same_error, state_of
 from support.kafka_model import Segment

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
 from support.daemon import (
     COMMAND,

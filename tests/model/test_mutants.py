@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from indexd.flush import building
+from indexd.flush import flusher as building
 from indexd.recovery import open as open_module
 from support.sim_checks import BrokenError
 from support.sim_disk import SimDisk

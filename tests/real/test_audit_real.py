@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.storage.broker_lock import look_at_lock
+from indexd.storage.lock import look_at_lock
 from support.audited_keys import audited, config_of, flags_of
 from support.daemon import indexd_here
 from support.goldens import unpack

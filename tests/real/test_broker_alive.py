@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_admin import BrokerAdmin, Offsets
+from indexd.service.broker_limit import BrokerAdmin, Offsets
 from indexd.service.broker_watch import BrokerWatch
-from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock, look_at_lock
 from support.daemon import Daemon, compile_kernels
 from support.naive import naive_frames
 from support.rocketmq import REAL, Broker, arguments, run

@@ -19,7 +19,7 @@ from indexd.audit.standing import SegmentStart, Standing
 from indexd.audit.whole import Audit
 from indexd.findings import Finding
 from indexd.index.format import IndexHeader, IndexLayout
-from indexd.storage.broker_lock import BrokerLock
+from indexd.storage.lock import BrokerLock
 
 GIB = 1 << 30
 LAYOUT = IndexLayout(5_000_000, 20_000_000)

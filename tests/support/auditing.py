@@ -13,11 +13,10 @@ from typing import Any
 from indexd.audit import Audit, AuditPlan, audit_task, join, plan_audit
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
-from indexd.index.service import IndexService
-from indexd.recovery.settings import decode_rules, reader_options
-from indexd.recovery.whole import WholeLog, once
+from indexd.index.file import IndexService
+from indexd.index.format import FLAVOURS, IndexLayout
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 from support.goldens import Golden
 from support.naive import NaiveIndexFile, NaiveMessage, key_hash, naive_frames, split_keys

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.config import (
-    load,
-)
+from indexd.config import load
 from indexd.errors import IndexdError, UsageError
 
 SHIPPED = Path(__file__).parents[2] / "config" / "indexd.toml"

@@ -6,11 +6,10 @@ import random
 from itertools import islice
 from pathlib import Path
 
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.writer import CommitLogWriter
-from indexd.recovery.settings import decode_rules, reader_options
-from indexd.recovery.whole import WholeLog
+from indexd.recovery.compare import WholeLog
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 from support.rows import config_of
 from support.small_log import messages

@@ -32,7 +32,7 @@ def held_until(gate: Path, phase: str = "opening") -> tuple[str, ...]:
 def _run(phase: str, gate: Path, words: list[str]) -> None:
     prepare_compiler()
     # These load numba.
-    from indexd.recovery.settings import load_kernels
+    from indexd.recovery.open import load_kernels
     from indexd.serve.board import Board
     from indexd.service import start
 

@@ -16,14 +16,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from indexd.config import Config, load
-from indexd.flush.abort import write_abort
+from indexd.flush.frontier import write_abort
 from indexd.recovery.open import open_data
 from indexd.serve.board import Board
 from indexd.service.daemon import Daemon
-from indexd.service.instance import Instance
-from indexd.service.log import configure_log
-from indexd.service.notify import Notifier
-from indexd.service.starts import Starts
+from indexd.service.log import Notifier, configure_log
+from indexd.service.start import Instance, Starts
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

@@ -20,8 +20,7 @@ from indexd.errors import (
     UsageError,
 )
 from indexd.sparse.format import OffsetPosition
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
 Index = OffsetIndex | TimeIndex

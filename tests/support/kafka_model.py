@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from indexd.sparse.kernel import LAST_TIMESTAMP, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, new_state, segment_entries
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns
-from indexd.commitlog.reading import Skipped
-from indexd.consumequeue.folders import queue_folders
-from indexd.consumequeue.format import QueueMark, file_name, queue_directory
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
+from indexd.commitlog.reader import Skipped
+from indexd.consumequeue.format import QueueMark, file_name, queue_directory, queue_folders
 from support.naive_queue import NaiveMessage
 from support.reading import Clock, open_reader
 from support.sim_disk import SimDisk

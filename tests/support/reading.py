@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from indexd.commitlog.dispatch import DispatchBatch, DispatchRequest, make_rules
+from indexd.commitlog.batcher import DispatchBatch, DispatchRequest, make_rules
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import ReaderOptions, Skipped
+from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
 from indexd.storage.disk import Disk
 from support.twins import DELAYS, FRAME_SIZE_MAX
 

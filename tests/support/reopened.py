@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
-from indexd.flush.building import Building
+from indexd.flush.flusher import Building
 from indexd.flush.frontier import read_frontier, write_frontier
-from indexd.recovery.open import open_data
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import open_data, reader_options
 from indexd.recovery.rebuild import rebuild
-from indexd.recovery.settings import reader_options
-from indexd.recovery.whole import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, messages

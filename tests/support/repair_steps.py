@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
-from indexd.repair.carry import carry
-from indexd.repair.folder import RepairFolder
-from indexd.repair.swap import swap
+from indexd.repair.plan import carry
+from indexd.repair.swap import RepairFolder, swap
 from support.sim_disk import SimDisk
 
 STORE = Path("/simulated")

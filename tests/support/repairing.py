@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from indexd.config import Config
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from support.auditing import config_for, index_log, lost_keys, restart_of_killed_broker
 from support.daemon import environment, indexd_here

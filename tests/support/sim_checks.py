@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.flush.frontier import read_frontier
+from indexd.flush.frontier import StoreCheckpoint, read_frontier
 from indexd.query import Answer, KeyQuery
 from indexd.query.coverage import ABSENT
 from indexd.storage.disk import Disk

@@ -9,7 +9,7 @@ from functools import partial
 from unittest import mock
 
 from indexd.commitlog.reader import LogReader
-from indexd.index.service import IndexService
+from indexd.index.file import IndexService
 from indexd.recovery import open as open_module
 from indexd.service import start as start_module
 from support.sim_shape import Shape
@@ -72,9 +72,9 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
         mock.patch.object(start_module, "load_kernels", _NoProgress),
         mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
-        mock.patch("indexd.recovery.replay.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.recovery.against.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.flush.witness._NOTE_EVERY", shape.note_every),
+        mock.patch("indexd.recovery.recover.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.recovery.compare.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.flush.flusher._NOTE_EVERY", shape.note_every),
         mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),
     ):

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from unittest import mock
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.dispatch.queue import DispatchQueue, Item
 from indexd.dispatch.reput import ReputState
 from indexd.errors import DiskError, MissingStoreError
-from indexd.flush.abort import remove_abort
-from indexd.flush.building import Building
-from indexd.flush.flusher import Progress
+from indexd.flush.flusher import Building, Progress
+from indexd.flush.frontier import remove_abort
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery.open import Opened
 from indexd.service.daemon import can_wait, has_work
-from indexd.service.start import open_for_run
-from indexd.service.starts import Starts
-from indexd.service.state import DaemonState, write_state
-from indexd.service.watch import Watch
+from indexd.service.start import Starts, open_for_run
+from indexd.service.state import DaemonState, Watch, write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

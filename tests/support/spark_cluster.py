@@ -24,7 +24,7 @@ from typing import Self
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pyspark
 
-from indexd.spark.java import require_java, shim_home
+from indexd.spark.session import require_java, shim_home
 from support.daemon import environment
 
 SPARK_HOME = Path(pyspark.__file__).parent

@@ -14,8 +14,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
-from indexd.spark.rebuild.job import SparkRebuilt, rebuild
-from indexd.spark.rebuild.job_directory import MANIFEST
+from indexd.spark.rebuild.job import MANIFEST, SparkRebuilt, rebuild
 from indexd.storage.disk import Disk
 from indexd.storage.names import building_of
 from support.queues import tree

@@ -12,8 +12,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
 
-from indexd.spark.source.datasource import CommitLogSource
-from indexd.spark.source.stream import CommitLogStreamReader
+from indexd.spark.source.datasource import CommitLogSource, CommitLogStreamReader
 from support.rows import plain
 
 ALL = ReadAllAvailable()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexd.commitlog.segments import list_segments
-from indexd.consumequeue.progress import QueuesProgress
+from indexd.consumequeue.store import QueuesProgress
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt, rebuild
 from indexd.spark.rebuild import build_queues, build_sparse

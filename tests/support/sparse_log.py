@@ -8,7 +8,7 @@ from itertools import groupby
 
 from hypothesis import strategies as st
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from support.kafka_model import Entries
 
 Row = tuple[int, int, int]

@@ -13,7 +13,7 @@ from typing import Any
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
-from indexd.index.flavour import FLAVOURS, Flavour
+from indexd.index.format import FLAVOURS, Flavour
 from indexd.spark.splits import Split, plan_splits
 from indexd.spark.stats.content import Content, Selection, merge
 from indexd.spark.stats.work import count_split

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indexd.commitlog.batcher import DispatchBatch, DispatchRequest, TopicTable, make_columns, make_rules, trimmed
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
-from indexd.commitlog.dispatch import DispatchBatch, DispatchRequest, TopicTable, make_columns, make_rules, trimmed
 from indexd.commitlog.format import EndOfFile, NotYetWritten, Outcome, Reason
 from indexd.commitlog.kernel import Rules, decode_frames
-from indexd.index.flavour import FLAVOURS, Flavour
+from indexd.index.format import FLAVOURS, Flavour
 from support.naive import NaiveMessage, key_hash, naive_check, split_keys
 from support.strategies import Sample
 

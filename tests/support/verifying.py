@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.config import Config
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout, unpack_entry
 from indexd.storage.disk import Disk
 from indexd.verify import Report, verify

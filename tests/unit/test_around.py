@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.format import NotYetWritten
-from indexd.service import around as module
-from indexd.service.around import Around
+from indexd.service import heart as module
 from indexd.service.broker_limit import BrokerLimit
+from indexd.service.heart import Around
 from indexd.service.reload import merge_reloadable
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from indexd.service.instance import Instance
+    from indexd.service.start import Instance
 
 
 class FakeWatch:

@@ -17,8 +17,7 @@ from indexd.audit.samples import broker_query
 from indexd.audit.samples.answers import WIDTHS
 from indexd.audit.samples.asking import range_around
 from indexd.audit.samples.broker_query import TIME_MAX, BrokerFiles, BrokerQuery
-from indexd.index.format import IndexLayout
-from indexd.index.key_hash import index_key_hash
+from indexd.index.format import IndexLayout, index_key_hash
 from indexd.storage.disk import Disk
 from support.auditing import config_for, config_of_golden, index_log
 from support.goldens import GOLDENS, unpack

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from indexd.audit import plan_audit
 from indexd.audit.crash import CrashCost, crash_cost, dispatch_start
 from indexd.audit.standing import SegmentStart, Standing, look_around
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout
-from indexd.storage.broker_lock import BrokerLock
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock
 from support.auditing import audit
 from support.data_directory import T0
 from support.indexing_broker import LAYOUT, Broker

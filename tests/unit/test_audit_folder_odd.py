@@ -13,7 +13,7 @@ import pytest
 
 from indexd.audit import AuditOptions, audit_here
 from indexd.audit.queues.ground import look_at_queues
-from indexd.cli.audit_words import page_of_words
+from indexd.cli.audit import page_of_words
 from indexd.cli.output import print_json
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError

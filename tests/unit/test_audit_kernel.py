@@ -26,9 +26,9 @@ from indexd.audit.kernel import (
     match_rows,
     walk_chains,
 )
-from indexd.commitlog.dispatch import make_columns
+from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
-from indexd.index.check_ground import time_difference
+from indexd.index.check import time_difference
 
 T0 = 1_700_000_000_000
 ROLLBACK = 1 << 0xC

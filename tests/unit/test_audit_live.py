@@ -12,15 +12,14 @@ import pytest
 
 from indexd.audit import Audit, audit_task, join, plan_audit, task
 from indexd.audit.live import is_live
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
-from indexd.index.service import IndexService
-from indexd.recovery.settings import decode_rules, reader_options
-from indexd.recovery.whole import WholeLog, once
+from indexd.index.file import IndexService
+from indexd.index.format import FLAVOURS, IndexLayout
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from support.auditing import audit, config_for, index_log, rows_of

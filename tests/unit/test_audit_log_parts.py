@@ -12,7 +12,7 @@ from indexd.audit import AuditOptions, AuditReport, Part, audit_here, audit_task
 from indexd.audit.plan import AuditTask
 from indexd.audit.report import run_audit
 from indexd.audit.verdict import verdict_line, verdict_state
-from indexd.cli.audit_words import page_of_words
+from indexd.cli.audit import page_of_words
 from indexd.storage.disk import Disk
 from support.auditing import audit
 from support.data_directory import SEGMENT

@@ -21,8 +21,8 @@ from indexd.audit.part import Gap
 from indexd.audit.report import AuditReport
 from indexd.audit.verdict import show_span, verdict_line, verdict_state
 from indexd.index.format import IndexLayout
-from indexd.storage.broker_lock import BrokerLock
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock
 from support.audit_reports import GIB, NOON, Made, evenly, with_pid
 from support.auditing import config_for, index_log
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, write_log

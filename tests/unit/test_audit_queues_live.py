@@ -12,7 +12,7 @@ import pytest
 
 from indexd.audit import AuditPlan, audit_task, plan_audit, queue_watch, task
 from indexd.audit.queues_found import QueuesAudit, join_queues, plan_queues
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.consumequeue.store import ConsumeQueueStore

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.audit.samples.kernel import ROWS_MAX, find_sampled, sieve_of
-from indexd.commitlog.dispatch import make_columns
+from indexd.commitlog.batcher import make_columns
 
 ROLLBACK_MASK = 1 << 0xC
 

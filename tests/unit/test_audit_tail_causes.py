@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.storage.broker_lock import BrokerLock
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.storage.lock import BrokerLock
 from support.data_directory import T0
 from support.indexing_broker import Broker, one, says, standing_of
 

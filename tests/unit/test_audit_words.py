@@ -12,10 +12,10 @@ from indexd.audit.causes.words import make_cause
 from indexd.audit.evidence import Era
 from indexd.audit.holes import Hole
 from indexd.audit.part import Gap
-from indexd.cli.audit_words import page_of_words
+from indexd.cli.audit import page_of_words
 from indexd.findings import Finding
-from indexd.storage.broker_lock import BrokerLock
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock
 from support.data_directory import T0
 from support.indexing_broker import Broker
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.dispatch.throttle import resident_bytes
+from indexd.dispatch.reput import resident_bytes
 from indexd.index.format import IndexLayout
-from indexd.serve.board import Board, Row
-from indexd.serve.histogram import Histogram
+from indexd.serve.board import Board, Histogram, Row
 from support.inside import config_of
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM
 

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.config import (
-    PropertiesError,
-    load,
-    parse_properties,
-)
+from indexd.config import PropertiesError, load, parse_properties
 from indexd.errors import UnsafeStoreError
 from support.configs import HOME, no_system_file, refused, write
 

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_admin import Offsets
-from indexd.service.broker_find import BrokerFinder
-from indexd.service.broker_limit import BrokerLimit
+from indexd.service.broker_limit import BrokerFinder, BrokerLimit, Offsets
 from indexd.service.broker_watch import BrokerWatch, list_log
-from indexd.storage.broker_lock import BrokerLock
 from indexd.storage.disk import Disk
-from indexd.storage.listening import listening
+from indexd.storage.lock import BrokerLock, listening
 from support.fake_broker import FakeBroker, well
 from support.reading import Clock
 from support.small_log import write_log
@@ -72,7 +69,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         # Of this process, which has other listeners, those of the test.
         ours = [int(found.broker.address.rpartition(":")[2]) + distance for distance in LIKE_A_BROKER]
         monkeypatch.setattr(
-            "indexd.service.broker_find.listening",
+            "indexd.service.broker_limit.listening",
             lambda pid: {port: host for port, host in listening(pid).items() if port in ours},
         )
         yield found
@@ -120,13 +117,13 @@ def test_who_cannot_be_found_is_not_asked(host: Host, monkeypatch: pytest.Monkey
         ({port: "127.0.0.1"}, "is not there yet"),
         ({port - 2: "127.0.0.1", port: "127.0.0.1", port + 2: "127.0.0.1"}, "is not to be told from its other ports"),
     ):
-        monkeypatch.setattr("indexd.service.broker_find.listening", lambda _, ports=ports: ports)
+        monkeypatch.setattr("indexd.service.broker_limit.listening", lambda _, ports=ports: ports)
         assert why in str(finder.offsets())
 
     def refuse(_: int) -> dict[int, str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("indexd.service.broker_find.listening", refuse)
+    monkeypatch.setattr("indexd.service.broker_limit.listening", refuse)
     assert "cannot be seen (Permission denied): set broker_address" in str(finder.offsets())
     assert not host.broker.requests
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_admin import BrokerAdmin
-from indexd.service.broker_limit import BrokerLimit
+from indexd.service.broker_limit import BrokerAdmin, BrokerLimit
 from indexd.service.broker_watch import BrokerWatch
 from indexd.storage.disk import Disk
 from support.fake_broker import FakeBroker, frame, raw, well

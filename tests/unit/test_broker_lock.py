@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from indexd.errors import BusyError, DiskError
-from indexd.storage import broker_lock
-from indexd.storage.broker_lock import StoreLock, look_at_lock
+from indexd.storage import lock as broker_lock
+from indexd.storage.lock import StoreLock, look_at_lock
 from support.broker_stand_in import STAND_IN, stand_in
 from support.missing import need
 
@@ -104,7 +104,7 @@ def test_a_lock_that_cannot_be_opened_says_nothing(store: Path) -> None:
 def test_a_broker_of_another_pid_namespace_is_alive_and_has_no_pid(store: Path) -> None:
     rights = [] if os.geteuid() == 0 else ["-Ur"]
     code = (
-        "import sys, pathlib; from indexd.storage.broker_lock import look_at_lock;"
+        "import sys, pathlib; from indexd.storage.lock import look_at_lock;"
         "found = look_at_lock(pathlib.Path(sys.argv[1])); print(found.alive, found.pid, found.how, found.why)"
     )
     with stand_in(store / "lock") as broker:

@@ -14,8 +14,8 @@ from indexd.config import Config
 from indexd.config.load import load
 from indexd.service import broker_watch
 from indexd.service.broker_watch import BrokerWatch
-from indexd.storage.broker_lock import BrokerLock, look_at_lock
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock, look_at_lock
 from support.broker_stand_in import stand_in
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
 from indexd.query import KeyQuery, query_exact
-from indexd.query.bound import TimeBound, scan_start
+from indexd.query.by_time import TimeBound, scan_start
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
 

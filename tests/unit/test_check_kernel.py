@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.findings import Findings
-from indexd.index.check import ENTRY_KINDS, check_file
-from indexd.index.check_ground import Condition, Place, time_difference
+from indexd.index.check import ENTRY_KINDS, Condition, Place, check_file, time_difference
 from indexd.index.check_kernel import (
     FOUND,
     HASH_NEGATIVE,
@@ -27,8 +26,7 @@ from indexd.index.check_kernel import (
     USED_SLOT_COUNT,
     check_entries,
 )
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexEntry, IndexHeader, unpack_entry
+from indexd.index.format import FLAVOURS, IndexEntry, IndexHeader, unpack_entry
 from indexd.storage.disk import Disk
 from support.data_directory import Store
 from support.naive import NaiveIndexFile

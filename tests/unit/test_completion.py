@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.cli.completion import SHELLS
-from indexd.cli.completion_scripts import SCRIPTS
-from indexd.cli.completion_tree import commands_of
+from indexd.cli.completion import SCRIPTS, SHELLS, commands_of
 from indexd.cli.main import make_parser
 from indexd.config import KEYS, flag_name
 from support.daemon import indexd
@@ -207,7 +205,7 @@ def _wait(holds, terminal: int) -> None:
 def test_only_this_command_loads_the_scripts() -> None:
     code = (
         "import sys; from indexd.cli.main import make_parser; make_parser()\n"
-        "heavy = {'rich', 'ssl', 'http.client', 'indexd.cli.completion_scripts', 'indexd.cli.status_ask'}\n"
+        "heavy = {'rich', 'ssl', 'http.client', 'indexd.cli.completion', 'indexd.cli.status'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -12,14 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from indexd.config import (
-    KEYS,
-    SECTIONS,
-    Config,
-    IndexConfig,
-    env_name,
-    load,
-)
+from indexd.config import KEYS, SECTIONS, Config, IndexConfig, env_name, load
 from indexd.config.load import DEFAULT
 from indexd.config.model import state_directory
 from indexd.errors import IndexdError, UsageError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexd.cli.options import common_options, given_flags
+from indexd.cli.output import common_options, given_flags
 from indexd.config import KEYS, OFF, HttpConfig, LimitsConfig, MqttConfig, NodeConfig, env_name, flag_name, load
 from indexd.config import split_address as split
 from indexd.config.serving import parse_address

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from indexd.consumequeue.format import UNIT, QueueMark
-from indexd.consumequeue.progress import QueuesProgress
 from indexd.consumequeue.recover import carry_out, plan
-from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.consumequeue.store import ConsumeQueueStore, QueuesProgress
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
 from support.queues import batches, durable_units, sim_tree, stream
 from support.sim_disk import SimDisk

@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, trimmed
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reading import Skipped
-from indexd.dispatch.drain import drain
-from indexd.dispatch.queue import DispatchQueue, Item
+from indexd.commitlog.reader import Skipped
+from indexd.dispatch.queue import DispatchQueue, Item, drain
 from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
 
 

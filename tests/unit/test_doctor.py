@@ -12,7 +12,7 @@ import pytest
 from indexd.cli import doctor as module
 from indexd.cli.doctor import examine
 from indexd.config import load
-from indexd.spark import java
+from indexd.spark import session
 from support.daemon import indexd, indexd_here
 
 
@@ -58,7 +58,7 @@ def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch
         return {"pandas": "3.1.1", "pyspark": "4.1.0"}.get(name) or importlib.metadata.version(name)
 
     monkeypatch.setattr(module, "version", version)
-    monkeypatch.setattr(java, "bundled_home", lambda: None)
+    monkeypatch.setattr(session, "bundled_home", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     report = examine(load({}, None, {"HOME": "/"}))
@@ -73,7 +73,7 @@ def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch
 
 
 def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "bundled_home", lambda: None)
+    monkeypatch.setattr(session, "bundled_home", lambda: None)
     monkeypatch.setenv("PATH", "/nowhere")
     report = examine(load({"remote": "sc://host"}, None, {"HOME": "/"}))
     assert (report["usable"], report["java"], report["runsOn"]) == (True, None, "sc://host")

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from indexd.config import LogConfig
-from indexd.serve.events import KINDS, Events
+from indexd.serve.board import KINDS, Events
 from indexd.service.log import configure_log
 
 if TYPE_CHECKING:

@@ -12,20 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.errors import CorruptDataError, IndexdError, UnsafeStoreError
-from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.flush.flusher import Flusher, Progress
 from indexd.flush.frontier import (
+    CHECKPOINT_SIZE,
     UNCOVERED_MAX,
     Frontier,
+    StoreCheckpoint,
     Uncovered,
     add_uncovered,
     read_frontier,
     write_frontier,
 )
-from indexd.index.file import IndexFile
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import FileMark, IndexHeader, IndexLayout
-from indexd.index.service import IndexMark, IndexService
+from indexd.index.file import IndexFile, IndexMark, IndexService
+from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
 from support.goldens import unpack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexd import __version__
-from indexd.cli.completion_tree import commands_of
+from indexd.cli.completion import commands_of
 from indexd.cli.main import main, make_parser
 from indexd.config import KEYS, flag_name
 

@@ -15,7 +15,7 @@ import pytest
 from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.http import server as http_server
-from indexd.serve.http.access import Access, read_access
+from indexd.serve.http.guard import Access, read_access
 from support.missing import need
 from support.serving import Serving, answer_of
 

@@ -14,7 +14,7 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.query import message as query_message
 from indexd.serve import queries as serve_queries
-from indexd.serve.http import answers as http_answers
+from indexd.serve.http import messages as http_answers
 from support.daemon import rebuild
 from support.serving import Serving
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.serve.http import connection as http_connection
+from indexd.serve.http import server as http_connection
 from indexd.serve.http import server as http_server
 from support.serving import Serving, answer_of, read_all
 

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.errors import DiskError
-from indexd.index.file import IndexFile
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
-from indexd.index.service import IndexService
+from indexd.index.file import IndexFile, IndexService
+from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from support.naive import NaiveIndexService
 from support.strategies import Sample, logs

@@ -12,9 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexHeader, IndexLayout
-from indexd.index.service import IndexService
+from indexd.index.file import IndexService
+from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.names import is_index_name
 from support.goldens import GOLDENS, unpack

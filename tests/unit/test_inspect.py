@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.cli.inspect_index import fitting_layouts
-from indexd.flush.abort import write_abort
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.flush.frontier import Uncovered
+from indexd.cli.inspect import fitting_layouts
+from indexd.flush.frontier import StoreCheckpoint, Uncovered, write_abort
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.consumequeue.broker_format import BATCH_UNIT, EXT_HEAD
-from indexd.consumequeue.format import BLANK_UNIT, UNIT
+from indexd.consumequeue.format import BATCH_UNIT, BLANK_UNIT, EXT_HEAD, UNIT
 from support.goldens import unpack
 from support.inspecting import Inspect
 from support.outputs import Built, build

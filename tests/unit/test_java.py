@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from indexd.errors import SparkMissingError
-from indexd.spark import java as module
-from indexd.spark.java import Java, bundled_home, choose_java, read_release, require_java, shim_home
+from indexd.spark import session as module
+from indexd.spark.session import Java, bundled_home, choose_java, read_release, require_java, shim_home
 
 
 def make_home(home: Path, version: str, *, program: str = "#!/bin/sh\nexit 99\n") -> Path:

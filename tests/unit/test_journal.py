@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from indexd.config import LogConfig
 from indexd.service import log as log_module
-from indexd.service.journal import Journal, encode_entry, field_name, is_journal_stream, render_journal
-from indexd.service.log import configure_log
+from indexd.service.log import Journal, configure_log, encode_entry, field_name, is_journal_stream, render_journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

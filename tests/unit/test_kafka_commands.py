@@ -15,7 +15,7 @@ import pytest
 
 from indexd.errors import BusyError
 from indexd.kafka.check import check
-from indexd.kafka.lock import LogDirectoryLock, refuse_while_locked
+from indexd.kafka.format import LogDirectoryLock, refuse_while_locked
 from indexd.storage.disk import Disk
 from support.daemon import indexd_here
 from support.kafka_records import batch, name, write_segment

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.crc import CRC_TABLES, crc_go_on
+from indexd.commitlog.bytes_kernel import CRC_TABLES, crc_go_on
 from indexd.kafka import kernel
 from indexd.kafka.format import Fault, Outcome
 from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record, positions

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexd.kafka.judge import LogTruth
 from indexd.kafka.records import LogWalk
-from indexd.kafka.truth import LogTruth
 from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, log_bytes, positions
 

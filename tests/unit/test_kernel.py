@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexd.commitlog.batcher import DispatchRequest
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
-from indexd.commitlog.dispatch import DispatchRequest
 from indexd.commitlog.format import HEAD_SIZE, Outcome
-from indexd.commitlog.heads_kernel import find_frame, last_head
+from indexd.commitlog.kernel import find_frame, last_head
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
-from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FLAVOURS
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import naive_frames, split_keys
 from support.strategies import DELAY_TOPIC, ZERO_HASH, Sample, logs

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexd.commitlog.bytes_kernel import find_byte, hash_utf8, key_hash, parse_long, signed_32
-from indexd.commitlog.crc import CRC_TABLES, crc32
-from indexd.commitlog.dispatch import TopicTable
-from indexd.commitlog.fields_kernel import find_topic_id
-from indexd.commitlog.properties import decode_utf8, java_hash, parse_java_number
-from indexd.commitlog.properties import key_hash as plain_key_hash
+from indexd.commitlog.batcher import TopicTable
+from indexd.commitlog.bytes_kernel import CRC_TABLES, crc32, find_byte, hash_utf8, key_hash, parse_long, signed_32
+from indexd.commitlog.decoder import decode_utf8, java_hash, parse_java_number
+from indexd.commitlog.decoder import key_hash as plain_key_hash
+from indexd.commitlog.kernel import find_topic_id
 from indexd.commitlog.writer import FrameSpec
 from support import naive
 from support.naive_log import _java_int

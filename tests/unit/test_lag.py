@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
-from indexd.commitlog.log_end import log_end
-from indexd.commitlog.reading import ReaderCounters
-from indexd.commitlog.segments import list_segments
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, trimmed
+from indexd.commitlog.reader import ReaderCounters
+from indexd.commitlog.segments import list_segments, log_end
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import ReputState
 from indexd.errors import MissingStoreError
-from indexd.service.lag import Lag, LagMeter
+from indexd.service.state import Lag, LagMeter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 

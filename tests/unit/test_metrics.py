@@ -17,8 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from indexd.config import load
-from indexd.serve.board import RESULTS, Board
-from indexd.serve.histogram import Histogram
+from indexd.serve.board import RESULTS, Board, Histogram
 from indexd.serve.metrics import FAMILIES, PREFIX, IndexerCollector, render
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiomqtt import MqttError
 
-from indexd.serve.mqtt.link import Link
-from indexd.serve.mqtt.payload import Topics
-from indexd.serve.mqtt.reasons import reason
+from indexd.serve.mqtt.link import Link, reason
+from indexd.serve.mqtt.publisher import Topics
 from unit.test_mqtt_publisher import config_for
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.serve.events import Events
-from indexd.serve.mqtt.outbox import Outbox
-from indexd.serve.mqtt.pace import PAUSE_SECONDS, Backoff, Said, StatePace
+from indexd.serve.board import Events
+from indexd.serve.mqtt.link import PAUSE_SECONDS, Backoff, Said, StatePace
+from indexd.serve.mqtt.publisher import Outbox
 
 steps = st.lists(
     st.one_of(

@@ -18,8 +18,7 @@ from indexd.config import load
 from indexd.errors import DiskError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.mqtt import publish
-from indexd.serve.mqtt.link import read_password
-from indexd.serve.mqtt.reasons import RefusedError, reason
+from indexd.serve.mqtt.link import RefusedError, read_password, reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.service.notify import Notifier
+from indexd.service.log import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

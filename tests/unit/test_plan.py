@@ -8,7 +8,7 @@ import pytest
 
 from indexd.flush.frontier import Frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
-from indexd.recovery.plan import OnDisk, plan_recovery
+from indexd.recovery.recover import OnDisk, plan_recovery
 
 LAYOUT = IndexLayout(10, 20)
 SIZE = LAYOUT.file_size

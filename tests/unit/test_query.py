@@ -17,7 +17,7 @@ from indexd.errors import CorruptDataError
 from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, query_exact, query_rocketmq
-from indexd.query.walk import Wanted, may_match
+from indexd.query.by_key import Wanted, may_match
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec

@@ -22,7 +22,7 @@ from indexd.query import (
     query_log_time,
     query_offset,
 )
-from indexd.query.bound import TimeBound, scan_start
+from indexd.query.by_time import TimeBound, scan_start
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.queue_store import QueueStore, build_sparse

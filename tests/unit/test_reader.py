@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from indexd.errors import DisturbedError, UnsafeStoreError
-from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FLAVOURS
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
 from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, drain, open_reader, patch, segment

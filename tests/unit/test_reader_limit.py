@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.writer import CommitLogWriter
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
 from support.small_log import messages

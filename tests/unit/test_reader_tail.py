@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.writer import FrameSpec, blank_record, encode_frame

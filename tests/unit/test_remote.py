@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from indexd.cli.main import main
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import load
-from indexd.config.places import check_outside
-from indexd.config.remote_path import RemotePath, parse_place
+from indexd.config.units import RemotePath, check_outside, parse_place
 from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
 from indexd.spark.export.parquet import Shape
 from indexd.spark.splits import SplitReader, plan_splits

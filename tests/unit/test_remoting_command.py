@@ -9,12 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexd.serve.remoting.codes import LANGUAGES, NAME_SERVER_CODES, VERSION, RequestCode, ResponseCode
 from indexd.serve.remoting.command import (
     HEADER_MAX,
+    LANGUAGES,
+    NAME_SERVER_CODES,
+    VERSION,
     Form,
     FrameError,
     RemotingCommand,
+    RequestCode,
+    ResponseCode,
     decode_command,
     encode_command,
     frame_size,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import doubt, forward, lanes, upstream
+from indexd.serve.remoting import forward, upstream
+from indexd.serve.remoting import forward as lanes
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.doubt import Doubt
+from indexd.serve.remoting import upstream as doubt
 from indexd.serve.remoting.link import Link, UpstreamError
-from indexd.serve.remoting.upstream import LinkPool, LinkSettings
+from indexd.serve.remoting.upstream import Doubt, LinkPool, LinkSettings
 from support.remoting_outlet import NAME, Behind, Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
 

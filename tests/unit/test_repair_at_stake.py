@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from support.auditing import audit, config_of_golden
 from support.daemon import indexd_here

@@ -14,8 +14,9 @@ import pytest
 
 from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.repair import run, swap, work
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.repair import build as work
+from indexd.repair import run, swap
 from support.auditing import lost_keys
 from support.daemon import compile_kernels, indexd_here
 from support.repairing import (

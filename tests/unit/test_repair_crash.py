@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from indexd.errors import DiskError
-from indexd.repair.folder import RepairFolder
-from indexd.repair.settle import left_alone, settle, unfinished
-from indexd.repair.swap import undo
+from indexd.repair.run import left_alone, settle, unfinished
+from indexd.repair.swap import RepairFolder, undo
 from support.repair_steps import (
     AFTER,
     BEFORE,

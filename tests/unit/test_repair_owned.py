@@ -12,8 +12,8 @@ import pytest
 from indexd.audit.standing import look_around
 from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.repair.folder import RepairFolder
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.repair.swap import RepairFolder
 from indexd.storage.disk import Disk
 from support.daemon import compile_kernels, indexd_here
 from support.repairing import folders_of, holed_store, index_of, repair, tree, words_of

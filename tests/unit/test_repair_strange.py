@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
-from indexd.repair.folder import Manifest, RepairFolder
+from indexd.repair.swap import Manifest, RepairFolder
 from indexd.storage.disk import Disk
 from support.daemon import compile_kernels
 from support.repairing import folders_of, holed_store, index_of, repair, tree

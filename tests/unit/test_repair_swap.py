@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.repair.carry import carry
-from indexd.repair.folder import Manifest, RepairFolder
-from indexd.repair.settle import left_alone, settle, unfinished
-from indexd.repair.swap import index_timestamp_of, swap, to_undo, undo
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.repair.plan import carry
+from indexd.repair.run import left_alone, settle, unfinished
+from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, swap, to_undo, undo
 from support.repair_steps import (
     AFTER,
     BEFORE,

@@ -11,7 +11,7 @@ import pytest
 
 from indexd.errors import DiskError
 from indexd.index.format import FileMark, IndexHeader
-from indexd.recovery.damage import Damage, DamagedError
+from indexd.recovery.recover import Damage, DamagedError
 from indexd.service import scrub as module
 from indexd.service.scrub import Scrubbing
 from indexd.verify.scrub import Scrub

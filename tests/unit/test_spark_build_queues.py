@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import Skipped
 from indexd.config import Config
-from indexd.consumequeue.progress import QueueCounters
-from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
 from indexd.errors import DisturbedError, IndexdError
 from indexd.spark.rebuild import build_queues
 from indexd.spark.splits import Split, SplitReader, plan_splits

@@ -9,12 +9,11 @@ import pytest
 
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import Skipped
 from indexd.errors import CorruptDataError, DisturbedError
 from indexd.spark.rebuild.build_index import plan
-from indexd.spark.rebuild.chain import chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.runs import Run
-from indexd.spark.rebuild.stage_one import Unreadable
+from indexd.spark.rebuild.stage_one import Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.splits import Split
 from support.reopened import config_for
 

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.properties import decode_utf8
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import DisturbedError
-from indexd.spark.source import located as located_module
-from indexd.spark.source.columns import ALL_COLUMNS, SCHEMA
-from indexd.spark.source.located import Locator, host_text
-from indexd.spark.source.rows_kernel import gather
-from indexd.spark.source.texts_kernel import PAIRS_MAX, is_utf8
+from indexd.spark.source import batch as located_module
+from indexd.spark.source.batch import Locator, host_text
+from indexd.spark.source.rows import ALL_COLUMNS, SCHEMA
+from indexd.spark.source.rows_kernel import PAIRS_MAX, gather, is_utf8
 from support.rows import plain, rows_of
 from support.strategies import Sample, logs
 from support.twins import batches, encode

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.errors import CorruptDataError
-from indexd.index.flavour import FLAVOURS
+from indexd.index.format import FLAVOURS
 from indexd.spark.rebuild import run_writer
 from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, RunWriter, bucket_of, read_run
 from indexd.spark.splits import Split, SplitReader, plan_splits

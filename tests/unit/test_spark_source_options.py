@@ -9,8 +9,7 @@ import pytest
 
 from indexd.errors import IndexdError, MissingStoreError, UnsafeStoreError, UsageError
 from indexd.spark.source.datasource import CommitLogSource
-from indexd.spark.source.explained import explained
-from indexd.spark.source.options import OPTIONS_HINT, check_names, parse_options
+from indexd.spark.source.options import OPTIONS_HINT, check_names, explained, parse_options
 from support.small_log import SEGMENT_SIZE, write_log
 
 

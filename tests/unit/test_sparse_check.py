@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from indexd.errors import DiskError
 from indexd.sparse import check as check_module
-from indexd.sparse import compare as compare_module
-from indexd.sparse.check import check_sparse
-from indexd.sparse.compare import Difference, SparseComparison
+from indexd.sparse import check as compare_module
+from indexd.sparse.check import Difference, SparseComparison, check_sparse
 from indexd.sparse.format import SparseMark, index_name
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk

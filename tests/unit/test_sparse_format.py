@@ -20,14 +20,13 @@ from indexd.sparse.format import (
     index_name,
     is_in_range,
     own_base,
+    search,
     signed_32,
     signed_64,
     time_index_name,
+    valid_entries,
 )
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.searching import search, valid_entries
-from indexd.sparse.sparse_index import SparseIndex
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, SparseIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
@@ -219,5 +218,5 @@ def test_a_write_that_fails_counts_for_nothing() -> None:
 
 
 def test_lookups_need_no_numpy() -> None:
-    code = "import sys, indexd.sparse.offset_index, indexd.sparse.time_index; assert 'numpy' not in sys.modules"
+    code = "import sys, indexd.sparse.sparse_index, indexd.sparse.sparse_index; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import DiskError, IndexdError
 from indexd.sparse.format import SparseMark
-from indexd.sparse.offset_index import OffsetIndex
 from indexd.sparse.service import SparseService
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.reading import open_reader
 from support.sim_disk import SimDisk

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.cli import status_words as words
-from indexd.cli.status import Rates
-from indexd.cli.status_ask import Look, findings_of
-from indexd.cli.status_draw import Drawing
-from indexd.cli.status_http import from_text64
+from indexd.cli.status import Look, Rates, findings_of, from_text64
+from indexd.cli.status_words import Drawing
 from indexd.config import Config
 
 L, N, R, I, D = words.LEFT_OUT, words.NOT_READ, words.READ, words.INDEXED, words.DURABLE  # noqa: E741 - as drawn
@@ -164,7 +162,7 @@ def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
 
 def test_they_are_the_numbers_that_the_daemon_has(tmp_path) -> None:
     from indexd.serve.board import Board
-    from indexd.serve.http.answers import text64
+    from indexd.serve.http.messages import text64
 
     config = Config(store={"store": tmp_path, "data": tmp_path}, node={"cluster": "5", "node_id": "6"})
     board = Board(config)

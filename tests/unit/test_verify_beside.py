@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from indexd.flush.frontier import write_frontier
-from indexd.index.flavour import FLAVOURS
-from indexd.index.service import IndexService
+from indexd.index.file import IndexService
+from indexd.index.format import FLAVOURS
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from indexd.verify import ground as ground_module
 from indexd.verify import whole
+from indexd.verify import whole as ground_module
 from support.data_directory import Store
 from support.verifying import (
     HASH,

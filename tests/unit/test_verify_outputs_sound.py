@@ -15,16 +15,14 @@ from indexd.commitlog.writer import CommitLogWriter
 from indexd.consumequeue.format import UNIT_SIZE
 from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.flush.abort import write_abort
-from indexd.flush.building import Building
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.recovery.open import open_data
-from indexd.recovery.settings import reader_options
-from indexd.recovery.whole import WholeLog, once
+from indexd.flush.flusher import Building
+from indexd.flush.frontier import StoreCheckpoint, write_abort
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import open_data, reader_options
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import deep
-from indexd.verify.ground import look
+from indexd.verify.whole import look
 from support.beside_log import over_queues, spec, write
 from support.daemon import assert_same_index, indexd_here
 from support.goldens import GOLDENS, unpack

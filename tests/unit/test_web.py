@@ -18,12 +18,9 @@ from indexd.flush.frontier import Uncovered
 from indexd.pages.markup import Html, element, foreign
 from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
-from indexd.serve.events import KINDS
-from indexd.serve.web.asked import TIME_MIN, WAYS, Asked
-from indexd.serve.web.body import body_section
-from indexd.serve.web.drawing import log_strip, timeline
-from indexd.serve.web.shell import ASSETS, asset, problems_of, render_page
-from indexd.serve.web.wording import show_duration, show_size, show_utc
+from indexd.serve.board import KINDS
+from indexd.serve.web.answer import body_section, show_duration, show_size, show_utc
+from indexd.serve.web.shell import ASSETS, TIME_MIN, WAYS, Asked, asset, log_strip, problems_of, render_page, timeline
 
 NOW = 1_700_000_000_123
 JSON = st.recursive(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError
-from indexd.recovery.whole import WholeLog, once
+from indexd.recovery.compare import WholeLog, once
 from support.reading import SEGMENT_SIZE, open_reader, patch
 
 

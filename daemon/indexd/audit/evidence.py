@@ -16,12 +16,12 @@ from pathlib import Path
 from indexd.audit.ground import BrokerFile, phy_offsets
 from indexd.audit.votes import NAMES, Run, Vote, history, runs_of, votes_of
 from indexd.commitlog.decoder import DecoderOptions
-from indexd.commitlog.lookup import MessageLookup
+from indexd.commitlog.evidence import MessageLookup
 from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.index.format import IndexLayout
-from indexd.recovery.replay import first_entry_at, read_entries
-from indexd.recovery.settings import frame_size_max
+from indexd.recovery.open import frame_size_max
+from indexd.recovery.recover import first_entry_at, read_entries
 from indexd.storage.disk import Disk, DiskFile
 
 # Entries that are read at once; more where single messages have as many.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from indexd.errors import DiskError
-from indexd.storage.broker_lock import OURS, lock_holder
 from indexd.storage.disk import Disk
+from indexd.storage.lock import OURS, lock_holder
 
 
 def is_live(disk: Disk, store: Path) -> bool:

@@ -8,11 +8,11 @@ from indexd.audit.kernel import NOTED_COLUMNS, count_missing, match_rows, walk_c
 from indexd.audit.queues.kernel import FOUND_COLUMNS, KIND_COUNT, STATE_SIZE, scan_units
 from indexd.audit.samples.kernel import find_sampled, sieve_of
 from indexd.commitlog import batcher
-from indexd.commitlog.dispatch import make_columns
+from indexd.commitlog.batcher import make_columns
 from indexd.config import Config
 from indexd.index.check import ENTRY_KINDS
 from indexd.index.check_kernel import check_entries
-from indexd.recovery.settings import decode_rules
+from indexd.recovery.open import decode_rules
 
 
 def load_kernels(config: Config) -> None:

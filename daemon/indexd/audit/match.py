@@ -15,10 +15,9 @@ from indexd.audit.kernel import NOTED_COLUMNS, NOTED_MAX, UNREACHABLE, count_mis
 from indexd.audit.part import Part, Strays
 from indexd.audit.plan import AuditTask
 from indexd.audit.stretch import Rows
-from indexd.commitlog.dispatch import DispatchBatch
-from indexd.index.check_ground import time_difference
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import IndexLayout
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.index.check import time_difference
+from indexd.index.format import FLAVOURS, IndexLayout
 
 #: What the kernel's codes are called, and where in the entry the number stands that is wrong.
 KINDS = (

@@ -8,7 +8,7 @@ from typing import Any
 from indexd.audit.holes import Holes
 from indexd.audit.notes import Notes
 from indexd.audit.queues.seen import QueuesSeen
-from indexd.commitlog.gaps import SEGMENTS_MISSING
+from indexd.commitlog.reader import SEGMENTS_MISSING
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError, UsageError
 from indexd.index.format import IndexLayout
-from indexd.recovery.settings import decode_rules, reader_options
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 
 #: Behind every offset: the last stretch goes on to the end of the log, wherever that is.

@@ -16,9 +16,9 @@ from indexd.audit.queues.ground import FOLDER, LMQ_PREFIX, QueueGround
 from indexd.audit.queues.seen import KEPT_MAX, Difference, QueueName
 from indexd.audit.queues.units import BEHIND_ALL, Place, QueueUnits, Units
 from indexd.audit.stretch import Rows
-from indexd.commitlog.dispatch import TopicTable
-from indexd.commitlog.properties import decode_utf8
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.batcher import TopicTable
+from indexd.commitlog.decoder import decode_utf8
+from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.consumequeue.format import FLAG_INNER_BATCH, is_topic_name, queue_directory

@@ -13,11 +13,11 @@ from indexd.audit.plan import index_folder
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE, MAGIC_V1, MAGIC_V2
 from indexd.commitlog.segments import Segment, list_segments
 from indexd.config import Config
-from indexd.config.remote_path import RemotePath
+from indexd.config.units import RemotePath
 from indexd.errors import CorruptDataError, DiskError
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.storage.broker_lock import BrokerLock, look_at_lock
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock, look_at_lock
 
 #: How the folder of a repair is called, before its time.
 REPAIR_PREFIX = "indexd-repair-"

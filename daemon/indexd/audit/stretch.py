@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from indexd.audit.plan import NEVER
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
-from indexd.index.flavour import FLAVOURS
-from indexd.recovery.settings import decode_rules, reader_options
-from indexd.recovery.whole import once
+from indexd.index.format import FLAVOURS
+from indexd.recovery.compare import once
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 
 _PAUSE = 0.002

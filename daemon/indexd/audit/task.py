@@ -23,7 +23,7 @@ from indexd.audit.queue_watch import QueueWatcher
 from indexd.audit.queues.seen import QueuesSeen
 from indexd.audit.samples.draw import SampleWatcher
 from indexd.audit.stretch import Rows, Stretch
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import DiskError

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.lookup import MessageLookup
-from indexd.index.flavour import FLAVOURS
-from indexd.index.key_hash import index_key_hash
+from indexd.commitlog.evidence import MessageLookup
+from indexd.index.format import FLAVOURS, index_key_hash
 
 #: From the oldest to the newest: each indexes more than the one before. 4.0 indexes what 4.7 does.
 NAMES = ("3.x", "4.7", "5.4")

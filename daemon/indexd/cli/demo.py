@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from indexd.cli.options import Parser, add_command, given_flags
+from indexd.cli.output import Parser, add_command, given_flags
 from indexd.config import KEYS, Config, flag_name
 from indexd.demo import default_work_directory, run_demo
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd import __version__
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, until_reader_leaves
+from indexd.cli.output import Parser, add_command, print_json, print_line, until_reader_leaves, wants_json
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -109,7 +108,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def _java(config: Config, problems: list[str]) -> dict[str, Any]:
-    from indexd.spark.java import INSTALL_HINT, JAVA_MIN, choose_java  # noqa: PLC0415 - no other command loads it
+    from indexd.spark.session import INSTALL_HINT, JAVA_MIN, choose_java  # noqa: PLC0415 - no other command loads it
 
     choice = choose_java(config.spark.java_home, os.environ)
     if choice.java is None:

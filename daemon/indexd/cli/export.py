@@ -8,15 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.engine import spark_session
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes
-from indexd.cli.words import count64
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, wants_json
+from indexd.cli.query import count64
+from indexd.cli.rebuild import spark_session
 from indexd.config import Config, parse_size
 from indexd.config.compiled import prepare_compiler
-from indexd.config.places import check_outside
-from indexd.config.remote_path import parse_place
-from indexd.config.units import printable
+from indexd.config.units import check_outside, parse_place, printable
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +69,7 @@ def register(commands: Any, common: Parser) -> None:
 def export(args: argparse.Namespace, config: Config) -> int:
     """Export the store to --to."""
     prepare_compiler()
-    from indexd.recovery.settings import check_store  # noqa: PLC0415 - loads numba
+    from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
 
     # What is wrong with these need not wait for a session.
     to = _parsed("--to", args.to, parse_place)
@@ -81,7 +78,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
     with suppress(ImportError):  # which package is missing, the session says
         request = _request(args, config, to)
     with spark_session(config, "indexd export") as spark:
-        from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+        from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
         from indexd.spark.export.job import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
         with ProgressBar("export") as bar:
@@ -96,7 +93,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
 def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportRequest:
     from indexd.spark.export.job import ExportRequest, check_request  # noqa: PLC0415 - the same
     from indexd.spark.export.parquet import Shape  # noqa: PLC0415 - the same
-    from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
+    from indexd.spark.source.rows import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
 
     columns = parse_columns(args.columns)
     if args.body and "body" not in columns:

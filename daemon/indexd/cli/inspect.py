@@ -1,30 +1,352 @@
-"""inspect: what a file or directory of a store, or of ours, holds. Reads only; needs neither daemon nor frontier."""
+"""An index file in words or JSON lines: its header, its slots, its entries, one chain, one key.
+
+Log segments in words or JSON lines: which there are, and frame by frame what stands in them.
+
+inspect: what a file or directory of a store, or of ours, holds. Reads only; needs neither daemon nor frontier.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from indexd.cli.inspect_index import inspect_index, show_header
-from indexd.cli.inspect_log import inspect_directory, inspect_segment
-from indexd.cli.inspect_queue import QUEUE_FOLDER, inspect_queue, queue_kind, show_queue_folder, show_queues
-from indexd.cli.inspect_sparse import inspect_sparse, is_sparse_name, show_sparse_folder
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, show_time
-from indexd.cli.words import count64, some_name
-from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
+from indexd.cli.inspect_queue import (
+    QUEUE_FOLDER,
+    inspect_queue,
+    inspect_sparse,
+    is_sparse_name,
+    queue_kind,
+    show_queue_folder,
+    show_queues,
+    show_sparse_folder,
+)
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, show_time, wants_json
+from indexd.cli.query import count64, some_name
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Message, decode_frame
+from indexd.commitlog.format import HEAD_SIZE, MAGIC_V1, MAGIC_V2, Corrupt, EndOfFile, NotYetWritten
+from indexd.commitlog.segments import Segment
 from indexd.config import Config
 from indexd.config.units import printable
-from indexd.errors import UsageError
-from indexd.flush.checkpoint import CHECKPOINT_SIZE, StoreCheckpoint
-from indexd.flush.frontier import read_frontier
-from indexd.index.format import IndexLayout
-from indexd.index.key_hash import INDEX_TYPES
-from indexd.storage.disk import Disk
+from indexd.errors import CorruptDataError, UsageError
+from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint, read_frontier
+from indexd.index.format import (
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    INDEX_TYPES,
+    SLOT_SIZE,
+    IndexEntry,
+    IndexHeader,
+    IndexLayout,
+    index_key_hash,
+)
+from indexd.index.reader import IndexFileReader
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import is_index_name, segment_base
+
+_DEFAULT = "default"
+_ENTRIES_PER_SLOT = 4  # RocketMQ's own defaults, and most settings made after them
+_SLOTS_PER_READ = 16384
+_RANGE = re.compile(r"([0-9]{0,19}):([0-9]{0,19})", re.ASCII)
+_EXIT_FINDINGS = 1
+
+
+def inspect_index(path: Path, disk: Disk, args: argparse.Namespace, config: Config) -> int:
+    """Show one index file as the flags ask; 1 if a chain that was shown is broken."""
+    if (args.topic is None) != (args.key is None):
+        raise UsageError("--topic and --key belong together", "give both")
+    with disk.open_read(path) as file:
+        size = file.size()
+        layout = _layout(path, size, disk, config)
+        show_header(path, size, file.pread(HEADER_SIZE, 0), layout, json_lines=wants_json(args))
+        view = _IndexView(IndexFileReader(file, layout), json_lines=wants_json(args))
+        if args.slots:
+            view.show_slots()
+        if args.entries is not None:
+            view.show_entries(args.entries)
+        if args.chain is not None:
+            if not 0 <= args.chain < layout.hash_slot_num:
+                raise UsageError(f"--chain {args.chain} is no slot of 0 to {layout.hash_slot_num - 1}")
+            view.show_chain(args.chain, None)
+        if args.topic is not None:
+            key_hash = index_key_hash(args.topic, args.key, args.index_type)
+            view.show_chain(layout.slot_of(key_hash), key_hash)
+    return _EXIT_FINDINGS if view.is_damaged else 0
+
+
+def show_header(path: Path, size: int, head: bytes, layout: IndexLayout | None, *, json_lines: bool) -> None:
+    """The header of one file; with ``layout`` also how full it is."""
+    if len(head) < HEADER_SIZE:
+        header, note = IndexHeader(), f"cut off: {size} bytes"
+    else:
+        header, note = IndexHeader.unpack(head), ""
+    if json_lines:
+        row = {
+            "kind": "index",
+            "path": str(path),
+            "size": size,
+            "beginTimestamp": header.begin_timestamp,
+            "endTimestamp": header.end_timestamp,
+            "beginPhyOffset": header.begin_phy_offset,
+            "endPhyOffset": header.end_phy_offset,
+            "usedSlotCount": header.used_slot_count,
+            "indexCount": header.index_count,
+        }
+        if layout is not None:
+            row |= {"hashSlotNum": layout.hash_slot_num, "indexNum": layout.index_num}
+            row["full"] = header.index_count >= layout.index_num
+        if note:
+            row["damage"] = note
+        print_json(row)
+        return
+    print_line(f"index {path}, {show_bytes(size)}{'; ' + note if note else ''}")
+    capacity = f" of {layout.index_num - 1}" if layout is not None else ""
+    slots = f" of {layout.hash_slot_num}" if layout is not None else ""
+    print_line(f"  entries  {header.entries}{capacity}, used slots {header.used_slot_count}{slots}")
+    print_line(f"  times    {show_time(header.begin_timestamp)} to {show_time(header.end_timestamp)}")
+    print_line(f"  offsets  {header.begin_phy_offset} to {header.end_phy_offset}")
+
+
+def entry_range(text: str, first: int, last: int) -> tuple[int, int]:
+    """The two numbers of ``--entries A:B``; ``first`` and ``last`` stand in for those that are left out."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--entries {text!r} is not A:B", "give two entry numbers, such as 1:100")
+    return int(match[1] or first), int(match[2] or last)
+
+
+def fitting_layouts(size: int, wanted: IndexLayout) -> list[IndexLayout]:
+    """Layouts of ``size`` bytes that share a number with ``wanted``, or have RocketMQ's four entries a slot."""
+    body = size - HEADER_SIZE
+    tries = [
+        (wanted.hash_slot_num, (body - SLOT_SIZE * wanted.hash_slot_num) // ENTRY_SIZE),
+        ((body - ENTRY_SIZE * wanted.index_num) // SLOT_SIZE, wanted.index_num),
+    ]
+    slots = body // (SLOT_SIZE + ENTRY_SIZE * _ENTRIES_PER_SLOT)
+    tries.append((slots, _ENTRIES_PER_SLOT * slots))
+    layouts = [IndexLayout(slots, entries) for slots, entries in tries if slots >= 1 and entries >= 2]
+    return [layout for layout in dict.fromkeys(layouts) if layout.file_size == size]
+
+
+def _layout(path: Path, size: int, disk: Disk, config: Config) -> IndexLayout:
+    # What the flags say, else what a frontier beside or above the file says, else the default.
+    layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
+    source = "the configuration"
+    if all(config.provenance.get(key, _DEFAULT) == _DEFAULT for key in ("hash_slot_num", "index_num")):
+        for folder in (path.absolute().parent.parent, path.absolute().parent):
+            frontier = read_frontier(disk, folder / "frontier")
+            if frontier is not None:
+                layout, source = frontier.layout, str(folder / "frontier")
+                break
+    if layout.file_size == size:
+        return layout
+    text = (
+        f"index file {path} has {size} bytes, but {layout.hash_slot_num} slots and {layout.index_num} entries "
+        f"(from {source}) make {layout.file_size}"
+    )
+    fits = fitting_layouts(size, layout)
+    tries = " or ".join(f"--hash-slot-num {fit.hash_slot_num} --index-num {fit.index_num}" for fit in fits)
+    hint = (
+        f"try {tries}"
+        if fits
+        else "give the broker's maxHashSlotNum and maxIndexNum as --hash-slot-num and --index-num"
+    )
+    if source.endswith("frontier"):
+        raise CorruptDataError(text, f"run indexd --recover; or, if it is another's file, {hint}")
+    raise UsageError(text, hint)
+
+
+class _IndexView:
+    """Shows parts of one file; ``is_damaged`` once something shown was wrong."""
+
+    def __init__(self, file: IndexFileReader, *, json_lines: bool) -> None:
+        self._file = file
+        self._layout = file.layout
+        self._header = file.header()
+        self._json_lines = json_lines
+        self.is_damaged = False
+
+    def show_slots(self) -> None:
+        """Every slot that is not 0, and what is wrong with it."""
+        for first in range(0, self._layout.hash_slot_num, _SLOTS_PER_READ):
+            count = min(_SLOTS_PER_READ, self._layout.hash_slot_num - first)
+            data = self._file.file.pread(SLOT_SIZE * count, self._layout.slot_position(first))
+            for slot, number in enumerate(struct.unpack(f">{len(data) // SLOT_SIZE}i", data), first):
+                if number == 0:
+                    continue
+                damage = None if 0 < number < self._header.index_count else "it names no entry that is counted"
+                self._show("slot", {"slot": slot, "index": number}, f"slot {slot}: entry {number}", damage)
+
+    def show_entries(self, text: str) -> None:
+        """Entries ``A:B``, those behind the index count too."""
+        first, last = entry_range(text, 1, self._header.index_count)
+        for number in range(first, min(last, self._layout.index_num)):
+            self._show_entry(number, self._file.entry(number))
+
+    def show_chain(self, slot: int, key_hash: int | None) -> None:
+        """The entries of a slot, newest first; with ``key_hash`` those of that hash alone."""
+        newest = self._file.slot(slot)
+        row = {"slot": slot, "index": newest} | ({} if key_hash is None else {"keyHash": key_hash})
+        words = f"slot {slot}" if key_hash is None else f"key hash {key_hash}, slot {slot}"
+        self._show("chain", row, f"{words}: {f'newest entry {newest}' if newest else 'empty'}", None)
+        for number, entry in self._walk(slot, newest):
+            if key_hash is None or entry.key_hash == key_hash:
+                self._show_entry(number, entry)
+
+    def _walk(self, slot: int, number: int) -> Iterator[tuple[int, IndexEntry]]:
+        above = self._layout.index_num
+        while number != 0:
+            if not 0 < number < above:
+                row = {"slot": slot, "index": number}
+                self._show("damage", row, f"slot {slot}", f"the chain goes from entry {above} to {number}")
+                return
+            entry = self._file.entry(number)
+            yield number, entry
+            above, number = number, entry.prev_index
+
+    def _show_entry(self, number: int, entry: IndexEntry) -> None:
+        time = self._header.begin_timestamp + entry.time_diff * 1000
+        row = {
+            "number": number,
+            "keyHash": entry.key_hash,
+            "slot": entry.key_hash % self._layout.hash_slot_num,
+            "phyOffset": entry.phy_offset,
+            "timeDiff": entry.time_diff,
+            "prevIndex": entry.prev_index,
+        }
+        text = (
+            f"entry {number}: hash {entry.key_hash}, offset {entry.phy_offset}, +{entry.time_diff} s "
+            f"({show_time(time)}), previous {entry.prev_index}"
+        )
+        damage = None if number < self._header.index_count else "behind the index count"
+        self._show("entry", row, text, damage)
+
+    def _show(self, kind: str, row: dict[str, int], text: str, damage: str | None) -> None:
+        self.is_damaged |= damage is not None
+        if self._json_lines:
+            print_json({"kind": kind, **row} | ({} if damage is None else {"damage": damage}))
+        else:
+            print_line(f"  {text}{'' if damage is None else f'  <- {damage}'}")
+
+
+_READ_SIZE = 1 << 20
+
+
+def inspect_segment(path: Path, base: int, disk: Disk, args: argparse.Namespace) -> int:
+    """Show one segment; 1 if bytes in it are corrupt."""
+    with disk.open_read(path) as file:
+        return _show([Segment(base, file.size(), path)], disk, args)
+
+
+def inspect_directory(directory: Path, disk: Disk, args: argparse.Namespace) -> int:
+    """Show the segments of a commitlog directory, in log order; 1 if bytes in them are corrupt."""
+    found = []
+    for name, size in disk.list_dir(directory):
+        base = segment_base(name)
+        if base is not None and size:
+            found.append(Segment(base, size, directory / name))
+    return _show(sorted(found, key=lambda segment: segment.base), disk, args)
+
+
+def read_frames(file: DiskFile, segment: Segment, start: int, options: DecoderOptions) -> Iterator[Decoded]:
+    """What stands in ``segment`` from physical offset ``start`` on, up to and with the first that is no message."""
+    position, first, data = start - segment.base, 0, b""
+    while position < segment.size:
+        if position + HEAD_SIZE > first + len(data):
+            first, data = position, file.pread(_READ_SIZE, position)
+        offset = segment.base + position
+        found = decode_frame(data, position - first, offset, segment.end, options)
+        if isinstance(found, NotYetWritten) and position + found.needed > first + len(data):
+            first, data = position, file.pread(max(_READ_SIZE, found.needed), position)
+            found = decode_frame(data, 0, offset, segment.end, options)
+        yield found
+        if not isinstance(found, Message):
+            return
+        position += found.size
+
+
+def _show(segments: list[Segment], disk: Disk, args: argparse.Namespace) -> int:
+    start = args.offset if args.offset is not None else (segments[0].base if segments else 0)
+    if args.offset is not None and not any(segment.base <= start < segment.end for segment in segments):
+        raise UsageError(
+            f"physical offset {start} is in no segment of {' or '.join(args.paths)}",
+            "see the segments without --offset",
+        )
+    for segment in segments:
+        row = {"kind": "segment", "path": str(segment.path), "base": segment.base, "size": segment.size}
+        text = f"segment {segment.path}: physical offsets {segment.base} to {segment.end}, {show_bytes(segment.size)}"
+        _say(row, text, json_lines=wants_json(args))
+    shown, damaged = 0, False
+    for segment in segments:
+        if segment.end <= start:
+            continue
+        with disk.open_read(segment.path) as file:
+            for found in read_frames(file, segment, max(start, segment.base), DecoderOptions()):
+                if args.frames and shown >= args.frames:
+                    row = {"kind": "more", "phyOffset": _offset_of(found)}
+                    _say(
+                        row, f"  and more from {_offset_of(found)} on (--frames, --offset)", json_lines=wants_json(args)
+                    )
+                    return _EXIT_FINDINGS if damaged else 0
+                _say(*_frame(found), json_lines=wants_json(args))
+                damaged |= isinstance(found, Corrupt)
+                shown += 1
+    return _EXIT_FINDINGS if damaged else 0
+
+
+def _offset_of(found: Decoded) -> int:
+    return found.phy_offset if isinstance(found, Message) else found.offset
+
+
+def _frame(found: Decoded) -> tuple[dict[str, Any], str]:
+    if isinstance(found, Message):
+        return _message(found)
+    row: dict[str, Any] = {"kind": "frame", "phyOffset": found.offset}
+    if isinstance(found, EndOfFile):
+        return row | {"outcome": "endOfFile"}, f"  {found.offset}: end of the segment"
+    if isinstance(found, NotYetWritten):
+        claims = f", but for the head of a frame of {found.needed} bytes" if found.needed else ""
+        row |= {"outcome": "notYetWritten", "needed": found.needed}
+        return row, f"  {found.offset}: not yet written{claims}"
+    return row | {"outcome": "corrupt", "reason": found.reason}, f"  {found.offset}: corrupt: {found.reason}"
+
+
+def _message(found: Message) -> tuple[dict[str, Any], str]:
+    row = {
+        "kind": "frame",
+        "phyOffset": found.phy_offset,
+        "outcome": "message",
+        "size": found.size,
+        "topic": found.topic,
+        "queueId": found.queue_id,
+        "queueOffset": found.queue_offset,
+        "storeTimestamp": found.store_timestamp,
+        "sysFlag": found.sys_flag,
+        "keys": found.keys,
+        "uniqKey": found.uniq_key,
+        "tags": found.tags,
+        "bodySize": len(found.body),
+    }
+    keys = printable(" ".join(found.keys)) or "-"
+    text = (
+        f"  {found.phy_offset}: {found.size} bytes, {show_time(found.store_timestamp)}, "
+        f"topic {printable(found.topic)}, queue {found.queue_id}/{found.queue_offset}, keys {keys}, "
+        f"uniq key {printable(found.uniq_key or '-')}, tags {printable(found.tags or '-')}"
+    )
+    return row, text
+
+
+def _say(row: dict[str, Any], text: str, *, json_lines: bool) -> None:
+    if json_lines:
+        print_json(row)
+    else:
+        print_line(text)
+
 
 _FRAMES = 20
 
@@ -132,7 +454,7 @@ def _directory(path: Path, disk: Disk, args: argparse.Namespace) -> int:
             found += 1
     if "frontier" in names or "lock" in names:
         pid = owner_pid(path / "lock")
-        _say(
+        _inspect_say(
             {"kind": "lock", "path": str(path / "lock"), "ownerPid": pid},
             f"lock: {'no indexd holds it' if pid is None else f'held by pid {pid}'}",
             json_lines=wants_json(args),
@@ -174,7 +496,7 @@ def _checkpoint(path: Path, disk: Disk, *, json_lines: bool) -> None:
     lines = [f"checkpoint {path}"]
     for name, value in list(row.items())[2:]:
         lines.append(f"  {name:<20} {value}{f' ({show_time(value)})' if name.endswith('Timestamp') and value else ''}")
-    _say(row, "\n".join(lines), json_lines=json_lines)
+    _inspect_say(row, "\n".join(lines), json_lines=json_lines)
 
 
 def _frontier(path: Path, disk: Disk, *, json_lines: bool) -> None:
@@ -205,13 +527,13 @@ def _frontier(path: Path, disk: Disk, *, json_lines: bool) -> None:
     lines += [
         f"  uncovered    log bytes {gap.begin} to {gap.end}: {printable(gap.reason)}" for gap in frontier.uncovered
     ]
-    _say({"kind": "frontier", "path": str(path), **row}, "\n".join(lines), json_lines=json_lines)
+    _inspect_say({"kind": "frontier", "path": str(path), **row}, "\n".join(lines), json_lines=json_lines)
 
 
 def _abort(path: Path, disk: Disk, *, json_lines: bool) -> None:
     text = disk.read(path)[:64].decode("ascii", "replace").strip()
     what = f"written by pid {text}" if text else "empty"
-    _say(
+    _inspect_say(
         {"kind": "abort", "path": str(path), "pid": int(text) if text.isdecimal() else None},
         f"abort {path}: {printable(what)}; it runs, or did not stop cleanly",
         json_lines=json_lines,
@@ -226,10 +548,10 @@ def _state(path: Path, disk: Disk, *, json_lines: bool) -> None:
     if not isinstance(row, dict):
         raise UsageError(f"{path} is no state of indexd", "name a data directory")
     text = ", ".join(f"{printable(str(name))} {printable(str(value))}" for name, value in row.items())
-    _say({"kind": "state", "path": str(path), **row}, f"state {path}: {text}", json_lines=json_lines)
+    _inspect_say({"kind": "state", "path": str(path), **row}, f"state {path}: {text}", json_lines=json_lines)
 
 
-def _say(row: dict[str, Any], text: str, *, json_lines: bool) -> None:
+def _inspect_say(row: dict[str, Any], text: str, *, json_lines: bool) -> None:
     if json_lines:
         print_json(row)
         return

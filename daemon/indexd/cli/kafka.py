@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, wants_json
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexd.findings import Findings
-    from indexd.kafka.report import CheckReport, Note, RebuildReport
+    from indexd.kafka.check import CheckReport, Note, RebuildReport
 
 _LINES_PER_KIND = 20
 _EXIT_FINDINGS = 1
@@ -62,7 +61,7 @@ def register(commands: Any, common: Parser) -> None:  # noqa: ARG001 - none of t
 def check(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Check DIR; 1 if something does not hold."""
     prepare_compiler()
-    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.kafka.check import check as check_directory  # noqa: PLC0415 - loads numba
 
     with ProgressBar("kafka check") as bar:
@@ -78,7 +77,7 @@ def check(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - th
 def rebuild(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
     """Rebuild DIR's indexes; 1 if a segment was refused, or its log cannot be read to the end."""
     prepare_compiler()
-    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.kafka.rebuild import rebuild as rebuild_directory  # noqa: PLC0415 - loads numba
 
     with ProgressBar("kafka rebuild") as bar:

@@ -26,7 +26,7 @@ from indexd.cli import (
     status,
     verify,
 )
-from indexd.cli.options import Parser, add_command, common_options, config_file, given_flags
+from indexd.cli.output import Parser, add_command, common_options, config_file, given_flags
 from indexd.config import load
 from indexd.errors import IndexdError, NoRoomError
 

@@ -1,21 +1,25 @@
-"""query-key, query-unique-key and message: what is asked on the command line, answered in words or as JSON lines."""
+"""What the commands that query share: numbers and names as they are typed, tables, and what an answer covers.
+
+query-key, query-unique-key and message: what is asked on the command line, answered in words or as JSON lines.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, show_time
-from indexd.cli.words import cell, check_times, count64, coverage_line, int64, print_table, some_name
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, show_time, wants_json
 from indexd.commitlog.decoder import Message
 from indexd.config import Config
+from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.index.key_hash import INDEX_TYPES
+from indexd.index.format import INDEX_TYPES
 from indexd.query import (
     TIME_MAX,
     TIME_MIN,
@@ -28,9 +32,71 @@ from indexd.query import (
     query_exact,
     query_rocketmq,
 )
+from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, find_by_id, find_by_offset, message_fields, parse_message_id, unpack_body
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+
+_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+
+def int64(text: str) -> int:
+    """A whole number of 64 bits, for argparse."""
+    if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} is no whole number of 64 bits")
+    return int(text)
+
+
+def count64(text: str) -> int:
+    """An offset or a time: a whole number of 64 bits that is not negative, for argparse."""
+    number = int64(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative: offsets, and times in ms since 1970, begin at 0")
+    return number
+
+
+def queue_id(text: str) -> int:
+    """A queue's number, for argparse."""
+    number = int64(text)
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{number} is no queue: they are numbered from 0 to {2**31 - 1}")
+    return number
+
+
+def some_name(text: str) -> str:
+    """A topic or a key, for argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text names nothing")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise argparse.ArgumentTypeError(f"{printable(text)} is not UTF-8")
+    return text
+
+
+def check_times(begin: int, end: int) -> None:
+    """UsageError if the first store time is behind the last one."""
+    if begin > end:
+        raise UsageError(f"the first store time, {begin}, is behind the last one, {end}", "exchange them")
+
+
+def cell(value: object) -> str:
+    """A value of a table: ``-`` for none, and nothing that a terminal would obey."""
+    return "-" if value is None or value == "" else printable(str(value))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell."""
+    table = [head, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        print_line("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def coverage_line(coverage: Coverage) -> str:
+    """The last line of every answer."""
+    rest = why_not_complete(coverage) or "all of the log"
+    daemon = f"kept by pid {coverage.daemon_pid}" if coverage.daemon_pid is not None else "no daemon runs"
+    return f"covered: log bytes {coverage.begin} to {coverage.end}, {rest}; {daemon}"
+
 
 _MODES = {"exact": query_exact, "rocketmq": query_rocketmq}
 _MAX_NUM = 64

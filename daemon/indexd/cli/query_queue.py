@@ -6,9 +6,8 @@ import argparse
 from contextlib import closing
 from typing import Any
 
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_time
-from indexd.cli.words import cell, count64, coverage_line, int64, print_table, queue_id, some_name
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_time, wants_json
+from indexd.cli.query import cell, count64, coverage_line, int64, print_table, queue_id, some_name
 from indexd.config import Config
 from indexd.errors import UsageError
 from indexd.query import (

@@ -8,8 +8,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, show_time, until_reader_leaves
+from indexd.cli.output import (
+    Parser,
+    add_command,
+    print_json,
+    print_line,
+    show_bytes,
+    show_time,
+    until_reader_leaves,
+    wants_json,
+)
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import parse_seconds, printable, shown
@@ -27,7 +35,7 @@ class _Bars(ExitStack):
 
     def open(self, text: str) -> None:
         """Show this one from now on."""
-        from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+        from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
 
         self.close()
         self._bar = self.enter_context(ProgressBar(text))

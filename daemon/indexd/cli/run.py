@@ -6,8 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from indexd.cli.options import Parser, add_command, config_file, given_flags, wants_json
-from indexd.cli.output import print_json, print_line
+from indexd.cli.output import Parser, add_command, config_file, given_flags, print_json, print_line, wants_json
 from indexd.config import Config, load
 from indexd.config.compiled import prepare_compiler
 

@@ -8,14 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from indexd.cli.engine import spark_session
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line
-from indexd.cli.words import check_times, count64, int64, some_name
+from indexd.cli.output import Parser, add_command, print_json, print_line, wants_json
+from indexd.cli.query import check_times, count64, int64, some_name
+from indexd.cli.rebuild import spark_session
 from indexd.config import Config, parse_millis
 from indexd.config.compiled import prepare_compiler
-from indexd.config.places import check_outside
-from indexd.config.units import printable
+from indexd.config.units import check_outside, printable
 from indexd.errors import UsageError
 from indexd.storage.disk import OutputDisk
 
@@ -64,7 +62,7 @@ def _silence(text: str) -> int:
 def stats(args: argparse.Namespace, config: Config) -> int:
     """Count, and say what was found."""
     prepare_compiler()
-    from indexd.recovery.settings import check_store  # noqa: PLC0415 - loads numba
+    from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
 
     # What is wrong with these need not wait for a session.
     check_store(config)
@@ -97,7 +95,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
 
 
 def _collected(args: argparse.Namespace, config: Config) -> dict[str, Any]:
-    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.spark.session import slots  # noqa: PLC0415 - pyspark is optional
     from indexd.spark.stats.collect import collect, spark_run  # noqa: PLC0415 - loads numba
     from indexd.spark.stats.content import Selection  # noqa: PLC0415 - loads numba

@@ -6,8 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.options import Parser, add_command, wants_json
-from indexd.cli.output import print_json, print_line, show_bytes, until_reader_leaves
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, until_reader_leaves, wants_json
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -30,7 +29,7 @@ def register(commands: Any, common: Parser) -> None:
 def verify(args: argparse.Namespace, config: Config) -> int:
     """Check DATA; 1 if something does not hold."""
     prepare_compiler()
-    from indexd.cli.progress import ProgressBar  # noqa: PLC0415 - queries need no bar
+    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.verify import verify as check  # noqa: PLC0415 - loads numba
 
     with ProgressBar("verify") as bar:

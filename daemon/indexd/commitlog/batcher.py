@@ -1,17 +1,208 @@
-"""Batcher: bytes of the log at hand -> one DispatchBatch and what stands behind it."""
+"""DispatchBatch: what the reader hands to the builders. DispatchRequest: the readable view of one row.
+
+A batch is a struct of arrays (kernel.Columns), one row a message in log order; nothing on the hot path makes a Python
+object per message. A batch owns its arrays: the reader's buffer may be reused as soon as it is made.
+
+Batcher: bytes of the log at hand -> one DispatchBatch and what stands behind it.
+"""
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable, make_columns, trimmed
+from indexd.commitlog.bytes_kernel import CRC_TABLES
+from indexd.commitlog.decoder import decode_utf8, java_hash
 from indexd.commitlog.format import Outcome, Reason
-from indexd.commitlog.heads_kernel import find_frame, last_head, store_timestamp_at
-from indexd.commitlog.kernel import Rules, decode_frames
+from indexd.commitlog.kernel import (
+    Columns,
+    Rules,
+    TopicArrays,
+    decode_frames,
+    find_frame,
+    last_head,
+    store_timestamp_at,
+)
+
+# The kernel asks for room for half of the longest properties text, 32767 bytes, before it takes a message.
+KEYS_MIN = 32767 // 2 + 8
+# What the key index does without.
+QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "topic_id", "tags_code"})
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRequest:
+    """One message as RocketMQ's DispatchRequest shows it, but with key hashes where Java has the key strings."""
+
+    topic: str
+    queue_id: int
+    commit_log_offset: int
+    msg_size: int
+    tags_code: int
+    store_timestamp: int
+    consume_queue_offset: int
+    batch_size: int
+    sys_flag: int
+    key_hashes: tuple[int, ...]
+
+
+class TopicTable:
+    """Topic id <-> name, shared by every batch of a reader; grows, because a broker's topics are bounded."""
+
+    def __init__(self, topics_max: int = 1024, bytes_max: int = 1 << 16) -> None:
+        self.arrays = TopicArrays(
+            table=np.zeros(4 * topics_max, dtype=np.int32),
+            start=np.zeros(2 * topics_max + 1, dtype=np.int64),
+            data=np.zeros(bytes_max, dtype=np.uint8),
+            known=np.zeros(1, dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return int(self.arrays.known[0])
+
+    def raw_name(self, topic_id: int) -> bytes:
+        """The topic's bytes as the log holds them."""
+        first, last = self.arrays.start[topic_id : topic_id + 2]
+        return self.arrays.data[first:last].tobytes()
+
+    def grown(self) -> TopicTable:
+        """A table of twice the size with the same ids."""
+        old = self.arrays
+        new = TopicTable(len(old.table) // 2, 2 * len(old.data))
+        new.arrays.start[: len(old.start)] = old.start
+        new.arrays.data[: len(old.data)] = old.data
+        new.arrays.known[0] = old.known[0]
+        mask = len(new.arrays.table) - 1
+        for topic_id in range(len(self)):
+            hashed = java_hash(decode_utf8(self.raw_name(topic_id))) & 0xFFFFFFFF
+            slot = (hashed ^ hashed >> 15) & mask
+            while new.arrays.table[slot]:
+                slot = (slot + 1) & mask
+            new.arrays.table[slot] = topic_id + 1
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchBatch:
+    """Messages of one stretch of the log: ``[begin_offset, end_offset)``, in order, none left out.
+
+    ``end_offset`` is where the next batch begins: behind the last message, or at the start of the next segment.
+    ``crc``: CRC-32 of these bytes as they were read, where they may still be written anew. ``unproven_from``: from this
+    physical offset on, which may lie before the batch, the log has messages that may have been removed from it.
+    """
+
+    columns: Columns
+    rows: int
+    begin_offset: int
+    end_offset: int
+    topics: TopicTable
+    crc: int | None = None
+    unproven_from: int | None = None
+    #: What later messages are compared with, ms; None: what those before it said.
+    newest_timestamp: int | None = None
+
+    @property
+    def keys(self) -> int:
+        """How many index entries the rows come to."""
+        return int(self.columns.key_start[self.rows])
+
+    @property
+    def size(self) -> int:
+        """Bytes that the arrays hold: what the queue's bound counts."""
+        return sum(column.nbytes for column in self.columns)
+
+    @property
+    def last_store_timestamp(self) -> int:
+        """Of the last row, ms; 0 without rows."""
+        return int(self.columns.store_timestamp[self.rows - 1]) if self.rows else 0
+
+    def request(self, row: int) -> DispatchRequest:
+        """The view of one row."""
+        columns = self.columns
+        first, last = (int(position) for position in columns.key_start[row : row + 2])
+        return DispatchRequest(
+            topic=decode_utf8(self.topics.raw_name(int(columns.topic_id[row]))),
+            queue_id=int(columns.queue_id[row]),
+            commit_log_offset=int(columns.phy_offset[row]),
+            msg_size=int(columns.size[row]),
+            tags_code=int(columns.tags_code[row]),
+            store_timestamp=int(columns.store_timestamp[row]),
+            consume_queue_offset=int(columns.queue_offset[row]),
+            batch_size=int(columns.batch_size[row]),
+            sys_flag=int(columns.sys_flag[row]),
+            key_hashes=tuple(int(value) for value in columns.key_hash[first:last]),
+        )
+
+    def __repr__(self) -> str:
+        return f"DispatchBatch([{self.begin_offset}, {self.end_offset}), rows={self.rows}, keys={self.keys})"
+
+
+def before(batch: DispatchBatch, end: int) -> DispatchBatch:
+    """The messages of ``batch`` before physical offset ``end``."""
+    if batch.end_offset <= end:
+        return batch
+    rows = int(np.searchsorted(batch.columns.phy_offset[: batch.rows], end))
+    return replace(batch, rows=rows, end_offset=end, crc=None)
+
+
+def no_messages(offset: int, topics: TopicTable) -> DispatchBatch:
+    """A batch of nothing at all, which says that everything before ``offset`` is proven."""
+    columns = make_columns(0, 0)
+    columns.key_start[0] = 0
+    return DispatchBatch(columns, 0, offset, offset, topics, crc=0)
+
+
+def make_columns(rows_max: int, keys_max: int) -> Columns:
+    """Empty columns for at most ``rows_max`` messages and ``keys_max`` (at least KEYS_MIN) keys."""
+    return Columns(
+        phy_offset=np.empty(rows_max, dtype=np.int64),
+        size=np.empty(rows_max, dtype=np.int32),
+        store_timestamp=np.empty(rows_max, dtype=np.int64),
+        queue_offset=np.empty(rows_max, dtype=np.int64),
+        batch_size=np.empty(rows_max, dtype=np.int32),
+        queue_id=np.empty(rows_max, dtype=np.int32),
+        topic_id=np.empty(rows_max, dtype=np.int32),
+        tags_code=np.empty(rows_max, dtype=np.int64),
+        sys_flag=np.empty(rows_max, dtype=np.int32),
+        key_start=np.empty(rows_max + 1, dtype=np.int64),
+        key_hash=np.empty(max(keys_max, KEYS_MIN), dtype=np.uint32),
+    )
+
+
+def trimmed(columns: Columns, rows: int, keys: int, *, want_queue: bool = True) -> Columns:
+    """Copies of the used part, so that the columns can be filled again; of a queue's columns only if they were."""
+    kept = {
+        name: column[: rows if want_queue or name not in QUEUE_COLUMNS else 0].copy()
+        for name, column in columns._asdict().items()
+    }
+    kept["key_start"] = columns.key_start[: rows + 1].copy()
+    kept["key_hash"] = columns.key_hash[:keys].copy()
+    return Columns(**kept)
+
+
+def make_rules(
+    delay_levels_ms: tuple[int, ...],
+    *,
+    check_crc: bool,
+    want_uniq_key: bool = True,
+    want_tags: bool = True,
+    want_queue: bool = True,
+    frame_size_max: int,
+) -> Rules:
+    """What the kernel takes besides the bytes; ``frame_size_max`` is the largest total size that is believed."""
+    return Rules(
+        check_crc=check_crc,
+        want_uniq_key=want_uniq_key,
+        want_tags=want_tags,
+        want_queue=want_queue,
+        frame_size_max=np.uint64(frame_size_max),
+        delay_ms=np.array(delay_levels_ms, dtype=np.int64),
+        crc_tables=CRC_TABLES,
+    )
 
 
 class Stretch(NamedTuple):

@@ -1,4 +1,10 @@
-"""Many frames to arrays: the one loop that every message passes through.
+"""The compiled pieces that look inside a frame: properties, checksums, the topic's id.
+
+``commitlog.kernel`` calls them once a message; each stays inside the range it is given.
+
+The compiled pieces that look at heads alone: what stands at a position, the last head, the next one after damage.
+
+Many frames to arrays: the one loop that every message passes through.
 
 ``decode_frames`` walks frames in a buffer and fills the columns of a DispatchBatch, as RocketMQ's
 checkMessageAndReturnSize followed by buildIndex's key splitting would (spec rocketmq-store 2.7, 4.2). Every read is
@@ -16,6 +22,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import (
+    crc32,
     find_byte,
     hash_utf8,
     key_hash,
@@ -24,21 +31,275 @@ from indexd.commitlog.bytes_kernel import (
     load_u32,
     load_u64,
     parse_long,
+    same_bytes,
     signed_32,
 )
-from indexd.commitlog.fields_kernel import (
-    DELAY,
-    INNER_BASE,
-    INNER_NUM,
-    KEYS,
-    TAGS,
-    UNIQ_KEY,
-    check_crc,
-    decode_properties,
-    equals,
-    find_topic_id,
-)
-from indexd.commitlog.heads_kernel import head, store_timestamp_at
+
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_8 = np.uint64(8)
+_CRC_MASK = np.uint64(0x7FFFFFFF)
+_CRC_PROPERTY_SIZE = np.uint64(frame.PROPERTY_CRC_SIZE)
+_NONE = int(frame.Reason.NONE)
+_BODY_CRC = int(frame.Reason.BODY_CRC)
+_PROPERTY_CRC = int(frame.Reason.PROPERTY_CRC)
+
+# Where decode_properties leaves [start, end) of each value it looks for.
+KEYS, TAGS, UNIQ_KEY, DELAY, INNER_NUM, INNER_BASE = (np.uint64(2 * i) for i in range(6))
+NO_SPAN = np.uint64(12)
+_WORD_KEYS = np.uint64(int.from_bytes(b"KEYS", "big"))
+_WORD_TAGS = np.uint64(int.from_bytes(b"TAGS", "big"))
+_WORD_UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "big"))
+_NAME_DELAY = np.frombuffer(b"DELAY", dtype=np.uint8)
+_NAME_INNER_NUM = np.frombuffer(b"INNER_NUM", dtype=np.uint8)
+_NAME_INNER_BASE = np.frombuffer(b"INNER_BASE", dtype=np.uint8)
+_NAME_CRC = np.frombuffer(frame.PROPERTY_CRC_NAME, dtype=np.uint8)
+_NAME_END = np.uint64(0x01)
+_PAIR_END = np.uint64(0x02)
+
+
+@numba.njit(nogil=True, forceinline=True)
+def equals(buffer, start, end, text):  # type: ignore[no-untyped-def]
+    """Whether ``buffer[start:end]`` is ``text`` (uint8)."""
+    return end - start == np.uint64(len(text)) and same_bytes(buffer, start, text, _0, end - start)
+
+
+@numba.njit(nogil=True, forceinline=True)
+def _span_of_name(buffer, start, end):  # type: ignore[no-untyped-def]
+    # Which of the wanted properties a name is, by whole words; its length decides almost always.
+    size = end - start
+    if size == np.uint64(4):
+        word = load_u32(buffer, start)
+        if word == _WORD_KEYS:
+            return KEYS
+        if word == _WORD_TAGS:
+            return TAGS
+    elif size == np.uint64(8):
+        if load_u64(buffer, start) == _WORD_UNIQ_KEY:
+            return UNIQ_KEY
+    elif size == np.uint64(5):
+        if equals(buffer, start, end, _NAME_DELAY):
+            return DELAY
+    elif size == np.uint64(9):
+        if equals(buffer, start, end, _NAME_INNER_NUM):
+            return INNER_NUM
+    elif size == np.uint64(10) and equals(buffer, start, end, _NAME_INNER_BASE):
+        return INNER_BASE
+    return NO_SPAN
+
+
+@numba.njit(nogil=True, forceinline=True)
+def decode_properties(buffer, start, end, spans):  # type: ignore[no-untyped-def]
+    """Find the values of the six properties an index needs (spec 2.4); an end of 0 means absent.
+
+    Pairs without a name or a value are dropped and the last of two with one name wins, as RocketMQ does it.
+    """
+    spans[KEYS + _1] = spans[TAGS + _1] = spans[UNIQ_KEY + _1] = _0
+    spans[DELAY + _1] = spans[INNER_NUM + _1] = spans[INNER_BASE + _1] = _0
+    i = start
+    while i < end:
+        pair_end = find_byte(buffer, i, end, _PAIR_END)
+        name_end = find_byte(buffer, i, pair_end, _NAME_END)
+        if name_end > i and name_end + _1 < pair_end:
+            span = _span_of_name(buffer, i, name_end)
+            if span < NO_SPAN:
+                spans[span] = name_end + _1
+                spans[span + _1] = pair_end
+        i = pair_end + _1
+
+
+@numba.njit(nogil=True)
+def check_crc(buffer, pos, end, body, body_end, properties, tables):  # type: ignore[no-untyped-def]
+    """The reason why body CRC or property CRC deny the frame at ``pos``, or NONE (spec 2.5)."""
+    if body_end > body:
+        stored = load_u32(buffer, pos + _8)
+        if np.uint64(crc32(buffer, body, body_end, tables)) & _CRC_MASK != stored:
+            return _BODY_CRC
+    if end - properties < _CRC_PROPERTY_SIZE:
+        return _NONE
+    mark = end - _CRC_PROPERTY_SIZE
+    name_end = mark + np.uint64(len(_NAME_CRC))
+    if not equals(buffer, mark, name_end, _NAME_CRC) or load_u8(buffer, name_end) != _NAME_END:
+        return _NONE
+    if load_u8(buffer, end - _1) != _PAIR_END:
+        return _PROPERTY_CRC
+    # Ten digits, the least significant first (spec 2.5).
+    stored = _0
+    i = end - np.uint64(2)
+    while i > name_end:
+        digit = load_u8(buffer, i)
+        if digit < np.uint64(0x30) or digit > np.uint64(0x39):
+            return _PROPERTY_CRC
+        stored = stored * np.uint64(10) + (digit - np.uint64(0x30))
+        i -= _1
+    if np.uint64(crc32(buffer, pos, mark, tables)) & _CRC_MASK != stored:
+        return _PROPERTY_CRC
+    return _NONE
+
+
+@numba.njit(nogil=True, forceinline=True)
+def find_topic_id(buffer, start, end, java_hash, table, starts, data, known):  # type: ignore[no-untyped-def]
+    """The id of a topic, entering it when it is new; -1 when the arrays have no room for it."""
+    mask = np.uint64(len(table) - 1)
+    slot = (java_hash ^ java_hash >> np.uint64(15)) & mask
+    while table[slot] != 0:
+        topic = np.uint64(table[slot] - 1)
+        first = np.uint64(starts[topic])
+        size = np.uint64(starts[topic + _1]) - first
+        if size == end - start and same_bytes(buffer, start, data, first, size):
+            return np.int64(topic)
+        slot = (slot + _1) & mask
+    return _enter_topic(buffer, start, end, slot, table, starts, data, known)
+
+
+@numba.njit(nogil=True)
+def _enter_topic(buffer, start, end, slot, table, starts, data, known):  # type: ignore[no-untyped-def]
+    count = np.uint64(known[0])
+    first = np.uint64(starts[count])
+    if (count + _1) * np.uint64(2) > np.uint64(len(table) - 1) or first + (end - start) > np.uint64(len(data)):
+        return np.int64(-1)
+    i = _0
+    while start + i < end:
+        data[first + i] = buffer[start + i]
+        i += _1
+    starts[count + _1] = np.int64(first + i)
+    known[0] = np.int64(count + _1)
+    table[slot] = np.int32(count + _1)
+    return np.int64(count)
+
+
+_4 = np.uint64(4)
+_MAGIC_V1 = np.uint64(frame.MAGIC_V1)
+_MAGIC_V2 = np.uint64(frame.MAGIC_V2)
+_MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
+_BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
+_TIMESTAMP_END = np.uint64(76)
+_HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
+_FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
+_MESSAGE = int(frame.Outcome.MESSAGE)
+_END_OF_FILE = int(frame.Outcome.END_OF_FILE)
+_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
+_CORRUPT = int(frame.Outcome.CORRUPT)
+_BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
+_BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
+_WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
+_BAD_BLANK = int(frame.Reason.BAD_BLANK)
+_DLEDGER = int(frame.Reason.DLEDGER)
+
+
+@numba.njit(nogil=True, forceinline=True)
+def head(buffer, pos, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    """(outcome, reason, total size): what the fixed fields say, before anything behind them is looked at."""
+    left = limit - pos
+    if left < _8:
+        return _NOT_YET, _NONE, _0
+    total = load_u32(buffer, pos)
+    magic = load_u32(buffer, pos + _4)
+    if magic == _MAGIC_BLANK:
+        if base + pos + total != segment_end:
+            return _CORRUPT, _BAD_BLANK, _0
+        return _END_OF_FILE, _NONE, total
+    if magic == _0:
+        return _NOT_YET, _NONE, _0
+    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if total == _1 and left >= np.uint64(56):
+            inner = load_u32(buffer, pos + np.uint64(52))
+            if inner == _MAGIC_V1 or inner == _MAGIC_V2:
+                return _CORRUPT, _DLEDGER, _0
+        return _CORRUPT, _BAD_MAGIC, _0
+    if total < _FRAME_SIZE_MIN or total > frame_size_max or base + pos + total > segment_end:
+        return _CORRUPT, _BAD_TOTAL, _0
+    if left < _HEAD_SIZE:
+        return _NOT_YET, _NONE, total
+    if load_u64(buffer, pos + np.uint64(28)) != base + pos:
+        return _CORRUPT, _WRONG_OFFSET, total
+    if left < total:
+        return _NOT_YET, _NONE, total
+    return _MESSAGE, _NONE, total
+
+
+@numba.njit(nogil=True, cache=True, forceinline=True)
+def store_timestamp_at(buffer, pos):  # type: ignore[no-untyped-def]
+    """The store timestamp of the frame at ``pos``, of which at least 76 bytes are there."""
+    born = np.uint64(20) if load_u32(buffer, pos + np.uint64(36)) & _BORN_V6 else np.uint64(8)
+    return np.int64(load_u64(buffer, pos + np.uint64(48) + born))
+
+
+@numba.njit(nogil=True, cache=True)
+def last_head(buffer, start, limit, base, segment_end, frame_size_max):  # type: ignore[no-untyped-def]
+    """The position of the last frame head that is reached from ``start`` by total sizes, times never falling.
+
+    Only heads are looked at. A head there proves that the writer is done with every frame before it: bytes of those
+    frames that are read AFTER this walk are final (architecture, decision 3). What an earlier, longer log left behind
+    is older than the frame before it, and proves nothing.
+    """
+    pos = start
+    last = start
+    newest = np.int64(-(1 << 63))
+    while True:
+        outcome, _, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
+        begun = outcome == _NOT_YET and total > _0 and limit - pos >= _TIMESTAMP_END
+        if outcome != _MESSAGE and not begun:
+            return last
+        timestamp = store_timestamp_at(buffer, pos)
+        if timestamp < newest:
+            return last
+        newest = timestamp
+        last = pos
+        if begun:
+            return last
+        pos += total
+
+
+@numba.njit(nogil=True, cache=True)
+def find_frame(buffer, start, limit, base):  # type: ignore[no-untyped-def]
+    """The first position in ``[start, limit)`` with a message's magic and its own physical offset; else ``limit``."""
+    pos = start
+    while pos + _HEAD_SIZE <= limit:
+        magic = load_u32(buffer, pos + _4)
+        if (magic == _MAGIC_V1 or magic == _MAGIC_V2) and load_u64(buffer, pos + np.uint64(28)) == base + pos:
+            return pos
+        pos += _1
+    return limit
+
+
+@numba.njit(nogil=True, cache=True)
+def is_enclosed(buffer, limit, base, segment_end, offset):  # type: ignore[no-untyped-def]
+    """Whether anything in ``buffer[:limit]``, all of it before ``offset``, claims to reach beyond ``offset``.
+
+    That is a message with its own physical offset and such a total size, or a blank record, which reaches to the end of
+    its segment. Every byte is looked at: what stands inside a body may look like a frame, too.
+    """
+    pos = _0
+    while pos + _8 <= limit:
+        magic = load_u32(buffer, pos + _4)
+        if magic == _MAGIC_BLANK and base + pos + load_u32(buffer, pos) == segment_end:
+            return True
+        if (
+            (magic == _MAGIC_V1 or magic == _MAGIC_V2)
+            and base + pos + load_u32(buffer, pos) > offset
+            and (pos + _HEAD_SIZE > limit or load_u64(buffer, pos + np.uint64(28)) == base + pos)
+        ):
+            return True
+        pos += _1
+    return False
+
+
+@numba.njit(nogil=True, cache=True)
+def walk_heads(buffer, limit, base, segment_end, frame_size_max, offset):  # type: ignore[no-untyped-def]
+    """(position, whether it goes on): along heads from position 0 until one stands at or behind ``offset``.
+
+    It does not go on where no message's head follows; otherwise the position is a head's, or lies behind ``limit``.
+    """
+    pos = _0
+    while base + pos < offset:
+        if pos + _HEAD_SIZE > limit:
+            return pos, True
+        outcome, _, total = head(buffer, pos, limit, base, segment_end, frame_size_max)
+        if total == _0 or outcome == _CORRUPT or outcome == _END_OF_FILE:
+            return pos, False
+        pos += total
+    return pos, True
 
 
 class Columns(NamedTuple):
@@ -79,20 +340,12 @@ class Rules(NamedTuple):
     crc_tables: NDArray[np.uint32]
 
 
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_4 = np.uint64(4)
 _HOST_V4 = np.uint64(8)
 _HOST_V6 = np.uint64(20)
-_MAGIC_V1 = np.uint64(frame.MAGIC_V1)
-_BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
 _STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
 
-_MESSAGE = int(frame.Outcome.MESSAGE)
-_CORRUPT = int(frame.Outcome.CORRUPT)
 _FULL = int(frame.Outcome.BATCH_FULL)
 
-_NONE = int(frame.Reason.NONE)
 _LENGTHS = int(frame.Reason.LENGTHS_DISAGREE)
 _DELAY = int(frame.Reason.DELAY_LEVEL)
 _INNER = int(frame.Reason.INNER_BATCH)

@@ -1,4 +1,6 @@
-"""LogReader: from a position of the log to the next DispatchBatch, or the reason why there is none.
+"""What a LogReader is told, counts and returns besides batches.
+
+LogReader: from a position of the log to the next DispatchBatch, or the reason why there is none.
 
 The log is another process's memory. A segment behind which another one is in use is closed: its frames are read once.
 In the segment being written only that is taken which cannot change any more (ARCHITECTURE.md, decision 3): first the
@@ -11,15 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from indexd.commitlog.ahead import ReadAhead
-from indexd.commitlog.batcher import Batcher, Stretch
-from indexd.commitlog.cursor import SegmentCursor
-from indexd.commitlog.dispatch import DispatchBatch, before, no_messages
+from indexd.commitlog.batcher import Batcher, DispatchBatch, Stretch, before, no_messages
+from indexd.commitlog.cursor import ReadAhead, SegmentCursor
 from indexd.commitlog.format import (
     BLANK_SIZE,
     HEAD_SIZE,
@@ -31,17 +32,77 @@ from indexd.commitlog.format import (
     Outcome,
     Reason,
 )
-from indexd.commitlog.gaps import meet_gap
-from indexd.commitlog.heads_kernel import last_head, store_timestamp_at
-from indexd.commitlog.kernel import Rules
-from indexd.commitlog.log_limit import LogLimit, allows, limit_at
-from indexd.commitlog.reading import ReaderCounters, ReaderOptions, Skipped
-from indexd.commitlog.salvage import next_proven
+from indexd.commitlog.kernel import Rules, last_head, store_timestamp_at
 from indexd.commitlog.segments import Segment, SegmentList
-from indexd.commitlog.settle import Settling, has_nul
-from indexd.commitlog.suspects import NEVER, Stand, first_older, stand_of
+from indexd.commitlog.tail import (
+    NEVER,
+    LogLimit,
+    Settling,
+    Stand,
+    allows,
+    first_older,
+    has_nul,
+    limit_at,
+    next_proven,
+    stand_of,
+)
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.storage.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """``[begin, end)`` of the log was passed over: it expired, it is missing, or it is corrupt and policy says skip."""
+
+    begin: int
+    end: int
+    reason: str
+    #: It expired, and everything before it.
+    is_expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How the reader reads; times in seconds, sizes in bytes."""
+
+    segment_size: int
+    read_size: int = 4 << 20
+    rows_max: int = 65536
+    settle: float = 0.05
+    corrupt_after: float = 5.0
+    skip_corrupt: bool = False
+    verify_crc: bool = False
+    #: CRC of every frame of the segment being written; a rebuild leaves it to the newest frame.
+    check_tail: bool = True
+    #: Threads that read and decode ahead while catching up: for a rebuild, which has the machine to itself.
+    workers: int = 0
+    list_interval: float = 10.0
+    #: Of segments that end so much before the log's last one, the page cache that reading takes is given back.
+    drop_behind: int | None = None
+
+
+@dataclass(slots=True)
+class ReaderCounters:
+    """What the reader met; plain numbers that only grow."""
+
+    messages: int = 0
+    bytes: int = 0
+    segments_opened: int = 0
+    segments_twice: int = 0
+    expired_bytes: int = 0
+    corrupt_bytes: int = 0
+    corrupt_found: int = 0
+    settled: int = 0
+    #: Page cache given back.
+    dropped_bytes: int = 0
+
+    def pass_over(self, skipped: Skipped) -> None:
+        """Count the bytes of it, as expired or as corrupt."""
+        if skipped.is_expired:
+            self.expired_bytes += skipped.end - skipped.begin
+        else:
+            self.corrupt_bytes += skipped.end - skipped.begin
+
 
 _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
@@ -52,7 +113,30 @@ _QUIET_LOOKS = 9
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
-Poll = DispatchBatch | NotYetWritten | Corrupt | Skipped
+Poll: TypeAlias = DispatchBatch | NotYetWritten | Corrupt | Skipped
+
+
+SEGMENTS_MISSING = "segments are missing"
+
+
+def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWritten | Corrupt | Skipped:
+    """What a reader at ``position`` has met; DisturbedError for a log that ends before what was read of it."""
+    first = log.min_offset
+    if first is None:
+        return NotYetWritten(position)
+    if position < first:
+        return Skipped(position, first, "the log begins behind it: its segments have expired", True)
+    later = log.after(position)
+    if later is None:
+        end = log.segments[-1].end
+        if position > end:
+            raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
+        return NotYetWritten(position)
+    if not skip_corrupt:
+        name = f"{position // later.size * later.size:020d}"
+        what = f"nothing is named {name}, or a link to no plain file"
+        return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
+    return Skipped(position, later.base, SEGMENTS_MISSING)
 
 
 class LogReader:

@@ -15,10 +15,9 @@ import numpy as np
 from indexd.commitlog.batcher import Batcher
 from indexd.commitlog.cursor import SegmentCursor
 from indexd.commitlog.format import HEAD_SIZE
-from indexd.commitlog.heads_kernel import is_enclosed, walk_heads
-from indexd.commitlog.kernel import Rules
-from indexd.commitlog.salvage import next_proven
+from indexd.commitlog.kernel import Rules, is_enclosed, walk_heads
 from indexd.commitlog.segments import Segment, SegmentList
+from indexd.commitlog.tail import next_proven
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
 

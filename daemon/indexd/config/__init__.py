@@ -17,11 +17,9 @@
 Importing this costs every command its start-up: standard library and pydantic only.
 """
 
-from .broker_conf import Entry, PropertiesError, parse_properties
-from .facts import BrokerFacts
-from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
-from .load import DEFAULT_CONFIG_FILE, load, refuse_double_index
-from .model import (
+from indexd.config.load import DEFAULT_CONFIG_FILE, Entry, PropertiesError, load, parse_properties, refuse_double_index
+from indexd.config.model import (
+    BrokerFacts,
     Config,
     Flavour,
     FlushConfig,
@@ -37,10 +35,19 @@ from .model import (
     StoreConfig,
     state_directory,
 )
-from .remoting import RemotingConfig
-from .serving import OFF, HttpConfig, LimitsConfig, MqttConfig, NodeConfig, split_address
-from .spark import SparkConfig
-from .units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
+from indexd.config.serving import (
+    OFF,
+    HttpConfig,
+    LimitsConfig,
+    MqttConfig,
+    NodeConfig,
+    RemotingConfig,
+    SparkConfig,
+    split_address,
+)
+from indexd.config.units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
+
+from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
 
 __all__ = [
     "DEFAULT_CONFIG_FILE",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
-from .model import Config
-from .units import Kind
+from indexd.config.model import Config
+from indexd.config.units import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

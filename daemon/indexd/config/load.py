@@ -1,4 +1,14 @@
-"""From argv, environment and files to one validated Config, and from a wrong value to one line about it.
+"""Where values come from: flags, environment and the TOML file, each read into key -> value with its source.
+
+Nothing is validated here but names: a key that nobody knows is an error with the nearest one that exists.
+
+broker.conf: a Java properties file, read as java.util.Properties.load(InputStream) and RocketMQ's MixAll read it.
+
+Written by the broker's operator, read by the broker at its start and by us. The bytes are ISO 8859-1. The broker
+ignores, without a word, a key that it does not know and a number that it cannot parse; we ignore the first and refuse
+the second, since the file then does not say what its author thinks it says.
+
+From argv, environment and files to one validated Config, and from a wrong value to one line about it.
 
 Precedence: flags, environment, the TOML file, broker.conf, defaults. A value that a stronger source replaces is not
 looked at, so a flag can stand in for a broken line until someone mends it.
@@ -6,21 +16,337 @@ looked at, so a flag can stand in for a broken line until someone mends it.
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+import stat
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic import ValidationError
 
-from ..errors import UnsafeStoreError, UsageError
-from .broker_conf import read_broker_conf
-from .facts import BrokerFacts, ConflictError
-from .keys import KEYS, SECTIONS
-from .model import Config, state_directory
-from .sources import CONFIG_VARIABLE, Given, from_environment, from_flags, from_toml
-from .units import parse_path, printable, shown
+from indexd.config.keys import ENV_PREFIX, KEYS, SECTIONS, env_name, flag_name
+from indexd.config.model import BrokerFacts, Config, ConflictError, state_directory
+from indexd.config.units import parse_choice, parse_path, printable, shown
+from indexd.errors import UnsafeStoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
+LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment by mistake
+
+_TOML_LINE = re.compile(r"(.*?) ?\(at line (\d+), column (\d+)\)", re.DOTALL)
+_CAMEL_KEY = re.compile(r"^[ \t]*[a-z]+[A-Z]\w*[ \t]*[=:]", re.MULTILINE)
+_BROKER_HINT = "it looks like a broker's properties file: give it as --broker-conf (key broker_conf), not as -c"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was written, and by whom: ``--flavour``, ``environment INDEXD_FLAVOUR``, a file's line."""
+
+    value: object
+    source: str
+
+
+def read_file(path: Path, source: str) -> bytes:
+    """The whole of a small file. `source` says who named it; UsageError when it cannot be read or is no small file.
+
+    A pipe or a device is refused and never waited for.
+    """
+    name = printable(str(path))
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{name} (from {source}) is no file", "name a configuration file")
+            data = file.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {name} (from {source}): {reason}", "check the path and its mode") from error
+    if len(data) > LARGEST_FILE:
+        raise UsageError(f"{name} (from {source}) is larger than 1 MiB", "name a configuration file")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
+    """The flags that were given; None is a flag that was not."""
+    for key in flags:
+        if key not in KEYS:
+            raise UsageError(f"unknown option {printable(flag_name(key))}", _nearest(key, KEYS))
+    return {key: Given(value, flag_name(key)) for key, value in flags.items() if value is not None}
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+    """Every INDEXD_ variable but INDEXD_CONFIG, which names a file and is no key."""
+    names = {env_name(key): key for key in KEYS}
+    given: dict[str, Given] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE:
+            continue
+        if name not in names:
+            known = [known.removeprefix(ENV_PREFIX) for known in (*names, CONFIG_VARIABLE)]
+            hint = _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)
+            raise UsageError(f"unknown environment variable {printable(name)}", hint)
+        given[names[name]] = Given(value, f"environment {name}")
+    return given
+
+
+def from_toml(path: Path, source: str) -> dict[str, Given]:
+    """The keys that the file sets. UsageError names file and line of what is not TOML or not a key."""
+    text = _decode(path, read_file(path, source))
+    file = printable(str(path))
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{file}: tables or lists are nested too deeply") from None
+    except ValueError as error:
+        raise _not_toml(file, text, error) from None
+    given: dict[str, Given] = {}
+    for section, table in tables.items():
+        if section not in SECTIONS:
+            raise _unknown(section, f"{file}{_at(text, '', section)}", SECTIONS, "table")
+        if not isinstance(table, dict):
+            raise UsageError(f"{section} = {shown(table)} (from {file}{_at(text, '', section)}) is not a table")
+        for key, value in table.items():
+            place = f"{file}{_at(text, section, key)}"
+            if key not in KEYS:
+                raise _unknown(key, f"{place}, [{section}]", KEYS, "key")
+            if KEYS[key].section != section:
+                raise UsageError(f"{key} (from {place}) is under [{section}]", f"move it to [{KEYS[key].section}]")
+            given[key] = Given(value, place)
+    return given
+
+
+def _decode(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{printable(str(path))} line {line} is not UTF-8 text", "name a TOML file") from None
+
+
+def _not_toml(file: str, text: str, error: ValueError) -> UsageError:
+    hint = _BROKER_HINT if _CAMEL_KEY.search(text) else "correct the file: it is not TOML"
+    if match := _TOML_LINE.fullmatch(str(error)):
+        return UsageError(f"{file} line {match[2]}, column {match[3]}: {printable(match[1])}", hint)
+    if str(error).endswith("(at end of document)"):
+        return UsageError(f"{file} line {text.count(chr(10)) + 1}: {printable(str(error))}", hint)
+    return UsageError(f"{file}: {printable(str(error))}", hint)
+
+
+def _unknown(name: str, place: str, known: Iterable[str], what: str) -> UsageError:
+    if name in KEYS:
+        return UsageError(f"{name} (from {place}) is in no table", f"put it under [{KEYS[name].section}]")
+    hint = _BROKER_HINT if _CAMEL_KEY.match(f"{name}=") else _nearest(name, known)
+    return UsageError(f"unknown {what} {shown(name)} (from {place})", hint)
+
+
+def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """The hint about a name that nobody knows; a `prefix` that all names share would make them all look near."""
+    choices = list(known)
+    found = difflib.get_close_matches(word[:64], choices, n=1, cutoff=0.6)
+    if found:
+        return f"did you mean {prefix}{found[0]}?"
+    return f"there are {', '.join(choices)}" if len(choices) <= len(SECTIONS) else "see indexd --help for all of them"
+
+
+def _at(text: str, section: str, key: str) -> str:
+    """`` line N`` of a key, found by eye: tomllib keeps no lines. Empty for a key that is written in another way."""
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
+            table = header[1]
+            if not section and table == key:
+                return f" line {number}"
+        elif table == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return f" line {number}"
+    return ""
+
+
+TEXT_KEYS = {
+    "storePathRootDir": "store",
+    "storePathCommitLog": "commit_log_paths",
+    "readOnlyCommitLogStorePaths": "read_only_commit_log_paths",
+    "messageDelayLevel": "message_delay_level",
+    "brokerClusterName": "cluster",
+    "brokerName": "node_id",
+}
+INT_KEYS = {
+    "mappedFileSizeCommitLog": "segment_size",
+    "mappedFileSizeConsumeQueue": "consume_queue_file_size",
+    "maxHashSlotNum": "hash_slot_num",
+    "maxIndexNum": "index_num",
+    "maxMsgsNumBatch": "max_msgs_num_batch",
+    "defaultQueryMaxNum": "default_query_max_num",
+    "maxMessageSize": "max_message_size",
+}
+# Up to 4.5.1 these two were spelled with one p; a later broker ignores the old spelling, an older one the new.
+OLD_NAMES = {
+    "mappedFileSizeCommitLog": "mapedFileSizeCommitLog",
+    "mappedFileSizeConsumeQueue": "mapedFileSizeConsumeQueue",
+}
+FACT_KEYS = {
+    "messageIndexEnable": "message_index_enable",
+    "messageIndexSafe": "message_index_safe",
+    "indexFileWriteEnable": "index_file_write_enable",
+    "indexRocksDBEnable": "index_rocksdb_enable",
+    "storeType": "store_type",
+    "enableDLegerCommitLog": "enable_dledger_commit_log",
+    "enableControllerMode": "enable_controller_mode",
+    "duplicationEnable": "duplication_enable",
+    "transientStorePoolEnable": "transient_store_pool_enable",
+    "flushDiskType": "flush_disk_type",
+    "brokerRole": "broker_role",
+    "listenPort": "listen_port",
+    "brokerIP1": "broker_ip1",
+}
+
+_BLANKS = " \t\f"
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_NAMED_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "f": "\f"}
+_JAVA_TRIM = "".join(map(chr, range(0x21)))  # String.trim cuts every character up to the space
+_JAVA_INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One property: its value as Properties.load gives it, and the line on which it starts, from 1."""
+
+    value: str
+    line: int
+
+
+class PropertiesError(ValueError):
+    """What makes Properties.load throw, and the line of it."""
+
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def parse_properties(text: str) -> dict[str, Entry]:
+    """All properties of a file's text; of a key that is there twice the last value holds, as in the JDK."""
+    found: dict[str, Entry] = {}
+    for number, line in _logical_lines(text):
+        end = 0
+        while end < len(line) and line[end] not in "=:" + _BLANKS:
+            end += 2 if line[end] == "\\" else 1
+        rest = line[end:].lstrip(_BLANKS)
+        if rest[:1] in ("=", ":"):
+            rest = rest[1:].lstrip(_BLANKS)
+        found[_unescape(line[:end], number)] = Entry(_unescape(rest, number), number)
+    return found
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments and blank ones, continuations joined, each with the number of its first line."""
+    pending, start = "", 0
+    for number, natural in enumerate(_LINE_END.split(text), 1):
+        line = natural.lstrip(_BLANKS)
+        if not pending:
+            if not line or line[0] in "#!":
+                continue
+            start = number
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            pending += line[:-1]
+            continue
+        if pending or line:
+            yield start, pending + line
+        pending = ""
+    if pending:
+        yield start, pending
+
+
+def _unescape(text: str, line: int) -> str:
+    def replace(match: re.Match[str]) -> str:
+        code = match[1]
+        if code[0] != "u":
+            return _NAMED_ESCAPES.get(code, code)
+        if len(code) == 1:
+            raise PropertiesError(line, "a \\u is not followed by four hexadecimal digits")
+        return chr(int(code[1:], 16))
+
+    plain = _ESCAPE.sub(replace, text)
+    if any("\ud800" <= c <= "\udfff" for c in plain):  # escapes are UTF-16 units: join the pairs
+        plain = plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return plain
+
+
+def read_broker_conf(
+    path: Path, source: str, taken: Container[str], flavour: object
+) -> tuple[dict[str, Given], BrokerFacts]:
+    """Our keys that the file sets and nothing stronger (`taken`) does, and what it says of the broker itself.
+
+    `source` says who named the file; `flavour` decides which spelling of the two renamed keys the broker reads.
+    UsageError with file and line for anything that the broker would read otherwise than it is written.
+    """
+    text = read_file(path, source).decode("latin-1")
+    try:
+        entries = parse_properties(text)
+    except PropertiesError as error:
+        raise UsageError(
+            f"{printable(str(path))} line {error.line}: {error}", "the broker does not start with it either"
+        ) from None
+    if parse_choice(flavour) in ("3.x", "4.0"):
+        entries.update({new: entries[old] for new, old in OLD_NAMES.items() if new not in entries and old in entries})
+    given: dict[str, Given] = {}
+    for name, key in (TEXT_KEYS | INT_KEYS).items():
+        entry = entries.get(name)
+        if entry is None or key in taken:
+            continue
+        value: object = entry.value.strip(_JAVA_TRIM)
+        if name in INT_KEYS:
+            value = _java_int(name, entry, path)
+        elif "${" in entry.value:
+            _refuse(name, entry, path, "is not expanded, by Java's properties no more than here: write the path out")
+        given[key] = Given(value, f"{printable(str(path))} line {entry.line}, {name}")
+    return given, _facts(entries, path)
+
+
+def _facts(entries: Mapping[str, Entry], path: Path) -> BrokerFacts:
+    facts: dict[str, object] = {}
+    for name, attribute in FACT_KEYS.items():
+        if (entry := entries.get(name)) is None:
+            continue
+        words = get_args(BrokerFacts.model_fields[attribute].annotation)
+        text = entry.value.strip(_JAVA_TRIM)
+        if BrokerFacts.model_fields[attribute].annotation is bool:
+            facts[attribute] = _java_boolean(name, entry, path)
+        elif BrokerFacts.model_fields[attribute].annotation is int:
+            facts[attribute] = _java_int(name, entry, path)
+        elif words and text not in words:
+            _refuse(name, entry, path, f"is not one of {', '.join(words)}")
+        else:
+            facts[attribute] = text
+    return BrokerFacts.model_validate(facts)
+
+
+def _java_int(name: str, entry: Entry, path: Path) -> int:
+    number = int(entry.value) if _JAVA_INT.fullmatch(entry.value) else None
+    if number is None or not -(2**31) <= number < 2**31:
+        _refuse(name, entry, path, "is not a whole number of 32 bits; the broker ignores it and uses its default")
+    return number
+
+
+def _java_boolean(name: str, entry: Entry, path: Path) -> bool:
+    if entry.value.lower() not in ("true", "false"):  # Boolean.parseBoolean: all but "true" is false, "true " as well
+        _refuse(name, entry, path, "is not true or false; the broker reads it as false")
+    return entry.value.lower() == "true"
+
+
+def _refuse(name: str, entry: Entry, path: Path, why: str) -> NoReturn:
+    raise UsageError(
+        f"{name} = {shown(entry.value)} (from {printable(str(path))} line {entry.line}) {why}", "correct it there"
+    )
+
 
 DEFAULT_CONFIG_FILE = Path("/etc/indexd/indexd.toml")
 DEFAULT = "default"

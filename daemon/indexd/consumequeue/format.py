@@ -12,13 +12,31 @@
 A queue that starts at q > 0 has blank units (0, 2147483647, 0) from the start of its first file to q. Files have one
 size, a whole number of units, and lie on disk only where they were written. Written by ConsumeQueueStore with pwrite,
 in order; read by queries and recovery. After a crash any page behind the durable units may hold anything.
+
+The bytes of what only a broker writes beside its ConsumeQueues (spec rocketmq-store 5.1 and 5.9): read, never built.
+
+::
+
+    STORE/batchconsumequeue/TOPIC/QUEUE/FILE    BatchConsumeQueue: a unit for each message that holds a batch
+    +0   i64 phyOffset     +8   i32 size          +12  i64 tagsCode     +20  i64 storeTime, ms
+    +28  i64 baseOffset    the queue offset of the batch's first message
+    +36  i16 batchSize     +38  i32 -1, the compacted offset            +42  i32 0
+
+    STORE/consumequeue_ext/TOPIC/QUEUE/FILE     ConsumeQueueExt: what a unit's tags code of -2147483649 and below names
+    +0   i16 size          20 and the bytes of the bitmap; -1 ends a file, 0 was never written
+    +2   i64 tagsCode      +10  i64 storeTime, ms +18  i16 bitmapSize   +20  bitmap
+
+What lies below the folder of all ConsumeQueues, ours or not.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from indexd.storage.disk import Disk
 
 UNIT_SIZE = 20
 UNIT = struct.Struct(">qiq")
@@ -102,3 +120,67 @@ def is_topic_name(topic: str) -> bool:
         and not any("\ud800" <= c <= "\udfff" for c in topic)
         and len(topic.encode("utf-8")) <= _NAME_SIZE_MAX
     )
+
+
+BATCH_FOLDER = "batchconsumequeue"
+EXT_FOLDER = "consumequeue_ext"
+
+BATCH_UNIT = struct.Struct(">qiqqqhii")
+BATCH_UNIT_SIZE = 46
+#: The last two fields of a unit that was written.
+BATCH_UNIT_END = struct.pack(">ii", -1, 0)
+EXT_HEAD = struct.Struct(">hqqh")
+EXT_HEAD_SIZE = 20
+EXT_END = -1
+_INT64_MIN = -(1 << 63)
+
+
+class BatchUnit(NamedTuple):
+    """One unit of a BatchConsumeQueue; offsets and sizes in bytes, but for ``base_offset``, a queue offset."""
+
+    phy_offset: int
+    size: int
+    tags_code: int
+    store_timestamp: int
+    base_offset: int
+    batch_size: int
+    compacted_offset: int
+    reserved: int
+
+    @property
+    def is_valid(self) -> bool:
+        """RocketMQ's own test at recovery."""
+        return self.phy_offset >= 0 and self.size > 0 and self.base_offset >= 0 and self.batch_size > 0
+
+
+def ext_address(tags_code: int) -> int | None:
+    """The byte of a ConsumeQueueExt that a tags code stands for; None for a hash or a time."""
+    return tags_code - _INT64_MIN if tags_code <= EXT_ADDRESS_MAX else None
+
+
+assert (BATCH_UNIT.size, EXT_HEAD.size) == (BATCH_UNIT_SIZE, EXT_HEAD_SIZE)
+
+
+def queue_folders(disk: Disk, root: Path) -> dict[Path, dict[int, int]]:
+    """By the folder of each queue that lies below ``root``, the bytes of its files by what their names say.
+
+    Folders and files that could not be ours are left out.
+    """
+    folders: dict[Path, dict[int, int]] = {}
+    for topic in disk.list_dirs(root) if disk.exists(root) else []:
+        for name in disk.list_dirs(root / topic) if is_topic_name(topic) else []:
+            if queue_id_of(name) is not None:
+                rows = ((file_offset(file), size) for file, size in disk.list_dir(root / topic / name))
+                folders[root / topic / name] = {begin: size for begin, size in rows if begin is not None}
+    return folders
+
+
+def unnamed_files(
+    root: Path, file_size: int, marks: Sequence[QueueMark], folders: dict[Path, dict[int, int]]
+) -> Iterator[Path]:
+    """The files of ``folders`` that belong to no queue of ``marks``, or not to the units it has."""
+    named = {queue_directory(root, mark.topic, mark.queue_id): mark for mark in marks}
+    for folder, sizes in folders.items():
+        mark = named.get(folder)
+        begin, end = (mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE) if mark is not None else (0, 0)
+        yield from (folder / file_name(at) for at in sorted(sizes) if not begin <= at < end or at % file_size)

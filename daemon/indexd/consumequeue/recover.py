@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from indexd.consumequeue.expiry import first_at
-from indexd.consumequeue.folders import queue_folders, unnamed_files
-from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, queue_directory
+from indexd.consumequeue.format import (
+    UNIT,
+    UNIT_SIZE,
+    QueueMark,
+    Unit,
+    file_name,
+    queue_directory,
+    queue_folders,
+    unnamed_files,
+)
+from indexd.consumequeue.store import first_at
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
 

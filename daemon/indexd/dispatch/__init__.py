@@ -2,6 +2,4 @@
 
 ``queue``  DispatchQueue: bounded by rows and bytes, waits when full, drops nothing
 ``reput``  the tail loop (RocketMQ: ReputMessageService)
-``throttle``  reading slowed for the broker's sake: by rate, and by memory
-``drain``  the drain loop, as IndexService.buildIndex of old drained its queue
 """

@@ -1,15 +1,21 @@
-"""DispatchQueue: what was read and is not built yet. Full means wait: nothing is lost, the log is on disk."""
+"""DispatchQueue: what was read and is not built yet. Full means wait: nothing is lost, the log is on disk.
+
+The drain loop: every ``interval`` seconds, or at once when the queue is full or closed, all that waits is built.
+
+The interval is what a message waits at most until it can be found: the next drain begins so early that it should be
+over by then, going by how long the last one took.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.reader import Skipped
 
 Item = DispatchBatch | Skipped
 
@@ -129,3 +135,26 @@ def oldest_timestamp(items: Iterable[Item]) -> int | None:
 
 def _weight(item: Item) -> tuple[int, int]:
     return (item.rows, item.size) if isinstance(item, DispatchBatch) else (0, 0)
+
+
+# What passes before a message is in the queue at all: polling and settling.
+_READ_SECONDS = 0.1
+
+
+async def drain(
+    queue: DispatchQueue, interval: Callable[[], float], build: Callable[[list[Item]], Awaitable[None]]
+) -> None:
+    """Run until the queue is closed and empty; an empty drain is built too, so that its counters stay fresh."""
+    begun = time.monotonic()
+    took = 0.0
+    while True:
+        seconds = interval()
+        due = begun + max(seconds - _READ_SECONDS - took, seconds / 2)
+        await queue.wait_until_due(max(due - time.monotonic(), 0.0))
+        closed = queue.closed
+        begun = time.monotonic()
+        items = await queue.drain()
+        await build(items)
+        took = time.monotonic() - begun
+        if closed and not items:
+            return

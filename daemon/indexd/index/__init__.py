@@ -1,11 +1,8 @@
 """The key index: RocketMQ's IndexFile and IndexService, byte for byte (spec rocketmq-store 3 and 4).
 
 ``format``    the drawing of the file, its layout and header
-``flavour``   what each RocketMQ version indexes
-``key_hash``  topic and key -> the number that an entry stores
 ``kernel``    putKey and its checks over whole batches, compiled
 ``file``      IndexFile: the file that is being built
 ``reader``    IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler
-``service``   IndexService: buildIndex, roll-over, expiry
 ``check``     one file held against what the frontier says of it: check_ground, check_header, check_slots, check_kernel
 """

@@ -1,4 +1,10 @@
-"""One index file held against what the frontier says of it: header, every entry, every slot, nothing else there.
+"""What a check of one index file is told, and what its entries come to.
+
+The header of an index file against the frontier's word, and both against what the entries say.
+
+The slots of an index file against what its entries come to.
+
+One index file held against what the frontier says of it: header, every entry, every slot, nothing else there.
 
 Reads only, by pread, once through the file. Entries are judged one after the other by the kernel; what it finds is put
 into words here, and only the few that are listed cost a look back.
@@ -6,18 +12,217 @@ into words here, and only the few that are listed cost a look back.
 
 from __future__ import annotations
 
+import enum
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.findings import Findings
-from indexd.index.check_ground import Condition, Place, Seen
-from indexd.index.check_header import check_header, check_times
 from indexd.index.check_kernel import FOUND, LAST_PHY_OFFSET, PREVIOUS, USED_SLOT_COUNT, check_entries
-from indexd.index.check_slots import check_slots
-from indexd.index.format import ENTRY_SIZE, IndexLayout, unpack_entry
+from indexd.index.format import (
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    FileMark,
+    Flavour,
+    IndexEntry,
+    IndexHeader,
+    IndexLayout,
+    unpack_entry,
+)
 from indexd.storage.disk import DiskFile
+
+_INT_MAX = (1 << 31) - 1
+
+
+class Condition(enum.Enum):
+    """What may be asked of a file besides its durable entries."""
+
+    #: No one writes into it, and the last stop was clean or it is full: all of it is as the frontier says.
+    AT_REST = "at rest"
+    #: A daemon builds into it: header and slots may know more than the frontier.
+    GROWING = "growing"
+    #: The daemon died while it built: slots, header and what lies behind the durable entries may be anything.
+    CUT_SHORT = "cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which file is checked and how: ``name`` is what findings call it, ``before`` the header of the file before it.
+
+    Without ``before`` it is not known from which time entry 1 counts, so nothing is asked of its time difference.
+    """
+
+    name: str
+    mark: FileMark
+    before: IndexHeader | None
+    layout: IndexLayout
+    flavour: Flavour
+    condition: Condition
+
+    @property
+    def count(self) -> int:
+        """The number behind the last entry that is checked: the mark's, within what the layout has room for."""
+        return min(max(self.mark.header.index_count, 1), self.layout.index_num)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the entries of a file come to: the slots as they must be, and the numbers that belong into the header."""
+
+    slots: NDArray[np.uint32]
+    used_slot_count: int = 0
+    first: IndexEntry | None = None
+    last: IndexEntry | None = None
+
+
+def time_difference(store_timestamp: int, begin_timestamp: int) -> int:
+    """What an entry stores of a time: whole seconds since ``begin_timestamp``, in 31 bits (spec rocketmq-store 3.4)."""
+    if begin_timestamp <= 0:
+        return 0
+    difference = (store_timestamp - begin_timestamp + (1 << 63)) % (1 << 64) - (1 << 63)  # a Java long wraps
+    return min(max(difference, 0) // 1000, _INT_MAX)
+
+
+FIELDS = (
+    ("begin timestamp", 0),
+    ("end timestamp", 8),
+    ("begin phy offset", 16),
+    ("end phy offset", 24),
+    ("used slot count", 32),
+    ("index count", 36),
+)
+_BEGIN_TIMESTAMP, _END_TIMESTAMP, _BEGIN_PHY, _END_PHY, _USED, _COUNT = range(6)
+
+
+def check_header(file: DiskFile, place: Place, seen: Seen, findings: Findings) -> None:
+    """One finding for each field that the file, the frontier and the entries do not agree on."""
+    marked = place.mark.header.values()
+    if place.condition is Condition.CUT_SHORT:
+        stored = marked
+    else:
+        stored = read_header(file, place.mark.header)
+    grown = place.condition is Condition.GROWING
+    said = _by_entries(seen)
+    for field, ((name, position), here, wanted, entries) in enumerate(zip(FIELDS, stored, marked, said, strict=True)):
+        if grown and _may_grow(field, here, wanted, place):
+            here = wanted  # noqa: PLW2901 - what the daemon has built since is not looked at
+        if here == wanted and entries in (None, wanted):
+            continue
+        text = f"{name} {here}"
+        if here != wanted:
+            text += f", but the frontier says {wanted}"
+        if entries is not None:
+            text += f", but the entries say {entries}" if here == wanted else f" and the entries say {entries}"
+        findings.add(place.name, position, f"header-{name.replace(' ', '-')}", text)
+
+
+def check_times(place: Place, seen: Seen, findings: Findings) -> None:
+    """The two time differences that follow from headers alone: that of entry 1 and that of the last entry."""
+    header = place.mark.header
+    first, last = seen.first, seen.last
+    if first is None or last is None:
+        return
+    if place.before is not None and first.time_diff >= 0:
+        # Entry 1 counts from the end of the file before, which this header held until then (spec 3.4, 3.5).
+        wanted = time_difference(header.begin_timestamp, max(place.before.end_timestamp, 0))
+        if first.time_diff != wanted:
+            findings.add(
+                place.name,
+                place.layout.entry_position(1) + 12,
+                "entry-time-difference-first",
+                f"entry 1: the time difference is {first.time_diff}, but from the end of the file before to the "
+                f"begin timestamp of the header it is {wanted}",
+            )
+    if place.count > 2 and last.time_diff >= 0:
+        wanted = time_difference(header.end_timestamp, header.begin_timestamp)
+        if last.time_diff != wanted:
+            findings.add(
+                place.name,
+                place.layout.entry_position(place.count - 1) + 12,
+                "entry-time-difference-last",
+                f"entry {place.count - 1}: the time difference is {last.time_diff}, but from the begin to the end "
+                f"timestamp of the header it is {wanted}",
+            )
+    elif place.count == 2 and header.begin_timestamp != header.end_timestamp:
+        text = f"begin timestamp {header.begin_timestamp} and end timestamp {header.end_timestamp} of one entry differ"
+        findings.add(place.name, 8, "header-end-timestamp", text)
+
+
+def read_header(file: DiskFile, wanted: IndexHeader) -> tuple[int, int, int, int, int, int]:
+    """The six fields as they stand there; the 0 that an empty file may count on disk is the 1 of ``wanted``."""
+    raw = file.pread(HEADER_SIZE, 0)
+    values = list(IndexHeader.unpack(raw).values())
+    count = int.from_bytes(raw[36:HEADER_SIZE], "big", signed=True)
+    if not (count == 0 and wanted.index_count == 1):
+        values[_COUNT] = count
+    begin, end, begin_phy, end_phy, used, index_count = values
+    return begin, end, begin_phy, end_phy, used, index_count
+
+
+def _by_entries(seen: Seen) -> tuple[int | None, ...]:
+    if seen.first is None or seen.last is None:
+        return None, None, None, None, seen.used_slot_count, None
+    return None, None, seen.first.phy_offset, seen.last.phy_offset, seen.used_slot_count, None
+
+
+def _may_grow(field: int, here: int, marked: int, place: Place) -> bool:
+    # A daemon has put entries since: counts and the end grow, the end time may even fall, and the first entry of
+    # all also sets the begin.
+    if field == _COUNT:
+        return marked <= here <= place.layout.index_num
+    if field in (_BEGIN_TIMESTAMP, _BEGIN_PHY):
+        return place.mark.header.entries == 0 and (field == _BEGIN_TIMESTAMP or here >= marked)
+    return field == _END_TIMESTAMP or here >= marked
+
+
+# A slot that a daemon writes while it is read may be seen half old and half new; a moment later it is whole.
+_LOOKS = 3
+_PAUSE = 0.05
+# Wrong slots that are looked at one by one even when there is hardly room for them.
+_LOOKED_AT = 20
+
+
+def check_slots(file: DiskFile, place: Place, seen: Seen, findings: Findings) -> None:
+    """One finding for each slot that does not name the newest of its entries."""
+    for look in range(_LOOKS):
+        slots = np.zeros(place.layout.hash_slot_num, dtype=np.uint32)
+        file.pread_into(slots.view(np.uint8).data, place.layout.slot_position(0))
+        wrong = np.flatnonzero(slots != seen.slots)
+        if place.condition is not Condition.GROWING:
+            break
+        # The header is written before the slots, so read behind them it counts every entry that they name.
+        above = read_header(file, place.mark.header)[5]
+        values = slots[wrong].byteswap().view(np.int32)
+        wrong = wrong[(values < place.count) | (values >= min(above, place.layout.index_num))]
+        if len(wrong) == 0 or look == _LOOKS - 1:
+            break
+        time.sleep(_PAUSE)
+    for done, slot in enumerate(wrong.tolist()):
+        if done >= _LOOKED_AT and not findings.has_room:
+            findings.count("slot", len(wrong) - done)
+            break
+        value = int(slots[slot : slot + 1].byteswap().view(np.int32)[0])
+        wanted = int(seen.slots[slot : slot + 1].byteswap()[0])
+        what, text = _judge(file, place, slot, value, wanted)
+        findings.add(place.name, place.layout.slot_position(slot), what, f"slot {slot}: {text}")
+
+
+def _judge(file: DiskFile, place: Place, slot: int, value: int, wanted: int) -> tuple[str, str]:
+    newest = f"its newest entry is {wanted}" if wanted else "it has no entries"
+    if value == 0:
+        return "slot-wiped", f"empty, but {newest}"
+    if not 0 < value < place.layout.index_num:
+        return "slot-range", f"{value} is no entry of this file; {newest}"
+    if value >= place.count:
+        return "slot-behind-last", f"names entry {value}, but the last one is {place.count - 1}; {newest}"
+    key_hash = unpack_entry(file.pread(ENTRY_SIZE, place.layout.entry_position(value))).key_hash
+    if key_hash < 0 or place.layout.slot_of(key_hash) != slot:
+        return "slot-other", f"names entry {value} of another slot; {newest}"
+    return "slot-old", f"names entry {value}, but {newest}"
+
 
 _ENTRIES_PER_READ = 1 << 20
 _FOUND_MAX = 1000

@@ -13,6 +13,13 @@ Written by indexd alone, by pwrite into a preallocated file: first entries, then
 reads a slot and then the header finds every entry that they name. Read by queries of any process, and by RocketMQ's own
 classes. A crash can leave any subset of that: only what the frontier names is trusted, the slots are rebuilt from the
 entries, and what lies behind the last durable entry is cut off.
+
+From topic and key to the number that an index entry stores (spec rocketmq-store 3.3, 4.5).
+
+What each era of RocketMQ puts into its index files (spec rocketmq-store 4.3, 4.8).
+
+3.x indexes KEYS alone and leaves prepared and rollback messages out; 4.0 added UNIQ_KEY and takes prepared ones; 4.7.1
+counts a slot once instead of at every put; 5.4 adds an entry for the tag.
 """
 
 from __future__ import annotations
@@ -20,6 +27,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
+from indexd.commitlog.decoder import key_hash
+from indexd.commitlog.format import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from indexd.errors import CorruptDataError
 
 HEADER_SIZE = 40
@@ -141,3 +150,38 @@ def unpack_fields(data: bytes, position: int) -> tuple[int, int, int, int]:
 def unpack_entry(data: bytes) -> IndexEntry:
     """One entry of 20 bytes."""
     return IndexEntry(*_ENTRY.unpack(data))
+
+
+INDEX_TYPES = ("K", "U", "T")
+
+
+def index_key_hash(topic: str, key: str, index_type: str | None = None) -> int:
+    """The key hash; a tag (index type T) is hashed under ``topic#T#tag``, all else under ``topic#key``."""
+    return key_hash(f"{topic}#T#{key}" if index_type == "T" else f"{topic}#{key}")
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """One compatibility level; ``skipped_types`` are transaction values of the sysFlag that get no entries."""
+
+    name: str
+    uniq_key: bool
+    tags: bool
+    counts_every_put: bool
+    skipped_types: tuple[int, ...]
+
+    @property
+    def skip_mask(self) -> int:
+        """Bit t is set when the transaction value t (0, 4, 8 or 12) is skipped."""
+        return sum(1 << value for value in self.skipped_types)
+
+
+FLAVOURS = {
+    flavour.name: flavour
+    for flavour in (
+        Flavour("3.x", False, False, True, (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)),
+        Flavour("4.0", True, False, True, (TRANSACTION_ROLLBACK,)),
+        Flavour("4.7", True, False, False, (TRANSACTION_ROLLBACK,)),
+        Flavour("5.4", True, True, False, (TRANSACTION_ROLLBACK,)),
+    )
+}

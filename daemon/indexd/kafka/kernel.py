@@ -10,8 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.bytes_kernel import load_u32, load_u64, signed_32
-from indexd.commitlog.crc import crc_go_on, crc_tables
+from indexd.commitlog.bytes_kernel import crc_go_on, crc_tables, load_u32, load_u64, signed_32
 from indexd.kafka import format as log_format
 
 _0 = np.uint64(0)

@@ -25,38 +25,24 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 b'five'
 
 ``data``      open_data and Data: everything below as methods
-``arguments``  what a program hands to them, checked
 ``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
 ``log``       LogView: the broker's log, listed again when it has grown
-``frames``    the frames of a stretch of log, by their heads
-``progress``  how far an index stands
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
-``kept``      what is not read again while its file is the same
-``queues``    the queue that is asked about
 ``coverage``  which part of the log an answer speaks for, and why it is empty
-``rocketmq``  the broker's own answer
-``broker_message``  whole frames, as a broker sends them
 ``by_key``    the exact answer, in pages
 ``by_queue``  messages by queue offset
 ``by_time``   queue offsets by store time, as the broker finds them
-``by_log_time``  the first message of the log at a time
-``split``     places to read the log in parallel from
-``bound``     before which offset all messages are older
-``walk``      the entries of one hash in one file
 ``message``   one message, whole
 """
 
 from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, Hit, KeyQuery
-from indexd.query.by_key import query_exact
-from indexd.query.by_log_time import LogTimeAnswer, query_log_time
+from indexd.query.by_key import query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
-from indexd.query.by_time import Boundary, QueueTimeAnswer, query_time
+from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.data import Data, open_data
 from indexd.query.message import NotFound, unpack_body
-from indexd.query.rocketmq import query_rocketmq
-from indexd.query.source import QueryIndex, open_index, open_log
-from indexd.query.split import Split, split_log
+from indexd.query.source import QueryIndex, Split, open_index, open_log, split_log
 
 __all__ = [
     "TIME_MAX",

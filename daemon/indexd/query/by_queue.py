@@ -12,8 +12,7 @@ from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.answer import HasHits, Hit
 from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.log import LogView
-from indexd.query.queues import open_queue, why_no_queue
-from indexd.query.source import Look, QueryIndex
+from indexd.query.source import Look, QueryIndex, open_queue, why_no_queue
 
 FOUND = "FOUND"
 NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"

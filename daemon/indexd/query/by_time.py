@@ -1,18 +1,61 @@
-"""Queue offsets by store time: RocketMQ's getOffsetInQueueByTime with a boundary, step by step (spec 5.7)."""
+"""Queue offsets by store time: RocketMQ's getOffsetInQueueByTime with a boundary, step by step (spec 5.7).
+
+Where in the log messages of a time can stand: what the sparse indexes know, and the log confirms.
+
+A time entry (T, o) is made together with an offset entry, the first at or behind the message o, and says that no
+message up to there has a larger store time than T, and that o was the first of that time. So from that offset entry on
+a scan for later times misses nothing, however the clock fell (spec kafka-index 8, 9); where it fell, it may be the rest
+of one segment that is scanned, otherwise it is an interval or little more.
+
+A bit may flip on a disk, and an exact answer must not lose messages by it. So the entries are held against the frames
+between that offset entry and the one before it: their number, where the last begins, that the first of the largest time
+is o, and that this time is T. One wrong bit in the two files of a segment cannot move the bound too far:
+
+- in T: the log has another time at o;
+- in o: it can only name a later message of the same time that was the largest of its interval too, and then it still
+  stands before the next time entry, up to whose offset entry T is the largest time;
+- in an offset entry: the number of frames, or where they lead, is another; also when it misled the search, because what
+  is found then is that entry or its neighbour;
+- in any other time entry: the search ends at an entry before, or at that one.
+
+What does not hold, is missing or cannot be read gives no bound: the segment is scanned whole.
+
+The first message of the log that was stored at a time or later, without scanning the log (spec kafka-index 9).
+
+Kafka's findOffsetByTimestamp, exactly: of all messages with that store time or a later one, the first in the order of
+the log. Where the broker's clock fell, later messages may be older again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from struct import Struct
 from typing import Any, Literal, get_args
 
+from indexd.commitlog.decoder import Message
 from indexd.consumequeue.reader import UnitSource
-from indexd.errors import CorruptDataError, DiskError
-from indexd.query.answer import HasHits
+from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.query.answer import HasHits, Hit
 from indexd.query.by_queue import QueueHit, queue_hit
-from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
-from indexd.query.queues import open_queue, why_no_queue
-from indexd.query.source import QueryIndex
+from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
+from indexd.query.log import Frame, FrameScan
+from indexd.query.source import Look, QueryIndex, open_queue, why_no_queue
+from indexd.sparse.format import (
+    INT64_MAX,
+    NO_TIMESTAMP,
+    OFFSET_ENTRY,
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY,
+    TIME_ENTRY_SIZE,
+    SegmentMark,
+    index_name,
+    search,
+    time_index_name,
+)
+from indexd.storage.disk import DiskFile
 
 Boundary = Literal["lower", "upper"]
 BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
@@ -180,3 +223,270 @@ def _outermost(time: Callable[[int], int], hit: int, timestamp: int, floor: int,
     while floor <= hit + step <= ceiling and time(hit + step) == timestamp:
         hit += step
     return hit
+
+
+# No time entry tells of earlier messages.
+_TIME_MIN = 0
+# Of a segment whose largest time is in doubt: as late as can be, so that it is looked into.
+_NOT_KNOWN = INT64_MAX
+
+
+class TimeBound:
+    """The bound of one query by key, found when it is asked for first."""
+
+    def __init__(self, index: QueryIndex, look: Look) -> None:
+        self._index = index
+        self._look = look
+        self._offset: int | None = None
+
+    def is_before(self, phy_offset: int, timestamp: int) -> bool:
+        """Whether all messages up to ``phy_offset`` that are still in the log are older than ``timestamp``.
+
+        False where that is not known. What has expired may have been of any time.
+        """
+        if timestamp <= _TIME_MIN or self._look.frontier.sparse is None:
+            return False
+        if self._offset is None:
+            begin = max(self._look.coverage.begin, self._look.coverage.log_begin or 0)
+            found = scan_start(self._index, self._look, timestamp, begin)
+            # At its very begin it says nothing about what came before.
+            self._offset = found if found > begin else 0
+        return phy_offset < self._offset
+
+
+def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int:
+    """A message's start from which a scan for store times of ``timestamp`` and later misses none behind ``begin``.
+
+    The end of the coverage if there is none; ``begin`` is a message's start too. Segments that have no sparse index, or
+    one that is in doubt, are to be scanned whole, and so are all for times before 1970.
+    """
+    size, end = index.log.segment_size, look.queue_coverage.end
+    sparse = look.frontier.sparse
+    if timestamp <= _TIME_MIN or sparse is None:
+        return min(begin, end)
+    marks = {mark.base: mark for mark in sparse.segments}
+    sealed = {mark.base for mark in sparse.sealed}
+    newest = sparse.segments[-1].base if sparse.segments else -1
+    for base in range(begin - begin % size, end, size):
+        mark = marks.get(base)
+        try:
+            if base in sealed and mark is not None:
+                if _largest(index, look, mark) < timestamp:
+                    continue
+                position = _Pair(index, look, mark).position(timestamp)
+            elif mark is not None or (base > newest and look.published is not None):
+                pair = _Pair(index, look, mark or SegmentMark(base, 0, 0, 0))
+                position = pair.extended(look.published).position(timestamp)
+            else:
+                position = 0
+        except (CorruptDataError, DiskError):
+            position = 0  # expired, not made yet, or damaged: the log itself has the answer
+        return min(max(base + position, begin), end)
+    return end
+
+
+def _largest(index: QueryIndex, look: Look, mark: SegmentMark) -> int:
+    # The largest store time of a sealed segment, _NOT_KNOWN if in doubt; kept as long as no file comes or goes.
+    kept = index.largest_times.get()
+    if mark.base not in kept:
+        try:
+            kept[mark.base] = _Pair(index, look, mark).largest()
+        except (CorruptDataError, DiskError):
+            kept[mark.base] = _NOT_KNOWN
+    return kept[mark.base]
+
+
+class _Pair:
+    """The two files of a segment, of which so many entries hold. CorruptDataError for entries the log contradicts."""
+
+    def __init__(self, index: QueryIndex, look: Look, mark: SegmentMark) -> None:
+        self._index = index
+        self._look = look
+        self._mark = mark
+
+    def extended(self, published: int | None) -> _Pair:
+        """With the entries that a running daemon has added since: all for messages before ``published`` are whole.
+
+        Both files up to the same offset entry: the time entries made together with it have no larger offset.
+        """
+        mark = self._mark
+        if published is None:
+            return self
+        with self._open(index_name(mark.base)) as file:
+
+            def is_behind(slot: int) -> bool:
+                offset, position = _offset_entry(file, slot)
+                return (offset, position) == (0, 0) or mark.base + position >= published
+
+            offsets = _first(is_behind, mark.offset_entries, file.size() // OFFSET_ENTRY_SIZE)
+            last = _offset_entry(file, offsets - 1)[0] if offsets else NO_TIMESTAMP
+        with self._open(time_index_name(mark.base)) as file:
+
+            def is_later(slot: int) -> bool:
+                timestamp, offset = _time_entry(file, slot)
+                return (timestamp, offset) == (0, 0) or offset > last
+
+            # An entry of zeros says that the first message is of time 0, or nothing: the same, for later times.
+            slots = file.size() // TIME_ENTRY_SIZE
+            times = _first(is_later, max(mark.time_entries, min(offsets, slots, 1)), slots)
+        return _Pair(self._index, self._look, SegmentMark(mark.base, mark.messages, offsets, times))
+
+    def largest(self) -> int:
+        """The largest store time of the sealed segment, which its last time entry names, in ms."""
+        mark = self._mark
+        if not mark.time_entries:
+            return NO_TIMESTAMP
+        with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
+            timestamp, ordinal = _time_entry(times, mark.time_entries - 1)
+            slot = bisect_right(range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot)[0])
+            first, position = self._place(offsets, slot - 1)
+            if first <= ordinal:
+                frames = self._frames(position, self._index.log.segment_size)
+                frame = next(islice(frames, ordinal - first, None), None)
+                if frame is not None and frame.store_timestamp == timestamp:
+                    return timestamp
+        raise self._doubt()
+
+    def position(self, timestamp: int) -> int:
+        """The byte position of a message of the segment before which all are older than ``timestamp``."""
+        mark = self._mark
+        with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
+            slot, _ = search(
+                lambda slot: _time_entry(times, slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
+            )
+            if slot < 0:
+                return 0
+            largest, ordinal = _time_entry(times, slot)
+            made = bisect_left(range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot)[0])
+            last, end = self._place(offsets, made)
+            if slot + 1 < mark.time_entries:
+                later, behind = _time_entry(times, slot + 1)
+                if later <= largest or behind <= last:
+                    raise self._doubt()
+            self._check(self._place(offsets, made - 1), (last, end), largest, ordinal)
+            return end
+
+    def _check(self, before: tuple[int, int], at: tuple[int, int], largest: int, ordinal: int) -> None:
+        # The frames from one offset entry up to the next one, which was made together with this time entry.
+        first, begin = before
+        last, end = at
+        if not (first <= ordinal <= last and begin <= end):
+            raise self._doubt()
+        count, phy_offset, newest = first, -1, NO_TIMESTAMP
+        found = -1
+        for frame in self._frames(begin, end + 1):
+            if frame.store_timestamp > newest:
+                newest, found = frame.store_timestamp, count
+            count, phy_offset = count + 1, frame.phy_offset
+        if (count - 1, phy_offset, newest, found) != (last, self._mark.base + end, largest, ordinal):
+            raise self._doubt()
+
+    def _place(self, offsets: DiskFile, slot: int) -> tuple[int, int]:
+        # (ordinal, position) of an offset entry; before the first one, of the first message.
+        if slot < 0:
+            return 0, max(self._look.coverage.begin - self._mark.base, 0)
+        ordinal, position = _offset_entry(offsets, slot)
+        if slot >= self._mark.offset_entries or ordinal < 0 or not 0 <= position < self._index.log.segment_size:
+            raise self._doubt()
+        return ordinal, position
+
+    def _frames(self, begin: int, end: int) -> Iterator[Frame]:
+        base = self._mark.base
+        return FrameScan(self._index.log, self._look.coverage.uncovered).frames(base + begin, base + end)
+
+    def _doubt(self) -> CorruptDataError:
+        return CorruptDataError(f"the sparse index of segment {self._mark.base} does not fit the log")
+
+    def _open(self, name: str) -> DiskFile:
+        return self._index.disk.open_read(self._index.files.sparse / name)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    return bisect_left(range(high), True, low, max(high, low), key=holds)
+
+
+def _offset_entry(file: DiskFile, slot: int) -> tuple[int, int]:
+    offset, position = _entry(file, OFFSET_ENTRY, slot)
+    return offset, position
+
+
+def _time_entry(file: DiskFile, slot: int) -> tuple[int, int]:
+    timestamp, offset = _entry(file, TIME_ENTRY, slot)
+    return timestamp, offset
+
+
+def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, ...]:
+    data = file.pread(form.size, slot * form.size)
+    if len(data) < form.size:
+        raise CorruptDataError(f"sparse index {file.path} has no entry {slot}, but the frontier says so")
+    return form.unpack(data)
+
+
+@dataclass(frozen=True, slots=True)
+class LogTimeAnswer(HasHits[Hit]):
+    """``phy_offset``, ``store_timestamp`` and the base of the segment, all None if there is none; ``why`` then is set.
+
+    ``scanned`` counts the messages that were looked at. ``unreadable`` counts places of the covered log where bytes are
+    no frame, and a message might have been. ``hits`` is the message, or empty.
+    """
+
+    timestamp: int
+    phy_offset: int | None
+    store_timestamp: int | None
+    segment: int | None
+    scanned: int
+    unreadable: int
+    coverage: Coverage
+    why: str | None = None
+    hits: tuple[Hit, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; members that do not apply are left out."""
+        row: dict[str, Any] = {
+            "timestamp": self.timestamp,
+            "phyOffset": self.phy_offset,
+            "storeTimestamp": self.store_timestamp,
+            "segment": self.segment,
+            "scanned": self.scanned,
+            "hits": [hit.to_dict() for hit in self.hits],
+        }
+        if self.unreadable:
+            row["unreadable"] = self.unreadable
+        if self.why is not None:
+            row["why"] = self.why
+        return row | {"coverage": self.coverage.to_json()}
+
+
+def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
+    """The first covered message with a store time of at least ``timestamp`` ms; UsageError without sparse indexes."""
+    look = index.look()
+    if look.frontier.sparse is None:
+        raise UsageError(
+            f"{index.files.data} holds no sparse indexes", "run the daemon with sparse = true to have them built"
+        )
+    coverage = look.queue_coverage
+    scan = FrameScan(index.log, coverage.uncovered)
+    frame, scanned = _by_log_time_first(index, look, scan, timestamp)
+    if frame is None:
+        why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable)
+        return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
+    segment = frame.phy_offset - frame.phy_offset % index.log.segment_size
+    found = index.log.at(frame.phy_offset)
+    known = Hit(frame.phy_offset, frame.store_timestamp, size=frame.size)
+    hit = Hit.of(found) if isinstance(found, Message) else known
+    place = (frame.phy_offset, frame.store_timestamp, segment)
+    return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=(hit,))
+
+
+def _by_log_time_first(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[Frame | None, int]:
+    coverage, size = look.queue_coverage, index.log.segment_size
+    begin, scanned = max(coverage.begin, coverage.log_begin or 0), 0
+    while begin < coverage.end:
+        begin = scan_start(index, look, timestamp, begin)
+        segment_end = min(begin - begin % size + size, coverage.end)
+        for frame in scan.frames(begin, segment_end):
+            scanned += 1
+            if frame.store_timestamp >= timestamp:
+                return frame, scanned
+        begin = segment_end
+    return None, scanned

@@ -10,16 +10,13 @@ from indexd.commitlog.decoder import Message
 from indexd.config import Config, load
 from indexd.errors import UsageError
 from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, KeyQuery
-from indexd.query.arguments import one_of, text, whole
-from indexd.query.by_key import query_exact
-from indexd.query.by_log_time import LogTimeAnswer, query_log_time
+from indexd.query.by_key import one_of, query_exact, text, whole
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
-from indexd.query.by_time import BOUNDARIES, Boundary, QueueTimeAnswer, query_time
+from indexd.query.by_time import BOUNDARIES, Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, find_by_id, find_by_offset, parse_message_id
-from indexd.query.source import QueryIndex, known_frontier, open_index, open_log
-from indexd.query.split import Split, split_log
+from indexd.query.source import QueryIndex, Split, known_frontier, open_index, open_log, split_log
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 

@@ -1,34 +1,84 @@
-"""QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
+"""Kept: what was made of a file or directory, made again only when that has changed.
+
+QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
 
 A daemon that runs makes new index files between two frontiers and removes old ones, so every query looks anew. Without
 one, and after a crash, only what the frontier names counts. What has not changed since the last look is kept.
+
+Places to read the log in parallel from: each the start of a message, the messages up to the next counted.
+
+The queue that a query asks about, opened as it stands at one moment, or why there is none.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
-from indexd.consumequeue.format import QueueMark
+from indexd.consumequeue.format import QueueMark, is_topic_name
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, read_frontier
-from indexd.index.flavour import FLAVOURS, Flavour
-from indexd.index.format import FileMark, IndexLayout
+from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.answer import LastUpdate
-from indexd.query.coverage import Behind, Coverage, make_coverage
-from indexd.query.kept import Kept
+from indexd.query.coverage import Behind, Coverage, gaps_in_words, make_coverage, progress, read_state, stands_at
 from indexd.query.log import LogView
-from indexd.query.progress import progress, read_state, stands_at
-from indexd.storage.disk import Disk, DiskFile
+from indexd.sparse.format import OFFSET_ENTRY, OFFSET_ENTRY_SIZE, SegmentMark, index_name
+from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
+
+T = TypeVar("T")
+# A change so soon after another may leave the same time of the last write: the kernel's clock for that goes in steps of
+# up to 10 ms. What is younger is not kept.
+_SETTLED_NS = 50_000_000
+
+
+class Kept(Generic[T]):
+    """The value that ``make`` gives for ``path``; ``times_made`` tells whether it is still the one seen before."""
+
+    def __init__(self, disk: Disk, path: Path, make: Callable[[], T]) -> None:
+        self.times_made = 0
+        self._disk = disk
+        self._path = path
+        self._make = make
+        self._stamp: Stamp | None = None
+        self._value: T
+
+    def __repr__(self) -> str:
+        return f"Kept({self._path}, times_made={self.times_made})"
+
+    def get(self) -> T:
+        """The value as it is now; raises what ``make`` raises."""
+        now = time.time_ns()
+        try:
+            stamp = self._disk.stamp(self._path)
+        except DiskError:
+            return self._make_again(None)  # whatever is wrong with it, ``make`` says it better
+        if self._stamp is not None and stamp == self._stamp:
+            return self._value
+        return self._make_again(stamp if now - stamp.mtime_ns > _SETTLED_NS else None)
+
+    def forget(self) -> None:
+        """Make it again next time."""
+        self._stamp = None
+
+    def _make_again(self, stamp: Stamp | None) -> T:
+        self._stamp = None
+        self._value = self._make()
+        self._stamp = stamp
+        self.times_made += 1
+        return self._value
+
 
 _DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20
@@ -292,3 +342,116 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     if frontier.flavour not in FLAVOURS:
         raise CorruptDataError(f"{files.frontier} names a flavour {frontier.flavour!r} that there is not")
     return frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """``messages`` stand in log bytes ``[begin, end)``, the first of them at ``begin``."""
+
+    begin: int
+    end: int
+    messages: int
+
+
+def split_log(index: QueryIndex, size: int) -> tuple[Split, ...]:
+    """The durably indexed log in stretches of about ``size`` bytes, none over two segments, from the oldest on.
+
+    Exact to one entry of the sparse indexes; ranges that were passed over are inside, their messages not counted.
+    UsageError without sparse indexes.
+    """
+    if size < 1:
+        raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
+    frontier = index.look().frontier
+    if frontier.sparse is None:
+        raise UsageError(
+            f"{index.files.data} holds no sparse indexes", "run the daemon with sparse = true to have them built"
+        )
+    splits: list[Split] = []
+    for mark in frontier.sparse.segments:
+        end = min(mark.base + frontier.segment_size, frontier.sparse.phy_offset)
+        points = [*_points(index, mark, size, end - mark.base), (end - mark.base, mark.messages)]
+        for (position, ordinal), (next_position, next_ordinal) in pairwise(points):
+            splits.append(Split(mark.base + position, mark.base + next_position, next_ordinal - ordinal))
+    return tuple(splits)
+
+
+def _points(index: QueryIndex, mark: SegmentMark, size: int, end: int) -> list[tuple[int, int]]:
+    # (position, ordinal): the segment's begin, and the last entry at or before each multiple of size.
+    points = [(0, 0)]
+    try:
+        file = index.disk.open_read(index.files.sparse / index_name(mark.base))
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return points  # expired meanwhile
+    with file:
+
+        def entry(slot: int) -> tuple[int, int]:
+            ordinal, position = OFFSET_ENTRY.unpack(file.pread(OFFSET_ENTRY_SIZE, slot * OFFSET_ENTRY_SIZE))
+            return position, ordinal
+
+        for target in range(size, end, size):
+            slot = bisect_right(range(mark.offset_entries), target, key=lambda slot: entry(slot)[0]) - 1
+            if slot >= 0 and entry(slot) > points[-1]:
+                points.append(entry(slot))
+    return points
+
+
+NO_QUEUE = "no such queue"
+BATCH_QUEUE = "a queue of batches (BatchConsumeQueue), which is not built"
+NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
+_BATCH_FOLDER = "batchconsumequeue"
+
+
+def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> ConsumeQueueReader | None:
+    """The queue, its minimum corrected to where the log begins; None if there is none. UsageError without any queue."""
+    frontier = look.frontier
+    if frontier.queues is None:
+        raise UsageError(
+            f"{index.files.data} holds no ConsumeQueues", "run the daemon with consume_queue = true to have them built"
+        )
+    if not is_topic_name(topic):
+        return None
+    root, mark = index.files.consumequeue, index.queue_mark(look, topic, queue_id)
+    if mark is not None:
+        queue = ConsumeQueueReader.of_mark(index.disk, root, mark, frontier.queue_file_size, look.published)
+    elif look.published is not None:
+        found = ConsumeQueueReader.of_new(index.disk, root, topic, queue_id, frontier.queue_file_size, look.published)
+        if found is None:
+            return None
+        queue = found
+    else:
+        return None
+    try:
+        queue.correct_min_offset(look.coverage.log_begin or 0)
+    except BaseException:
+        queue.close()
+        raise
+    return queue
+
+
+def topics_of(index: QueryIndex) -> list[str] | None:
+    """Every topic with a ConsumeQueue, in order; None where no ConsumeQueues are built."""
+    marks = index.look().frontier.queues
+    if marks is None:
+        return None
+    try:
+        folders = index.disk.list_dirs(index.files.consumequeue)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        folders = []
+    return sorted({mark.topic for mark in marks} | {name for name in folders if is_topic_name(name)})
+
+
+def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:
+    """Why a topic has no such queue, as far as can be told."""
+    if not is_topic_name(topic):
+        return NO_FOLDER
+    batches = Path(look.frontier.store) / _BATCH_FOLDER / topic
+    if look.frontier.store and index.disk.exists(batches):
+        return BATCH_QUEUE
+    reasons, limit = [NO_QUEUE], look.frontier.queues_limit
+    if limit is not None:
+        reasons.append(f"queues were left out when there were {limit} (queues_max)")
+    return "; ".join(reasons + gaps_in_words(look.queue_coverage, index.log))

@@ -10,18 +10,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from indexd.commitlog.dispatch import DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.format import NotYetWritten
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
 from indexd.consumequeue import recover as queues_recovery
-from indexd.consumequeue.compare import QueueComparison
+from indexd.consumequeue.check import QueueComparison
 from indexd.consumequeue.recover import QueuesPlan, QueuesRecovered
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DisturbedError
+from indexd.flush.flusher import Outputs
 from indexd.flush.frontier import Frontier
-from indexd.flush.outputs import Outputs
 from indexd.sparse import recover as sparse_recovery
 from indexd.sparse.format import SparseMark
 from indexd.sparse.recover import SparsePlan

@@ -1,38 +1,241 @@
-"""Opens a data directory: from whatever was left behind to builders and a reader that stand at the same offset."""
+"""What the configuration comes to for those who read the log and build from it.
+
+Standing: what the log says today about the evidence that was kept when it was indexed (decision 7).
+
+Decides whether this is the same log at all, and from where on the entries have to be compared with it. Reads only.
+
+Opens a data directory: from whatever was left behind to builders and a reader that stand at the same offset.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from indexd import __version__
+from indexd.commitlog import batcher
+from indexd.commitlog.batcher import make_rules
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.log_limit import LogLimit
-from indexd.commitlog.lookup import MessageLookup
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import ReaderCounters
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, MessageLookup, compare, newest
+from indexd.commitlog.kernel import Rules
+from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions
 from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.commitlog.tail import LogLimit
 from indexd.config import Config, OutputsConfig
-from indexd.errors import CorruptDataError, UnsafeStoreError
-from indexd.flush.flusher import Flusher
+from indexd.config.units import RemotePath, check_outside
+from indexd.consumequeue import files as queue_units
+from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.flush.flusher import Flusher, Outputs, Witness
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
-from indexd.flush.outputs import Outputs
-from indexd.flush.witness import Witness
-from indexd.index.flavour import FLAVOURS
-from indexd.index.service import IndexService
-from indexd.recovery.against import Comparison
+from indexd.index import file as index_file
+from indexd.index.file import IndexService
+from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.recovery.beside import Beside, Wanted, refill
-from indexd.recovery.damage import NO_DAMAGE, Damage
-from indexd.recovery.plan import RecoveryPlan, plan_recovery
-from indexd.recovery.recover import Ground, OnProgress, Recovered, carry_out, look
-from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, reader_options
-from indexd.recovery.standing import Standing
-from indexd.recovery.whole import once
+from indexd.recovery.compare import Compared, Comparison, once
+from indexd.recovery.recover import (
+    NO_DAMAGE,
+    Damage,
+    Ground,
+    OnProgress,
+    Recovered,
+    RecoveryPlan,
+    carry_out,
+    look,
+    plan_recovery,
+)
+from indexd.sparse import kernel as sparse_kernel
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+
+_BODY_SIZE_BELIEVED = 64 << 20
+# Topic, properties and fixed fields: what the broker allows above maxMessageSize (spec rocketmq-store 2.6).
+_FRAME_OVERHEAD = 64 << 10
+_READ_SIZE_MIN = 64 << 10
+# So many of the newest segments are the consumers': their page cache is never given back.
+_HOT_SEGMENTS = 2
+
+
+def reader_options(config: Config) -> ReaderOptions:
+    """The reader's share of the configuration."""
+    return ReaderOptions(
+        segment_size=config.store.segment_size,
+        read_size=_read_size(config),
+        settle=config.reader.settle_ms / 1000,
+        corrupt_after=config.reader.corrupt_after_ms / 1000,
+        skip_corrupt=config.reader.on_corrupt == "skip",
+        verify_crc=config.reader.verify_crc,
+        drop_behind=_HOT_SEGMENTS * config.store.segment_size if config.limits.drop_cache else None,
+    )
+
+
+def _read_size(config: Config) -> int:
+    # Half a second's worth at a bounded rate, so that a wait for it is short.
+    rate = config.limits.read_rate_max
+    return config.reader.read_bytes if not rate else min(config.reader.read_bytes, max(rate // 2, _READ_SIZE_MIN))
+
+
+def decode_rules(config: Config) -> Rules:
+    """What the flavour and the broker's settings ask of the decoder."""
+    flavour = FLAVOURS[config.index.flavour]
+    return make_rules(
+        config.store.delay_levels_ms,
+        check_crc=False,
+        want_uniq_key=flavour.uniq_key,
+        want_tags=flavour.tags,
+        want_queue=config.outputs.consume_queue or config.outputs.sparse,
+        frame_size_max=frame_size_max(config),
+    )
+
+
+def frame_size_max(config: Config) -> int:
+    """The largest total size that is believed: the broker's maxMessageSize may have been larger before."""
+    return max(config.reader.max_message_size, _BODY_SIZE_BELIEVED) + _FRAME_OVERHEAD
+
+
+def load_kernels(config: Config) -> None:
+    """Compile, or load what is compiled, before there is work that would wait for it; the two halves side by side."""
+    loads = [index_file.load_kernels]
+    loads += [queue_units.load_kernels] if config.outputs.consume_queue else []
+    loads += [sparse_kernel.load_kernels] if config.outputs.sparse else []
+    builders = threading.Thread(target=lambda: [load() for load in loads])
+    builders.start()
+    batcher.load_kernels(decode_rules(config))
+    builders.join()
+
+
+def check_store(config: Config) -> Path:
+    """The store root; refuses what must not be indexed at all."""
+    store = config.store.store
+    if store is None and not config.store.commit_log_directories:
+        raise UsageError("no store is given", "say --store DIR (the broker's storePathRootDir), or --broker-conf FILE")
+    if store is not None and not isinstance(store, RemotePath) and not store.is_dir():
+        raise UnsafeStoreError(f"the store {store} is no directory", "give the broker's storePathRootDir as --store")
+    root = store or config.store.commit_log_directories[0].parent
+    check_outside(config, config.store.data, "--data")
+    if config.broker.enable_dledger_commit_log:
+        raise UnsafeStoreError(
+            "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",
+            "point --store at a broker that runs without it",
+        )
+    return root.resolve()
+
+
+def fresh_frontier(config: Config, store: Path) -> Frontier:
+    """Of a directory in which nothing has been built, and so nothing has to be scrubbed yet."""
+    return Frontier(
+        str(store),
+        tuple(str(path.resolve()) for path in config.store.commit_log_directories),
+        config.store.segment_size,
+        config.index.flavour,
+        IndexLayout(config.index.hash_slot_num, config.index.index_num),
+        queue_file_size=config.store.consume_queue_file_size,
+        scrubbed_at=int(time.time() * 1000),
+    )
+
+
+class Standing:
+    """The evidence of one frontier held against the log that ``reader`` has listed.
+
+    ``recheck_size``: so many bytes before the end are compared even if every point agrees, because a rewritten stretch
+    may lie between two points.
+    """
+
+    def __init__(
+        self, disk: Disk, reader: LogReader, frontier: Frontier, recheck_size: int, *, is_forced: bool
+    ) -> None:
+        self._disk = disk
+        self._reader = reader
+        self._recheck_size = recheck_size
+        self._is_forced = is_forced
+        begin = reader.log.min_offset or 0
+        self._evidence = frontier.evidence
+        self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
+        self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
+        self._anchor: Evidence | None = None
+        self._has_expired = begin > frontier.begin_offset
+
+    def check_same_store(self, data: Path, frontier: Frontier) -> None:
+        """Raise UnsafeStoreError if nothing of what was indexed is in this log, though it should be."""
+        if not self._reader.log.segments and frontier.phy_offset > frontier.begin_offset:
+            what = "its commitlog is empty"
+        elif self._agreement.differs is not None and self._agreement.agrees is None:
+            what = f"none of the {len(self._points)} messages that were noted is where it was"
+        else:
+            return
+        raise UnsafeStoreError(
+            f"{frontier.store} is not the store that {data} was built from: {what}",
+            "mount or give the right --store; if this one is right, give a fresh --data or remove the old one",
+        )
+
+    @property
+    def is_same_log(self) -> bool:
+        """All that was noted, and has not expired, is as it was."""
+        return self._agreement.differs is None and self._agreement.agrees is not None
+
+    @property
+    def doubtful_from(self) -> int | None:
+        """Behind this physical offset the log was rewritten; None if all evidence agrees."""
+        if self._agreement.differs is None:
+            return None
+        return self._agreement.agrees.phy_offset if self._agreement.agrees is not None else 0
+
+    def comparison(self, end: int) -> Comparison:
+        """What to compare of the log before ``end``; the reader is put where it begins."""
+        base = None if self._is_forced else self._newest_before(end)
+        self._reader.position = base.phy_offset if base else self._reader.log.min_offset or 0
+        self._anchor = base or next(iter(self._points), None)
+        return Comparison(
+            self._reader,
+            end,
+            self._first_behind,
+            is_whole=self._is_forced,
+            has_expired=self._has_expired,
+            anchor=self._anchor.phy_offset if self._anchor else 0,
+        )
+
+    def messages_counted(self, compared: Compared, phy_offset: int) -> int:
+        """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
+        if compared.since is not None:
+            return compared.since.messages + compared.messages
+        if self._anchor is None:
+            # All of it has expired.
+            before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
+            return compared.messages + max(before, default=0)
+        return self._anchor.messages + compared.messages - compared.before_anchor
+
+    def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
+        """The points before ``phy_offset`` that are still true."""
+        before = tuple(point for point in self._points if point.phy_offset < phy_offset)
+        doubtful = before
+        if before and self._agreement.differs is None:
+            doubtful = newest(before, WATCHED_SIZE)  # a segment in the middle may be gone
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return (*before[: len(before) - len(doubtful)], *(point for point in doubtful if frames.holds(point)))
+
+    def _newest_before(self, end: int) -> Evidence | None:
+        # The point at which to begin: a frame begins there, and what lies before it is not in doubt.
+        last, limit = self._agreement.agrees, end - self._recheck_size
+        if last is None:
+            return None
+        if self._agreement.differs is not None:
+            # It was cut somewhere in the segment of the last point that agrees: that one may be stale, and others too.
+            segment = self._reader.log.at(last.phy_offset)
+            limit = min(limit, segment.base if segment else 0)
+        sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
+        return next((point for point in reversed(sound) if point.phy_offset <= limit), None)
+
+    def _first_behind(self, phy_offset: int, store_timestamp: int) -> Evidence | None:
+        behind = next((point for point in self._points if point.phy_offset > phy_offset), None)
+        if behind is None or behind.store_timestamp < store_timestamp:
+            # Nothing is known of it, or it is older than what stands before: left behind by a longer log.
+            return None
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return behind if frames.holds(behind) else None
 
 
 @dataclass(frozen=True, slots=True)

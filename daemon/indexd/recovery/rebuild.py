@@ -14,23 +14,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.config.places import check_outside
+from indexd.config.units import check_outside
 from indexd.errors import BusyError, UsageError
-from indexd.flush.flusher import Flusher, sync_files
-from indexd.flush.outputs import Outputs
-from indexd.flush.witness import Witness
-from indexd.index.file import IndexFile
-from indexd.index.flavour import FLAVOURS
-from indexd.index.service import IndexService
+from indexd.flush.flusher import Flusher, Outputs, Witness, sync_files
+from indexd.index.file import IndexFile, IndexService
+from indexd.index.format import FLAVOURS
 from indexd.recovery.beside import Wanted
-from indexd.recovery.settings import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
-from indexd.recovery.whole import WholeLog, once
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles, building_of

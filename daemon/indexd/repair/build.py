@@ -2,11 +2,22 @@
 
 The messages are read as the audit reads them, so what it will look for is what is put in. Full files are synced by a
 thread of its own while the next one is built.
+
+What was built held against the log once more, by the audit itself.
+
+What a repair does once its plan stands: build beside, carry over what stays, check, exchange.
+
+Keys that a repair would take away: the old files have them, their messages have them, and no new file would.
+
+What is built is checked against the log by the flavour that it was built by, which cannot show that it was the wrong
+one. The old entries can: one of a key that its message has, and that this RocketMQ indexes nowhere, was put by another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,22 +25,27 @@ from pathlib import Path
 
 import numpy as np
 
-from indexd.audit.ground import LogProbe
+from indexd.audit import AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit
+from indexd.audit.chains import check_chains
+from indexd.audit.entries import EntrySource
+from indexd.audit.evidence import Era
+from indexd.audit.ground import BrokerFile, LogProbe, is_index_file
+from indexd.audit.match import Matched
 from indexd.audit.part import Gap
 from indexd.audit.plan import layout_of
 from indexd.audit.stretch import Rows, Stretch
-from indexd.commitlog.dispatch import DispatchBatch
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import CorruptDataError
-from indexd.index.file import IndexFile
-from indexd.index.flavour import FLAVOURS, Flavour
-from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader
-from indexd.index.service import IndexService
-from indexd.recovery.replay import phy_offset_of, read_entries
-from indexd.repair.plan import RepairPlan, RepairRange
-from indexd.storage.disk import Disk
+from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.index.file import IndexFile, IndexService
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
+from indexd.recovery.recover import phy_offset_of, read_entries
+from indexd.repair.plan import RepairPlan, RepairRange, carry, findings_by_file
+from indexd.repair.run import BrokerStopped
+from indexd.repair.swap import RepairFolder, check_room, swap
+from indexd.storage.disk import Disk, Stamp
 
 # Behind the two times and the offset where the file begins.
 _END_PHY_OFFSET_AT = 24
@@ -190,3 +206,274 @@ class _Builder:
 def _sync(files: tuple[IndexFile, ...]) -> None:
     for file in files:
         file.file.fsync()
+
+
+_HINT = "nothing was changed; --all builds the whole index anew"
+
+
+def check_built(
+    disk: Disk,
+    config: Config,
+    folder: Path,
+    plan: RepairPlan,
+    built: Sequence[RepairRange],
+    on_bytes: Callable[[int], None],
+    *,
+    workers: int = 2,
+) -> None:
+    """Audit ``folder``, the whole new index, where ``built`` ranges are: not one finding, and every key is findable.
+
+    Old files of ranges that were not built stand in ``folder``, too; they are not looked at. ``on_bytes`` as
+    for ``build_range``, log and files. Raises CorruptDataError with the first thing that does not hold.
+    """
+    ends = _message_ends(disk, config, plan, built)
+    cuts = {offset for wanted in built for offset in (wanted.begin, wanted.end, ends[wanted])}
+    audit = plan_audit(disk, config, folder=folder, eras=plan.eras, cuts=sorted(cuts))
+    old = {name for wanted in plan.ranges if wanted not in built for name in wanted.replaces}
+    is_whole = len(built) == len(plan.ranges)
+    if is_whole:
+        _judge_names(audit, plan)
+    for wanted in built:
+        for task in audit.tasks:
+            if wanted.begin <= task.begin < ends[wanted]:
+                still = _without(task, old, ends[wanted])
+                _judge(
+                    audit_task(still, disk, config, workers=workers, on_bytes=on_bytes),
+                    still,
+                    wanted,
+                    is_whole=is_whole,
+                )
+
+
+def _message_ends(disk: Disk, config: Config, plan: RepairPlan, built: Sequence[RepairRange]) -> dict[RepairRange, int]:
+    # Where the first message of the file behind each ends: it may share its keys, and counts its time from here.
+    log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+    probe = LogProbe(disk, log)
+    return {
+        wanted: wanted.end if wanted.end >= plan.ends_at else probe.frame_end(wanted.end) or wanted.end
+        for wanted in built
+    }
+
+
+def _judge_names(audit: AuditPlan, plan: RepairPlan) -> None:
+    for finding in audit.notes.findings():
+        raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
+    kept = {file.name for file in plan.kept}
+    for file in audit.files:
+        if file.end >= plan.ends_at and file.name not in kept:
+            raise CorruptDataError(f"the new index does not hold: {file.path} reaches behind {plan.ends_at}", _HINT)
+
+
+def _without(task: AuditTask, old: set[str], end: int) -> AuditTask:
+    # The broker is stopped: nothing grows, and nobody has to look whether it runs.
+    return replace(
+        task,
+        end=min(task.end, end),
+        files=tuple(file for file in task.files if file.name not in old),
+        owned=tuple(name for name in task.owned if name not in old),
+        is_tail=False,
+        growing=(),
+    )
+
+
+def _judge(part: Part, task: AuditTask, wanted: RepairRange, *, is_whole: bool) -> None:
+    for finding in part.notes.findings():
+        raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
+    for hole in part.holes.kept():
+        # The first keys of the first message may belong to a range that was not built.
+        if is_whole or not wanted.begin_key or not hole.begin == hole.last == wanted.begin:
+            text = f"keys of the message at {hole.begin} are missing"
+            raise CorruptDataError(f"the new index does not hold: {text}", _HINT)
+    if part.log_end is not None and part.log_end < task.end:
+        raise CorruptDataError(f"the log ends at {part.log_end} now, not at {task.end}", _HINT)
+
+
+OnProgress = Callable[[int, int], None]
+_ENTRY_SIZE = 20
+
+
+def stamps_of(disk: Disk, index: Path) -> dict[str, Stamp]:
+    """The index as it is: what was looked at must be what is exchanged. Empty where there is none."""
+    return disk.stamps(index) if disk.exists(index) else {}
+
+
+class Work:
+    """Made when the lock is held and nothing was looked at; ``run`` once it is wanted.
+
+    ``built`` belong to the first ranges of the plan, in its order.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: Config,
+        store: Path,
+        report: AuditReport,
+        plan: RepairPlan,
+        stopped: BrokerStopped,
+        on_build: OnProgress,
+    ) -> None:
+        self._disk, self._config, self._store, self._stopped = disk, config, store, stopped
+        self._plan, self._index = plan, store / "index"
+        self._full = {file.name for file in report.plan.files if file.is_readable and file.is_full}
+        self._on_build, self._done = on_build, 0
+        self.folder: RepairFolder | None = None
+        self.built: list[BuiltRange] = []
+
+    def check_space(self) -> None:
+        """UnsafeStoreError without room for everything that will be written."""
+        plan = self._plan
+        # One more, for the copy of a last file that is full.
+        copies = 1 + sum(file.name not in self._full for file in plan.kept)
+        check_room(self._disk, self._store, plan.bytes_to_write + copies * layout_of(self._config).file_size)
+
+    def run(self, stamps: dict[str, Stamp], deadline: float | None) -> bool:
+        """Build, check, exchange; False when there is not even time for the first range, and nothing was changed."""
+        disk, store = self._disk, self._store
+        if not disk.exists(self._index):
+            disk.make_dir(self._index)
+            disk.give(self._index, store)
+        folder = self.folder = RepairFolder.make(disk, store, time.time())
+        try:
+            is_begun = self._build(folder, deadline)
+            if is_begun:
+                kept = self._complete(folder)
+                check_built(disk, self._config, folder.index, self._plan, self._reached, self._read)
+                self._stopped.check()
+                self._check_unchanged(stamps)
+        except BaseException:
+            folder.remove()
+            raise
+        if not is_begun:
+            folder.remove()
+            return False
+        self._swap(folder, kept)
+        return True
+
+    @property
+    def _reached(self) -> tuple[RepairRange, ...]:
+        return self._plan.ranges[: len(self.built)]
+
+    def _build(self, folder: RepairFolder, deadline: float | None) -> bool:
+        for wanted in self._plan.ranges:
+            if deadline is not None and time.monotonic() + self._seconds(wanted) > deadline:
+                break
+            self.built.append(build_range(self._disk, self._config, folder.index, self._plan, wanted, self._read))
+        return bool(self.built) or not self._plan.ranges
+
+    def _complete(self, folder: RepairFolder) -> tuple[str, ...]:
+        # Old files beside the new ones; the last of all is the one that the broker goes on with.
+        disk, store, plan = self._disk, self._store, self._plan
+        left = plan.ranges[len(self.built) :]
+        kept = sorted({*(file.name for file in plan.kept), *(name for wanted in left for name in wanted.replaces)})
+        new = [name for built in self.built for name in built.files]
+        last = max((*kept, *new), default=None)
+        own = set(new)
+        for name in kept:
+            will_change = name == last or name not in self._full
+            if carry(disk, self._index / name, folder.index / name, will_change=will_change):
+                own.add(name)
+        if last is not None:
+            mark_end(disk, self._config, folder.index / last)
+        # A link is the old index's file, too: what is changed there would be changed for an undo.
+        rights = self._rights()
+        for name in sorted(own):
+            with disk.open_read(folder.index / name) as file:
+                disk.give(folder.index / name, store, rights)
+                file.fsync()
+        disk.give(folder.index, self._index)
+        disk.sync_dir(folder.index)
+        disk.sync_dir(folder.path)
+        return tuple(kept)
+
+    def _rights(self) -> int:
+        # As most index files have them: one that somebody has put back may have others, and a foreign one says nothing.
+        names = [name for name, _ in self._disk.list_dir(self._index) if is_index_file(name)]
+        modes = Counter((self._index / name).stat().st_mode for name in names)
+        if modes:
+            return modes.most_common(1)[0][0]
+        store = self._config.store
+        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
+        return (log.segments[-1].path if log.segments else self._store).stat().st_mode
+
+    def _check_unchanged(self, stamps: dict[str, Stamp]) -> None:
+        if stamps_of(self._disk, self._index) != stamps:
+            raise UnsafeStoreError(
+                f"{self._index} was changed by somebody else meanwhile: nothing was exchanged",
+                "let nothing else write there, and run indexd repair again",
+            )
+
+    def _swap(self, folder: RepairFolder, kept: tuple[str, ...]) -> None:
+        try:
+            swap(self._disk, self._store, folder, kept, self._plan.left_out)
+        except UnsafeStoreError:
+            folder.remove()
+            raise
+        except DiskError as error:
+            error.hint = (
+                f"{error.hint}; run indexd repair again before the broker starts: it finishes this or takes it back"
+            )
+            raise
+
+    def _seconds(self, wanted: RepairRange) -> float:
+        plan = self._plan
+        sizes = {one: min(one.end, plan.ends_at) - one.begin + one.keys * _ENTRY_SIZE for one in plan.ranges}
+        return plan.estimated_seconds * sizes[wanted] / max(sum(sizes.values()), 1)
+
+    def _read(self, size: int) -> None:
+        self._done += size
+        self._on_build(self._done, self._plan.bytes_to_read)
+
+
+# It indexes all that any RocketMQ does.
+_ALL = "5.4"
+# What an entry is found to be whose key its flavour does not index.
+_SIGNS = frozenset({"entry-without-key", "entry-hash"})
+
+
+def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairPlan) -> None:
+    """CorruptDataError if a file that goes has keys of its messages that its flavour does not index.
+
+    Never where ``--flavour`` says what is wanted. Reads only the log of files that have such findings, twice. Raises
+    DiskError.
+    """
+    if report.audit.is_flavour_given:
+        return
+    gone, whats = {name for wanted in plan.ranges for name in wanted.replaces}, findings_by_file(report)
+    for file in report.plan.files:
+        if file.name not in gone or not whats.get(file.path, set()) & _SIGNS:
+            continue
+        for begin, end, flavour in _losses_stretches(report, plan, file):
+            counts = [_strays(disk, config, report, file, Stretch(begin, end, 0, name)) for name in (flavour, _ALL)]
+            if counts[0] > counts[1]:
+                raise CorruptDataError(
+                    f"a repair would lose {counts[0] - counts[1]:,} keys: {file.path} has them, and so have their "
+                    f"messages, but RocketMQ {flavour}, which seems to have written it, does not index them",
+                    f"nothing was changed; say with --flavour what the broker indexes: --flavour {_ALL} loses none",
+                )
+
+
+def _losses_stretches(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
+    for era, behind in pairwise([*report.audit.eras, Era(plan.ends_at, _ALL)]):
+        begin, end = max(era.begin, file.begin, report.audit.log_begin), min(behind.begin, file.end + 1, plan.ends_at)
+        if begin < end and not FLAVOURS[era.flavour].tags:
+            yield begin, end, era.flavour
+
+
+def _strays(disk: Disk, config: Config, report: AuditReport, file: BrokerFile, stretch: Stretch) -> int:
+    # Entries that are of no key of any message, as the flavour of the stretch has it.
+    folder, layout = report.plan.folder, report.plan.layout
+    chained = check_chains(disk, folder, layout, file, report.audit.log_begin, None)
+    source = EntrySource(disk, folder, layout, file, chained.findable)
+    stretch.aligned = aligned_at(disk, config, stretch.begin)
+    try:
+        source.select(stretch.begin, stretch.end, is_ordered=chained.is_ordered)
+        matched = Matched(source)
+        for item in stretch.read(disk, config, 0):
+            if isinstance(item, Rows):
+                skip_mask = FLAVOURS[stretch.flavour].skip_mask
+                taken = np.zeros(max(item.batch.keys, 1), dtype=np.uint8)
+                matched.match(item.batch, item.first, item.last, skip_mask, taken)
+        return int(matched.strays[2])
+    finally:
+        source.close()

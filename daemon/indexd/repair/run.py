@@ -1,12 +1,21 @@
-"""One repair from the first look to the last write: audit, plan, build beside, check, exchange."""
+"""The broker of a store is stopped, and stays so: its own lock, held from the first look to the last write.
+
+What interrupted repairs have left: seen by whoever only looks, and brought to an end by the next repair.
+
+What no repair has made, or cannot be judged, is named and left alone.
+
+One repair from the first look to the last write: audit, plan, build beside, check, exchange.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.part import Gap
@@ -14,17 +23,169 @@ from indexd.audit.plan import index_folder
 from indexd.audit.verdict import NO_MESSAGE
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import UnsafeStoreError
-from indexd.repair.broker_stopped import BrokerStopped
-from indexd.repair.build import BuiltRange
-from indexd.repair.folder import RepairFolder
-from indexd.repair.losses import refuse_losses
-from indexd.repair.place import check_place, check_room
+from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.repair.build import BuiltRange, OnProgress, Work, refuse_losses, stamps_of
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
-from indexd.repair.settle import left_alone, settle, unfinished
-from indexd.repair.swap import Undone, index_timestamp_of, to_undo, undo
-from indexd.repair.work import OnProgress, Work, stamps_of
+from indexd.repair.swap import (
+    Manifest,
+    RepairFolder,
+    Undone,
+    check_place,
+    check_room,
+    finish,
+    finish_undo,
+    index_timestamp_of,
+    to_undo,
+    undo,
+    where_is,
+)
 from indexd.storage.disk import Disk
+from indexd.storage.lock import StoreLock, look_at_lock
+
+_STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
+_HINTS = {
+    errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
+    errno.EISDIR: "a broker keeps a file of that name: move the folder away",
+    errno.ELOOP: "a broker keeps a file of that name: move the link away; nothing was changed",
+    errno.EMLINK: "a broker keeps a file of its own there: move this one away; nothing was changed",
+}
+
+
+class BrokerStopped:
+    """For use in a ``with`` block. ``has_made_lock``: there was no lock file, so this is a copy, or a new store."""
+
+    def __init__(self, disk: Disk, store: Path) -> None:
+        self._disk, self._store = disk, store
+        self._path = store / "lock"
+        self._lock = StoreLock(self._path)
+        self.has_made_lock = False
+
+    def __enter__(self) -> Self:
+        """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
+        self._refuse_alive()
+        self._check_rights()
+        if not self._take():
+            self._refuse_alive()
+            raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
+        try:
+            self.has_made_lock = self._lock.is_new
+            if self.has_made_lock:
+                self._disk.give(self._path, self._store)
+            self.check()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """UnsafeStoreError if a broker is loading: it will not come to its start, and has perhaps changed something."""
+        pid = self._lock.other()
+        if pid is not None:
+            raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
+
+    def _take(self) -> bool:
+        try:
+            return self._lock.take()
+        except DiskError as error:
+            if not (error.is_forbidden or error.is_full or error.errno in _HINTS):
+                raise
+            hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
+            raise UnsafeStoreError(str(error), hint) from error
+
+    def _refuse_alive(self) -> None:
+        found = look_at_lock(self._path)
+        if found.alive is None:
+            raise UnsafeStoreError(f"whether a broker has {self._store} open cannot be told: {found.why}", _STOP_IT)
+        if found.alive:
+            who = f"a broker, pid {found.pid}," if found.pid is not None else "a broker"
+            why = f": {found.why}" if found.why else ""
+            raise UnsafeStoreError(f"{who} has {self._store} open{why}", _STOP_IT)
+
+    def _check_rights(self) -> None:
+        # What is made here belongs to whoever makes it, and the broker has to write to it.
+        owner = self._store.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise UnsafeStoreError(
+                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
+                "run as that user, or as root",
+            )
+
+
+def settle(disk: Disk, store: Path) -> list[str]:
+    """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
+
+    What was done, in lines for a person. Raises DiskError.
+    """
+    lines = []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            line = _settled(disk, store, folder, folder.read())
+        except CorruptDataError:
+            continue  # ``left_alone`` names it
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def unfinished(disk: Disk, store: Path) -> list[str]:
+    """What ``settle`` would have to do, for whoever may not do it yet."""
+    return _looked(disk, store)[0]
+
+
+def left_alone(disk: Disk, store: Path) -> list[str]:
+    """Folders named as those of repairs that ``settle`` does not touch, and why."""
+    return _looked(disk, store)[1]
+
+
+def _looked(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
+    lines, others = [], []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            manifest = folder.read()
+            if manifest.state == "done":
+                continue
+            where = _where(disk, store, manifest)
+            if where == "before" and manifest.state not in ("undoing", "undone"):
+                folder.check_removable()
+        except CorruptDataError as error:
+            others.append(error.line())
+            continue
+        name = folder.path.name
+        if where == "elsewhere" and manifest.state != "undone":
+            others.append(
+                f"{name} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
+            )
+        else:
+            lines.append(f"{name} is of a repair that was interrupted: indexd repair removes or finishes it")
+    return lines, others
+
+
+def _settled(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> str | None:
+    where = _where(disk, store, manifest)
+    name = folder.path.name
+    if manifest.state == "undone":
+        finish_undo(disk, store, folder, manifest)
+        return f"{name} is undone, and called so now"
+    if manifest.state == "done" or where == "elsewhere":
+        return None
+    if manifest.state == "undoing":
+        if where == "swapped":
+            folder.set_state("done")
+            return f"{name} was about to be undone, and is not"
+        finish_undo(disk, store, folder, manifest)
+        return f"{name} was about to be undone, and is now"
+    if where == "swapped":
+        finish(disk, store, folder, manifest)
+        return f"{name} had its index in place, and has its checkpoint now: the repair that was interrupted is done"
+    folder.remove()
+    return f"{name} is removed: of a repair that was interrupted before it had changed anything"
+
+
+def _where(disk: Disk, store: Path, manifest: Manifest) -> str:
+    return "before" if manifest.state == "building" else where_is(disk, store, manifest)
 
 
 @dataclass(frozen=True, slots=True)

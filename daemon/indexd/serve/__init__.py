@@ -1,18 +1,13 @@
 """What a running daemon shows of itself and answers: read only, in a thread of its own, never in the way of indexing.
 
 ``board``         Board: the figures, as the daemon's threads write them
-``events``        Events: what happened lately
-``histogram``     Histogram: how long things took
 ``server``        ServeThread: the event loop on which the rest lives
 ``queries``       Queries: questions to the data directory
 ``in_memory``     InMemory: the broker's answer out of what is in memory
 ``in_memory_kernel``  the same, compiled
-``workers``       Workers: the threads in which they are answered
-``access_files``  what decides who may ask, as every outlet reads it
 ``http``          metrics, health, queries and the page, one ASGI application
 ``web``           the page
 ``metrics``       the collector for Prometheus
-``family``        Family: one metric, and how it comes out of the figures
 ``mqtt``          status, state and events, published
 ``remoting``      RocketMQ's own protocol: queries for its tools and clients
 """

@@ -1,21 +1,150 @@
-"""Board: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads."""
+"""Events: what happened lately, numbered, for whoever shows or publishes it. Bounded; the oldest go.
+
+With a Board's boot id the number says which event it is, across restarts: numbers begin anew with each process.
+
+Histogram: how long things took, as Prometheus counts it. Any thread may write, any may read.
+
+Board: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.dispatch.throttle import resident_bytes
+from indexd.dispatch.reput import resident_bytes
 from indexd.index.format import IndexLayout
-from indexd.serve.events import Events
-from indexd.serve.histogram import Histogram
+
+_KEPT_MAX = 1000
+# What happens every few seconds must not push out what happens once a night.
+_FREQUENT = frozenset({"flush"})
+_FREQUENT_MAX = 100
+#: An event of the log -> the kind under which it is published (spec/users-and-peers.md section 4).
+KINDS = {
+    "rolled": "roll",
+    "flushed": "flush",
+    "created": "recover",
+    "recovered": "recover",
+    "opened": "recover",
+    "disturbed": "recover",
+    "frontier_unreadable": "recover",
+    "restored": "recover",
+    "expired_files": "expire",
+    "skipped": "hole",
+    "left_out": "hole",
+    "corrupt": "corrupt",
+    "corrupt_left": "corrupt",
+    "degraded": "disk",
+    "healed": "disk",
+    "state_not_written": "disk",
+    "broker": "broker",
+    "broker_unsafe": "broker",
+    "stalled": "stall",
+    "moves_again": "stall",
+    "reloaded": "reload",
+    "reload_refused": "reload",
+    "stopping": "stop",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: ``number`` counts from 1 in each life of a daemon, ``at`` is in milliseconds."""
+
+    number: int
+    at: int
+    kind: str
+    name: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Events:
+    """The last thousand, of frequent kinds the last hundred. Any thread may add.
+
+    Readers ask for what came after the number they have seen.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[Event] = deque(maxlen=_KEPT_MAX)
+        self._frequent: deque[Event] = deque(maxlen=_FREQUENT_MAX)
+        self._lock = threading.Lock()
+        #: The number of the newest; 0 without any.
+        self.last = 0
+
+    def __repr__(self) -> str:
+        return f"Events({self.last}, {len(self._kept) + len(self._frequent)} kept)"
+
+    def tell(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Add one, if its name has a kind."""
+        kind = KINDS.get(name)
+        if kind is None:
+            return
+        with self._lock:
+            event = Event(self.last + 1, int(time.time() * 1000), kind, name, dict(fields))
+            (self._frequent if kind in _FREQUENT else self._kept).append(event)
+            self.last = event.number
+
+    def since(self, number: int) -> list[Event]:
+        """Those behind ``number`` that are still kept, in order; a gap in the numbers is what is not kept any more."""
+        if number >= self.last:
+            return []
+        with self._lock:
+            found = [event for kept in (self._frequent, self._kept) for event in kept if event.number > number]
+        return sorted(found, key=attrgetter("number"))
+
+    def tap(self, _: object, __: str, row: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """A processor of structlog that copies what passes, before lines are left out by their level."""
+        fields = {key: value for key, value in row.items() if key not in ("event", "timestamp", "level")}
+        self.tell(str(row.get("event")), fields)
+        return row
+
+
+# Seconds. Drains take milliseconds, a flush on a busy disk seconds.
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts by upper bound, the last of all that is longer; ``total`` is their sum in seconds."""
+
+    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Histogram({self.count}, {self.total:.3f} s)"
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(list(self.counts))
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count one, or so many that took as long; what is exactly a bound belongs to it."""
+        with self._lock:
+            self.counts[bisect_left(self.bounds, seconds)] += times
+            self.total += seconds * times
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(upper bound as Prometheus writes it, how many took no longer); the last is ``+Inf``."""
+        found, count = [], 0
+        for bound, own in zip((*map(str, self.bounds), "+Inf"), list(self.counts), strict=True):
+            count += own
+            found.append((bound, count))
+        return found
+
 
 Row = dict[str, Any]
 #: How a query ended, the label ``result`` of its metric.

@@ -19,7 +19,7 @@ from indexd.query import QueryIndex
 from indexd.query.answer import LastUpdate
 from indexd.query.source import OPEN_FILES_MAX, Look, OpenIndexFile
 from indexd.serve import in_memory_kernel as kernel
-from indexd.storage.hasty import WouldWaitError
+from indexd.storage.disk import WouldWaitError
 
 # Frames of one answer, and their bytes: more are left to others.
 _FRAMES_MAX = 512

@@ -16,11 +16,8 @@ import numpy as np
 from numba import types
 
 from indexd.commitlog import format as frame
-from indexd.commitlog.bytes_kernel import load_u32, load_u64, signed_32
-from indexd.commitlog.crc import CRC_TABLES
-from indexd.commitlog.fields_kernel import check_crc
-from indexd.commitlog.heads_kernel import head
-from indexd.commitlog.kernel import walk
+from indexd.commitlog.bytes_kernel import CRC_TABLES, load_u32, load_u64, signed_32
+from indexd.commitlog.kernel import check_crc, head, walk
 from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
 
 #: Somebody else has to answer: it is not in memory, not sound, too much, or takes too long.

@@ -18,8 +18,8 @@ from indexd.query import Data, QueryIndex, open_index
 from indexd.query.log import TimeUpError
 from indexd.query.source import Memory
 from indexd.serve.board import Board
-from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
-from indexd.storage.hasty import HastyDisk, WouldWaitError
+from indexd.serve.server import StoppedError, TooManyError, TurnOverError, Workers
+from indexd.storage.disk import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
 #: Phases in which what is on disk may be asked; while it is opened and recovered its files are changed.

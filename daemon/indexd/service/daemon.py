@@ -15,29 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import Poll
-from indexd.commitlog.reading import Skipped
-from indexd.dispatch.drain import drain
-from indexd.dispatch.queue import DispatchQueue, Item
-from indexd.dispatch.reput import Pace, ReputState, pause, poll_patiently, reput
-from indexd.dispatch.throttle import Throttle
+from indexd.commitlog.reader import Poll, Skipped
+from indexd.dispatch.queue import DispatchQueue, Item, drain
+from indexd.dispatch.reput import Pace, ReputState, Throttle, pause, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError, MissingStoreError
-from indexd.flush.abort import remove_abort
-from indexd.flush.building import Building
-from indexd.flush.flusher import Progress
-from indexd.recovery.open import Opened
-from indexd.recovery.settings import reader_options
-from indexd.service.heart import Heart
-from indexd.service.instance import Instance
-from indexd.service.limits import DiskWatermark
+from indexd.flush.flusher import Building, Progress
+from indexd.flush.frontier import remove_abort
+from indexd.recovery.open import Opened, reader_options
+from indexd.service.heart import DiskWatermark, Heart, Pulse, Telling
 from indexd.service.log import Logger
-from indexd.service.pulse import Pulse
 from indexd.service.reload import Reloading
 from indexd.service.scrub import Scrubbing
-from indexd.service.state import DaemonState, write_state
-from indexd.service.telling import Telling
-from indexd.service.watch import Watch
-from indexd.storage.priority import take_lowest_priority
+from indexd.service.start import Instance
+from indexd.service.state import DaemonState, Watch, write_state
+from indexd.storage.page_cache import take_lowest_priority
 
 _RETRY_SECONDS_MIN = 1.0
 # An interval that a HUP has changed is followed within that time.

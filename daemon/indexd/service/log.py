@@ -1,22 +1,153 @@
-"""Log lines by structlog: words on a terminal, entries in the journal, else JSON; never one a message.
+"""Journal: log lines as entries of journald, each with its fields, so that ``journalctl EVENT=degraded`` finds them.
+
+One datagram an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL). Where none gets through, the
+line goes to standard error with its priority in front (sd-daemon(3)); where that is full too, it is lost and counted.
+
+Log lines by structlog: words on a terminal, entries in the journal, else JSON; never one a message.
 
 Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them.
+
+Notifier: tells systemd how it goes, one datagram a message to $NOTIFY_SOCKET (sd_notify(3)).
+
+Nothing here waits or raises: a service manager that is busy, gone or was never there must not hold the index up. What
+starts a unit, ``READY=1``, is sent again with whatever comes next until it has left.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
+import re
+import socket
+import stat
 import sys
-from collections.abc import Callable, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from indexd.config import LogConfig
-from indexd.service.journal import Journal, is_journal_stream, render_journal
+
+JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
+IDENTIFIER = "indexd"
+#: syslog(3), by the log's own levels.
+PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+# What journald or its readers give a meaning of their own; ours of that name gets a prefix.
+_TAKEN = re.compile(r"MESSAGE(_ID)?|PRIORITY|EVENT|LOST_LINES|(CODE|SYSLOG|OBJECT|COREDUMP|UNIT|USER_UNIT|ERRNO|TID).*")
+_NAME_MAX = 64
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_PLAIN = re.compile(r"[^\s\"=]+")
+
+
+def is_journal_stream(environ: Mapping[str, str]) -> bool:
+    """Whether standard error leads to the journal: JOURNAL_STREAM holds its device and inode then."""
+    try:
+        found = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class Journal:
+    """A structlog logger. Never raises and never waits: no journald that hangs stops the index."""
+
+    def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
+        self.path = path
+        self.lost = 0
+        self._socket = self._stream = None
+        with suppress(OSError):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+        with suppress(OSError, ValueError, AttributeError):
+            number = sys.stderr.fileno()
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                self._stream = socket.socket(fileno=os.dup(number))
+
+    def __repr__(self) -> str:
+        return f"Journal({self.path}, lost={self.lost})"
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for end in (self._socket, self._stream):
+            if end is not None:
+                end.close()
+
+    def msg(self, message: str, priority: int, fields: Mapping[str, str]) -> None:
+        """Hand one entry over; ``fields`` have the journal's names."""
+        lost = {"LOST_LINES": str(self.lost)} if self.lost else {}
+        entry = encode_entry(
+            {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER, **fields, **lost}
+        )
+        if self._send(entry) or self._write(f"<{priority}>{message}\n"):
+            self.lost = 0
+        else:
+            self.lost += 1
+
+    log = debug = info = warning = warn = error = critical = exception = msg
+
+    def _send(self, entry: bytes) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.sendto(entry, str(self.path))
+        except OSError:
+            return False
+        return True
+
+    def _write(self, line: str) -> bool:
+        try:
+            if self._stream is not None:
+                return self._stream.send(line.encode("utf-8", "replace"), socket.MSG_DONTWAIT) > 0
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            return False
+        return True
+
+
+def render_journal(_: object, level: str, row: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """The last processor: the arguments of ``Journal.msg``. The text is ``event key=value ...``."""
+    event = str(row.pop("event", ""))
+    severity = str(row.pop("level", level))
+    row.pop("timestamp", None)  # the journal has its own
+    texts = {key: _text(value) for key, value in row.items()}
+    words = [event, *(f"{key}={_quoted(text)}" for key, text in texts.items() if key != "exception")]
+    fields = {"EVENT": event, **{field_name(key): text for key, text in texts.items()}}
+    return {"message": " ".join(words), "priority": PRIORITIES.get(severity, 6), "fields": fields}
+
+
+def field_name(key: str) -> str:
+    """``indexingWhy`` as INDEXING_WHY: A to Z, 0 to 9 and ``_``, a letter first, 64 characters at most."""
+    name = re.sub(r"[^A-Z0-9_]", "_", _HUMP.sub("_", key).upper())
+    if not name[:1].isalpha() or _TAKEN.fullmatch(name):
+        name = f"INDEXD_{name}"
+    return name[:_NAME_MAX]
+
+
+def encode_entry(fields: Mapping[str, str]) -> bytes:
+    """The datagram: ``NAME=value`` lines; a value of several lines by its length, 8 bytes little-endian."""
+    parts = bytearray()
+    for name, value in fields.items():
+        data = value.encode("utf-8", "replace")
+        if b"\n" in data:
+            parts += name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+        else:
+            parts += name.encode() + b"=" + data + b"\n"
+    return bytes(parts)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
 
 Logger = Any
 Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
@@ -88,3 +219,116 @@ def _log_format(config: LogConfig) -> str:
 def _journal(*_: object) -> Journal:
     # One for the process: structlog asks for a logger at every line.
     return Journal()
+
+
+_USEC = 1_000_000
+# systemd reads 4096 bytes of a datagram, and a character has four bytes at most.
+_STATUS_MAX = 512
+# A watchdog hears of us so often within its time; sd_watchdog_enabled(3) recommends two.
+_PINGS = 4
+_EXTEND_EVERY_SECONDS = 1.0
+
+
+class Notifier:
+    """Messages to one service manager; from any thread. ``watchdog_seconds`` is None when nobody watches."""
+
+    def __init__(self, address: str | None, watchdog_seconds: float | None) -> None:
+        self.watchdog_seconds = None if address is None else watchdog_seconds
+        self._address = None if address is None else _socket_address(address)
+        self._socket = None
+        self._owed = ""
+        self._status = ""
+        self._pinged = self._extended = float("-inf")
+        if self._address is not None:
+            try:
+                # Open from the start: later there may be no descriptor left, and that is when it is wanted.
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                self._socket.setblocking(False)
+            except OSError:
+                self._socket = None
+
+    def __repr__(self) -> str:
+        return f"Notifier({self._address!r}, watchdog_seconds={self.watchdog_seconds})"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Notifier:
+        """By NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; without the first it does nothing."""
+        address = environ.get("NOTIFY_SOCKET", "")
+        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        usec = environ.get("WATCHDOG_USEC", "")
+        seconds = int(usec) / _USEC if is_ours and usec.isascii() and usec.isdigit() and int(usec) > 0 else None
+        # A path or an abstract name; a virtual machine's vsock has no tail loop to tell of.
+        return cls(address if address[:1] in ("/", "@") and len(address) > 1 else None, seconds)
+
+    def close(self) -> None:
+        """Give the descriptor back; nothing is sent any more."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def ready(self, status: str) -> None:
+        """The log is tailed (which is not: caught up), or a reload is over."""
+        self._owed = "READY=1"
+        self._pinged = time.monotonic()
+        if self._send(self._watchdog_lines(), _status_line(status)):
+            self._status = status
+
+    def status(self, text: str) -> None:
+        """One line for ``systemctl status``; the same text again is not sent."""
+        if text != self._status and self._send(_status_line(text)):
+            self._status = text
+
+    def extend(self, seconds: float) -> None:
+        """Work before READY goes on, and will be heard of again within ``seconds``; sent once a second at most.
+
+        A daemon that opens its data again after READY feeds the watchdog by it too.
+        """
+        now = time.monotonic()
+        if now - self._extended >= _EXTEND_EVERY_SECONDS:
+            self._extended = self._pinged = now
+            self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _USEC)}", self._watchdog_lines())
+
+    def watchdog(self) -> None:
+        """Real progress, or a look that found nothing to do; call it as often as that happens."""
+        if self.watchdog_seconds is None and not self._owed:
+            return
+        now = time.monotonic()
+        if self._owed or now - self._pinged >= (self.watchdog_seconds or 0.0) / _PINGS:
+            self._pinged = now
+            self._send(self._watchdog_lines())
+
+    def stopping(self) -> None:
+        """A signal said stop: the last drain and flush follow."""
+        self._owed = ""
+        self._send("STOPPING=1", _status_line("stopping: the last drain and flush"))
+
+    def reloading(self) -> None:
+        """A HUP is being looked at; ``ready`` must follow."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def _watchdog_lines(self) -> str:
+        return "WATCHDOG=1" if self.watchdog_seconds is not None else ""
+
+    def _send(self, *lines: str) -> bool:
+        # Whether it left.
+        if self._socket is None or self._address is None:
+            return False
+        owed = self._owed
+        message = "\n".join(line for line in (owed, *lines) if line)
+        if not message:
+            return True
+        try:
+            self._socket.sendto(message.encode("utf-8", "replace"), self._address)
+        except OSError:
+            return False
+        if self._owed == owed:
+            self._owed = ""
+        return True
+
+
+def _socket_address(address: str) -> str | bytes:
+    # Linux's abstract names begin with a zero byte, which an environment cannot hold.
+    return b"\0" + os.fsencode(address[1:]) if address.startswith("@") else address
+
+
+def _status_line(text: str) -> str:
+    return f"STATUS={' '.join(text.split())[:_STATUS_MAX]}"

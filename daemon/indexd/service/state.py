@@ -1,6 +1,18 @@
-"""DATA/state: where a running daemon stands, replaced whole at every drain, never synced.
+"""Lag: how far what can be found is behind the log, in bytes, milliseconds and messages. Any thread, no locks.
+
+Each figure is read once, what is built before what waits and what waits before what was read; so nothing is counted
+negative, and what passes from one to the other meanwhile is counted as behind.
+
+DATA/state: where a running daemon stands, replaced whole at every drain, never synced.
 
 Believed only while the process that wrote it holds the lock of the directory: after a crash the frontier alone counts.
+
+Watch: what somebody else does to the data directory of a running daemon.
+
+Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are
+files of queues and of sparse indexes that were removed or cut, and their newest ones if they were replaced; there may
+be thousands, so a few are looked at each time. What the daemon can make again at once, it does: the abort flag, the
+lock; frontier and checkpoint with the next flush.
 """
 
 from __future__ import annotations
@@ -8,21 +20,118 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 from indexd.commitlog.reader import LogReader
-from indexd.consumequeue.format import UNIT_SIZE, QueueMark
-from indexd.dispatch.queue import DispatchQueue
+from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
+from indexd.dispatch.queue import DispatchQueue, Item, Waiting, oldest_timestamp
 from indexd.dispatch.reput import ReputState
-from indexd.flush.building import Building
-from indexd.flush.flusher import Progress
-from indexd.flush.frontier import Frontier
-from indexd.service.lag import Lag, LagMeter
-from indexd.service.telling import Tally
-from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
-from indexd.sparse.segment import slots
-from indexd.storage.disk import Disk
+from indexd.errors import DiskError, DisturbedError
+from indexd.flush.flusher import Building, Progress
+from indexd.flush.frontier import Frontier, write_abort
+from indexd.index.format import FileMark
+from indexd.service.heart import Tally
+from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, SegmentMark, index_name, time_index_name
+from indexd.sparse.service import slots
+from indexd.storage.disk import Disk, Stamp
+from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
+
+# The tail loop looks many times a second; if it has not for so long, the log may have gone on unseen.
+_FRESH_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """``log_end``: how far the log goes, as far as is known; the rest is behind it, ``milliseconds`` by the clock."""
+
+    log_end: int
+    bytes: int
+    milliseconds: int
+    messages: int
+
+
+class LagMeter:
+    """What is known of the log's end and of what is on its way; ``measure`` makes a Lag of it."""
+
+    def __init__(self, messages: int, clock: Callable[[], float] = time.time) -> None:
+        #: Messages that were built before the reader began.
+        self._messages = messages
+        self._clock = clock
+        self._started = clock()
+        #: The log's end by a look that did not read it; the reader's own look is exact and counts when it is there.
+        self.seen_end = 0
+        #: Where whole messages stand that the reader may not believe, for some time; None: nowhere.
+        self.held_at: int | None = None
+        # When the reader last stood at the end of the log, and when it looked at all; Unix time.
+        self._at_end: float | None = None
+        self._is_at_end = self._is_waiting = False
+        self._looked = self._started
+        self._taken = Waiting()
+
+    def __repr__(self) -> str:
+        return f"LagMeter(seen_end={self.seen_end}, at_end={self._at_end})"
+
+    @property
+    def is_at_end(self) -> bool:
+        """The reader's last look found it at the end of the log."""
+        return self._is_at_end
+
+    @property
+    def is_waiting(self) -> bool:
+        """The reader's last look, just now, found nothing that it may take."""
+        return self._is_waiting and self._clock() - self._looked <= _FRESH_SECONDS
+
+    def looked(self, position: int, *, is_at_end: bool) -> None:
+        """The reader has looked at the log and stands at ``position``; in its thread.
+
+        It is not at the end where it is held.
+        """
+        self._looked = now = self._clock()
+        self._is_waiting = is_at_end
+        self._is_at_end = is_at_end and position != self.held_at
+        if self._is_at_end:
+            self._at_end, self.seen_end = now, position
+
+    def take(self, items: list[Item]) -> None:
+        """These are being built; none: all that was taken is."""
+        self._taken = Waiting(len(items), store_timestamp=oldest_timestamp(items)) if items else Waiting()
+
+    def measure(self, built: Progress, queue: DispatchQueue, reader: LogReader, reput: ReputState) -> Lag:
+        """How far ``built`` is behind.
+
+        Exact while the reader stands at the end of the log. While it is behind, the bytes are those up to
+        ``seen_end``; the milliseconds are at most: since it last stood at the end or, if that is later, since the
+        newest message that it read; and what it has not read counts as messages of the size of those it has read.
+        """
+        taken, waiting = self._taken, queue.waiting
+        counters, position, newest = reader.counters, reader.position, reader.newest_timestamp
+        read_messages, read_bytes = counters.messages, counters.bytes
+        now = self._clock()
+        end = max(self.seen_end, position)
+        behind = max(end - built.phy_offset, 0)
+        messages = max(self._messages + read_messages - built.messages, 0)
+        if end > position:
+            mean = read_bytes / read_messages if read_messages else 0.0
+            messages += round((end - position) / mean) if mean else 0
+        known = [stamp for stamp in (taken.store_timestamp, waiting.store_timestamp) if stamp is not None]
+        if known:
+            millis = int(now * 1000) - min(known)
+        elif (
+            end > position
+            or (behind > 0 and not self._is_at_end)  # what was read a moment ago is not waiting yet
+            or reput.problem is not None
+            or now - self._looked > _FRESH_SECONDS
+        ):
+            since = max(self._at_end or 0.0, newest / 1000)
+            millis = int((now - (since if since > 0 else self._started)) * 1000)
+        else:
+            millis = 0
+        return Lag(end, behind, max(millis, 0), messages)
+
 
 Row = dict[str, Any]
 
@@ -192,3 +301,122 @@ def _ratio(part: int, whole: int) -> float:
 def write_state(disk: Disk, files: DataFiles, row: Row) -> None:
     """Replace DATA/state; raises DiskError."""
     disk.write_atomically(files.state, json.dumps(row).encode() + b"\n", durable=False)
+
+
+M = TypeVar("M")
+
+# Queues, and segments, that one look takes.
+_LOOKS = 16
+
+
+class Watch:
+    """Looks once a drain, in the building thread, when nothing is being written. Raises DiskError and BusyError."""
+
+    def __init__(self, disk: Disk, files: DataFiles, lock: DirectoryLock, frontier: Frontier) -> None:
+        self._disk = disk
+        self._files = files
+        self._lock = lock
+        self._file_size = frontier.layout.file_size
+        self._queue_file_size = frontier.queue_file_size
+        # What is looked at next, by kind.
+        self._turns: dict[str, int] = {}
+        self._inodes: dict[str, int] = {}
+        # Name and inode of the newest file of each queue, and of each kind of sparse index, at the last look.
+        self._newest: dict[str, tuple[str, int]] = {}
+
+    def keep_lock(self) -> list[str]:
+        """Take the lock again if its file is gone; BusyError if another instance has it by now. First of all."""
+        if self._lock.is_held():
+            return []
+        self._lock.renew()
+        return [self._files.lock.name]
+
+    def check_index(self, building: Building) -> None:
+        """Every file that was built must be as it was left after the last drain."""
+        stamps = self._disk.stamps(self._files.index) if self._disk.exists(self._files.index) else {}
+        marks = building.progress.index.files
+        for mark in marks:
+            what = self._what_happened(mark, stamps.get(mark.name))
+            if what is not None:
+                raise DisturbedError(f"index file {self._files.index / mark.name} was {what} by somebody else")
+        self._inodes = {mark.name: stamps[mark.name].inode for mark in marks}
+
+    def check_beside(self, building: Building) -> None:
+        """The files of some queues and segments, in turn, must be there in their size."""
+        progress = building.progress
+        if progress.queues is not None:
+            for mark in self._next("queues", progress.queues.marks):
+                self._check_queue(mark)
+        if progress.sparse is not None:
+            for segment in self._next("segments", progress.sparse.mark.sealed):
+                self._check_pair(segment, is_growing=False)
+            if progress.sparse.mark.active is not None:
+                self._check_pair(progress.sparse.mark.segments[-1], is_growing=True)
+
+    def restore(self, building: Building) -> list[str]:
+        """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
+        gone = []
+        if not self._disk.exists(self._files.abort):
+            write_abort(self._disk, self._files.abort)
+            gone.append(self._files.abort.name)
+        written = building.flusher.written
+        stamps = self._disk.stamps(self._files.data)
+        if building.flusher.written is written:  # else they are being replaced right now
+            gone += [name for name, stamp in written.items() if stamps.get(name) != stamp]
+        return gone
+
+    def _what_happened(self, mark: FileMark, stamp: Stamp | None) -> str | None:
+        if stamp is None:
+            return "removed"
+        if stamp.size != self._file_size:
+            return f"cut to {stamp.size} bytes"
+        if self._inodes.get(mark.name, stamp.inode) != stamp.inode:
+            return "replaced"
+        return "written" if mark.mtime_ns and stamp.mtime_ns != mark.mtime_ns else None
+
+    def _next(self, what: str, marks: tuple[M, ...]) -> tuple[M, ...]:
+        begin = self._turns.get(what, 0)
+        self._turns[what] = begin + _LOOKS if begin + _LOOKS < len(marks) else 0
+        return marks[begin : begin + _LOOKS]
+
+    def _check_queue(self, mark: QueueMark) -> None:
+        directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
+        size = self._queue_file_size
+        try:
+            stamps = self._disk.stamps(directory)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            stamps = {}
+        first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
+        for begin in range(first // size * size, end, size):
+            stamp = stamps.get(file_name(begin))
+            if stamp is None or stamp.size != size:
+                what = "removed" if stamp is None else f"cut to {stamp.size} bytes"
+                raise DisturbedError(f"{directory / file_name(begin)} was {what} by somebody else")
+            if begin + size >= end:
+                self._check_newest(str(directory), directory / file_name(begin), stamp)
+
+    def _check_pair(self, segment: SegmentMark, *, is_growing: bool) -> None:
+        for path, size in (
+            (self._files.sparse / index_name(segment.base), segment.offset_entries * OFFSET_ENTRY_SIZE),
+            (self._files.sparse / time_index_name(segment.base), segment.time_entries * TIME_ENTRY_SIZE),
+        ):
+            try:
+                with self._disk.open_read(path) as file:
+                    stamp = file.stamp()
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                raise DisturbedError(f"{path} was removed by somebody else") from error
+            if stamp.size < size or (stamp.size > size and not is_growing):
+                raise DisturbedError(f"{path} was cut to {stamp.size} bytes by somebody else")
+            if is_growing:
+                self._check_newest(path.suffix, path, stamp)
+
+    def _check_newest(self, key: str, path: Path, stamp: Stamp) -> None:
+        # A descriptor of it may be open: what is written from now on would be in a file that has no name.
+        name, inode = self._newest.get(key, (path.name, stamp.inode))
+        if name == path.name and inode != stamp.inode:
+            raise DisturbedError(f"{path} was replaced by somebody else")
+        self._newest[key] = (path.name, stamp.inode)

@@ -18,7 +18,7 @@ from indexd.storage.remote import disk_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from indexd.spark.progress import Report
+    from indexd.spark.tasks import Report
 
 # So many in each slot: enough to keep it busy, and few enough that little is lost.
 _TASKS_PER_WAVE = 4

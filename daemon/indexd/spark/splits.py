@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import Segment
 from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
-from indexd.recovery.settings import decode_rules, reader_options
-from indexd.recovery.whole import WholeLog, once
+from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk, DiskFile
 
 # A task costs some 30 ms whatever it reads: less than this is not worth one.

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import make_columns
+from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
 from indexd.sparse.format import NO_TIMESTAMP
 

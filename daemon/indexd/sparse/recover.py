@@ -22,8 +22,7 @@ from indexd.sparse.format import (
     own_base,
     time_index_name,
 )
-from indexd.sparse.offset_index import OffsetIndex
-from indexd.sparse.time_index import TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
 _READ_SIZE = 1 << 20

@@ -3,6 +3,10 @@
 They behave as Kafka's AbstractIndex does, call by call, with three differences, each for the better: a size that is too
 small is refused before a file is made; opening for reading only makes no file and closing changes none; what does not
 fit into 32 bits is refused before the first byte is written. One owner, no locks; raises DiskError.
+
+OffsetIndex: logical offset -> where its message starts, for every few KiB of a segment (spec kafka-index 3 to 5).
+
+TimeIndex: the largest timestamp so far and the offset that had it first (spec kafka-index 3 to 5).
 """
 
 from __future__ import annotations
@@ -13,9 +17,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
-from indexd.errors import CorruptDataError, DiskError, IndexFullError, OffsetOverflowError, UsageError
-from indexd.sparse.format import INT32_MAX, INT64_MAX, is_in_range, signed_64
-from indexd.sparse.searching import search
+from indexd.errors import CorruptDataError, DiskError, IndexFullError, OffsetOverflowError, OutOfOrderError, UsageError
+from indexd.sparse.format import (
+    INT32_MAX,
+    INT64_MAX,
+    NO_TIMESTAMP,
+    OFFSET_ENTRY,
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY,
+    TIME_ENTRY_SIZE,
+    OffsetPosition,
+    TimestampOffset,
+    is_in_range,
+    search,
+    signed_32,
+    signed_64,
+)
 from indexd.storage.disk import Disk, DiskFile
 
 Entry = TypeVar("Entry", bound=tuple[int, int])
@@ -249,3 +266,132 @@ class SparseIndex(ABC, Generic[Entry]):
     def _close_file(self) -> None:
         self._file.close()
         self._data = None
+
+
+class OffsetIndex(SparseIndex[OffsetPosition]):
+    """Kafka's OffsetIndex. Offsets rise strictly; positions are anything that 32 bits hold, and are not looked at."""
+
+    entry_size = OFFSET_ENTRY_SIZE
+    _struct = OFFSET_ENTRY
+
+    #: (base, 0) without entries.
+    last_entry: OffsetPosition
+
+    @property
+    def last_offset(self) -> int:
+        """The last entry's offset, or the base without entries."""
+        return self.last_entry.offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an append would be refused."""
+        return self.entries >= self.max_entries
+
+    def append(self, offset: int, position: int) -> None:
+        """Add an entry: IndexFullError, OutOfOrderError or OffsetOverflowError, in that order, if it may not be."""
+        if self.is_full:
+            raise IndexFullError(f"{self.path} is full: {self.entries} entries")
+        if self.entries and offset <= self.last_offset:
+            raise OutOfOrderError(f"{self.path} cannot take offset {offset} behind {self.last_offset}")
+        self._write(self._pack(self._relative(offset), position))
+
+    def lookup(self, target: int) -> OffsetPosition:
+        """The entry of the largest offset at most ``target``, or (base, 0): read the log from that position on."""
+        slot, _ = self._search(self._offset, target)
+        return OffsetPosition(self.base, 0) if slot < 0 else self._entry(slot)
+
+    def fetch_upper_bound_offset(self, fetch_offset: OffsetPosition, fetch_size: int) -> OffsetPosition | None:
+        """The first entry at ``fetch_offset.position + fetch_size`` or behind it, or None.
+
+        One that is exactly there may be passed over for the next, and the sum has 32 bits and wraps: near 2 GiB an
+        early entry is the answer. Both are Kafka's.
+        """
+        _, slot = self._search(self._position, signed_32(fetch_offset.position + fetch_size))
+        return None if slot < 0 else self._entry(slot)
+
+    def sanity_check(self) -> None:
+        """CorruptDataError if the last offset is below the base, or the length is not of whole entries (spec 7)."""
+        if self.entries and self.last_offset < self.base:
+            raise CorruptDataError(f"{self.path}: its last offset {self.last_offset} is below its base {self.base}")
+        if self.length % self.entry_size:
+            raise CorruptDataError(f"{self.path}: its {self.length} bytes are no multiple of {self.entry_size}")
+
+    def _offset(self, slot: int) -> int:
+        return self._offset_of(self._unpack(slot)[0])
+
+    def _position(self, slot: int) -> int:
+        return self._unpack(slot)[1]
+
+    def _absolute(self, first: int, second: int) -> OffsetPosition:
+        return OffsetPosition(self._offset_of(first), second)
+
+    def _set_last(self, last: OffsetPosition | None) -> None:
+        self.last_entry = OffsetPosition(self.base, 0) if last is None else last
+
+
+class TimeIndex(SparseIndex[TimestampOffset]):
+    """Kafka's TimeIndex. Timestamps rise strictly, offsets do not fall. The last slot is kept for the roll's entry."""
+
+    entry_size = TIME_ENTRY_SIZE
+    _struct = TIME_ENTRY
+
+    #: (-1, base) without entries.
+    last_entry: TimestampOffset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all slots but the last are taken: a file of one slot is full from the start."""
+        return self.entries >= self.max_entries - 1
+
+    def maybe_append(self, timestamp: int, offset: int, skip_full_check: bool = False) -> None:
+        """Add an entry if ``timestamp`` is larger than the last one; nothing happens if it is equal.
+
+        IndexFullError, even where nothing would happen, OutOfOrderError for an offset or a timestamp that falls,
+        OffsetOverflowError, in that order. ``skip_full_check`` lets the last slot be used: for the roll.
+        """
+        if self.is_full and not skip_full_check:
+            raise IndexFullError(f"{self.path} is full: {self.entries} entries")
+        last = self.last_entry
+        if self.entries and offset < last.offset:
+            raise OutOfOrderError(f"{self.path} cannot take offset {offset} behind {last.offset}")
+        if self.entries and timestamp < last.timestamp:
+            raise OutOfOrderError(f"{self.path} cannot take timestamp {timestamp} behind {last.timestamp}")
+        if timestamp <= last.timestamp:
+            return
+        if self.entries >= self.max_entries:
+            raise IndexFullError(f"{self.path} has no slot left: {self.entries} entries")
+        # Kafka writes the timestamp before it finds that the offset cannot follow, and the file stays torn.
+        self._write(self._pack(timestamp, self._relative(offset)))
+
+    def lookup(self, target: int) -> TimestampOffset:
+        """The entry of the largest timestamp at most ``target``, or (-1, base).
+
+        Every message that is later than its timestamp comes behind its offset.
+        """
+        slot, _ = self._search(self._timestamp, target)
+        return TimestampOffset(NO_TIMESTAMP, self.base) if slot < 0 else self._entry(slot)
+
+    def sanity_check(self) -> None:
+        """CorruptDataError if the last timestamp is below the first, the last offset below the base, or the length is
+        not of whole entries (spec 7).
+        """
+        if self.entries and self.last_entry.timestamp < self._timestamp(0):
+            raise CorruptDataError(f"{self.path}: its last timestamp {self.last_entry.timestamp} is below the first")
+        if self.entries and self.last_entry.offset < self.base:
+            raise CorruptDataError(
+                f"{self.path}: its last offset {self.last_entry.offset} is below its base {self.base}"
+            )
+        if self.length % self.entry_size:
+            raise CorruptDataError(f"{self.path}: its {self.length} bytes are no multiple of {self.entry_size}")
+
+    def _timestamp(self, slot: int) -> int:
+        return self._unpack(slot)[0]
+
+    def _offset(self, slot: int) -> int:
+        return self._offset_of(self._unpack(slot)[1])
+
+    def _absolute(self, first: int, second: int) -> TimestampOffset:
+        return TimestampOffset(first, self._offset_of(second))
+
+    def _set_last(self, last: TimestampOffset | None) -> None:
+        self.last_entry = TimestampOffset(NO_TIMESTAMP, self.base) if last is None else last

@@ -2,13 +2,8 @@
 
 ``disk``   Disk and DiskFile, the calls themselves; tests replace them by a disk that fails or forgets.
 ``directory`` a directory by its descriptor: links and owners.
-``hasty``  a disk that can be told to wait for nothing.
-``exchange`` two names change places in one step.
 ``remote`` the same calls for a store behind a URI, which is only read.
 ``names``  which file names mean what.
 ``lock``   one instance per data directory.
-``broker_lock``  whether a broker has a store open.
-``listening``    on which ports a process listens.
-``priority``     a thread that takes what others leave.
 ``page_cache``   reading much without taking memory from others.
 """

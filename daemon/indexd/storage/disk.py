@@ -1,4 +1,8 @@
-"""Disk and DiskFile: the system calls, with errors that name the operation and the file.
+"""Two names that change places in one step: renameat2 with RENAME_EXCHANGE, which ``os`` does not offer.
+
+Linux has it since 3.15, and ext4, xfs, btrfs, tmpfs and overlayfs know it; others answer EINVAL.
+
+Disk and DiskFile: the system calls, with errors that name the operation and the file.
 
 What is written by ``pwrite`` is in the page cache and visible to every reader at once; it is durable only after
 ``fsync``. A rename or a new file is durable only after ``sync_dir`` of its directory. Nothing is ever written through
@@ -6,10 +10,16 @@ a mapping: on a full disk such a store kills the process without a word (ARCHITE
 
 Whatever is made, opened for writing, renamed or removed is named in an open directory, and no link is followed there;
 what root makes belongs to whom its directory belongs (``directory``).
+
+HastyDisk: a disk that can be told to wait for nothing, for who must not be held up by one that is slow or dead.
+
+In a hurry it reads what is in memory already (RWF_NOWAIT) from files that are open already, and raises WouldWaitError
+for everything else; whoever asked tries again in a thread that may wait.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -22,7 +32,22 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from indexd.errors import DiskError
 from indexd.storage.directory import make_dir_at, make_file_at, open_at, open_file_at, opened, take_owner
-from indexd.storage.exchange import exchange_names
+
+_RENAME_EXCHANGE = 2
+
+
+def exchange_names(here: int, one: str, there: int, other: str) -> None:
+    """``one`` in the open directory ``here``, ``other`` in ``there``.
+
+    Raises OSError: EINVAL or ENOSYS where it is not known, EXDEV between file systems, EBUSY for a mount point.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if renameat2(here, os.fsencode(one), there, os.fsencode(other), _RENAME_EXCHANGE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -370,3 +395,64 @@ class OutputDisk(Disk):
 def is_temporary(name: str, target: str) -> bool:
     """Whether ``temporary_for`` made this name for ``target``."""
     return name.startswith(target) and _TEMPORARY.fullmatch(name, len(target)) is not None
+
+
+class WouldWaitError(Exception):
+    """What was asked for is not in memory, or it takes the system to say so."""
+
+
+class HastyDisk(Disk):
+    """For one thread at a time, which sets ``is_hasty`` as it wants. Only reading knows a hurry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_hasty = False
+
+    def open_read(self, path: Path) -> DiskFile:
+        """See Disk."""
+        self._wait()
+        with super().open_read(path) as opened:
+            return _HastyFile(path, os.dup(opened.fileno()), self)
+
+    def exists(self, path: Path) -> bool:
+        """See Disk."""
+        self._wait()
+        return super().exists(path)
+
+    def stamp(self, path: Path) -> Stamp:
+        """See Disk."""
+        self._wait()
+        return super().stamp(path)
+
+    def stamps(self, path: Path) -> dict[str, Stamp]:
+        """See Disk."""
+        self._wait()
+        return super().stamps(path)
+
+    def list_dirs(self, path: Path) -> list[str]:
+        """See Disk."""
+        self._wait()
+        return super().list_dirs(path)
+
+    def _wait(self) -> None:
+        if self.is_hasty:
+            raise WouldWaitError
+
+
+class _HastyFile(DiskFile):
+    def __init__(self, path: Path, fd: int, disk: HastyDisk) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def pread(self, size: int, position: int) -> bytes:
+        if not self._disk.is_hasty:
+            return super().pread(size, position)
+        data = bytearray(size)
+        try:
+            count = os.preadv(self._fd, (data,), position, os.RWF_NOWAIT)
+        except OSError as error:
+            # Not in memory, or a file system that cannot tell; what is really wrong is found by who waits.
+            raise WouldWaitError from error
+        if count < size:  # the rest is not in memory, or it is the end: that is not told apart here
+            raise WouldWaitError
+        return bytes(data)

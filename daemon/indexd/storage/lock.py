@@ -2,14 +2,30 @@
 
 The kernel drops the lock with the process, however it dies, so a lock file that is left behind means nothing. The file
 holds the pid of the last owner for the message that a second instance prints.
+
+Whether a broker has this store open: the lock on the first byte of STORE/lock, and who has that file open.
+
+A broker opens the file when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
+rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. A look locks
+nothing, it asks (F_GETLK). Whoever keeps brokers away takes a ``StoreLock``, which a look can tell from theirs.
+
+On which TCP ports a process of this machine listens, as /proc tells it; nobody is asked anything.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
+import ipaddress
 import os
+import re
+import struct
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from indexd.errors import BusyError, DiskError
 from indexd.storage.disk import Disk, DiskFile
@@ -94,3 +110,230 @@ def owner_pid(path: Path) -> int | None:
         return None
     finally:
         os.close(fd)
+
+
+How = Literal["lock", "proc", "none", "unknown"]
+
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid, padding.
+_FLOCK = struct.Struct("@hhqqi0q")
+_BYTE_0 = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+#: What F_GETLK says for the pid of a lock that belongs to an open file and not to a process; Java takes none of those.
+OURS = -1
+_BROKER = re.compile(rb"org\.apache\.rocketmq\.(?:broker|container|proxy)\.")
+# statfs f_type of file systems whose locks need not reach us, or need not be the other host's: man 2 statfs.
+_SHARED = {
+    0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x00C36400: "Ceph", 0x01021997: "9P",
+    0x65735546: "FUSE", 0x47504653: "GPFS", 0x0BD00BD0: "Lustre", 0x01161970: "GFS2", 0x7461636F: "OCFS2",
+}  # fmt: skip
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLock:
+    """What the lock says. ``alive`` is None when it cannot be told; ``why`` says so, or what else is to be known.
+
+    ``how`` is ``lock`` for a broker that runs, ``proc`` for one that loads its store (or just ends), ``none`` when
+    neither was seen, ``unknown`` when the look itself was not possible. ``pid`` is None for one of another pid
+    namespace or host.
+    """
+
+    alive: bool | None
+    pid: int | None
+    how: How
+    why: str | None = None
+
+
+class StoreLock:
+    """Byte 0 of STORE/lock, locked as a broker locks it, from ``take`` to ``release``: none starts meanwhile.
+
+    The lock belongs to the open file (F_OFD_SETLK): one of the process would go with the first descriptor of that file
+    that anybody in it closes. ``flock``, which brokers do not take, tells another of these from a broker.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: DiskFile | None = None
+        self.is_new = False
+
+    def take(self) -> bool:
+        """False while a broker has it; makes the file where there is none. Raises BusyError, DiskError."""
+        self._file, self.is_new = Disk().open_or_create(self._path)
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise BusyError(f"another indexd repair is at work in {self._path.parent}", "wait for its end") from None
+        except OSError as error:
+            self.release()
+            raise DiskError("lock", self._path, error) from error
+        try:
+            fcntl.fcntl(self._file.fileno(), fcntl.F_OFD_SETLK, _BYTE_0)
+        except OSError as error:
+            self.release()
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise DiskError("lock", self._path, error) from error
+        return True
+
+    def other(self, proc: Path = Path("/proc")) -> int | None:
+        """Another process that has the file open for writing: a broker that began to load its store; None for none."""
+        return None if self._file is None else _opener(proc, self._path, os.fstat(self._file.fileno()))[0]
+
+    def release(self) -> None:
+        """Give it back; the file stays, as a broker leaves it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
+    """Look at STORE/lock; never raises, never locks, never writes.
+
+    ``proc`` is where the processes are; None asks for the lock alone, which a broker that loads does not hold yet: to
+    look into a hundred processes takes 40 ms.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except FileNotFoundError:
+        # Whoever had it open when it was removed has it still.
+        pid = _opener(proc, path, None)[0]
+        if pid is not None:
+            return BrokerLock(True, pid, "proc", f"{path} was removed while a broker has it open")
+        return BrokerLock(False, None, "none", f"there is no {path}: no broker since 4.2 has opened this store")
+    except OSError as error:
+        return BrokerLock(None, None, "unknown", f"cannot open {path}: {error.strerror}")
+    try:
+        return _look(fd, path, proc)
+    except OSError as error:
+        return BrokerLock(None, None, "unknown", f"cannot ask for the lock of {path}: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
+    holder = lock_holder(fd)
+    if holder == OURS:
+        return BrokerLock(False, None, "none", "indexd repair holds its lock: no broker can start meanwhile")
+    if holder is not None:
+        why = None if holder else "its process cannot be seen from here: another pid namespace, or another host"
+        return BrokerLock(True, holder or None, "lock", why)
+    pid, hidden = _opener(proc, path, os.fstat(fd))
+    if pid is not None:
+        return BrokerLock(True, pid, "proc", "it has the lock file open and does not hold the lock: it is loading")
+    if hidden is not None:
+        why = f"the lock is free, and process {hidden}, a broker by its command line, may not be looked into"
+        return BrokerLock(None, None, "unknown", f"{why}: it may be loading this store; run as its user")
+    shared = _SHARED.get(_file_system(fd))
+    if shared is not None:
+        return BrokerLock(None, None, "unknown", f"the lock is free here, but {path} is on {shared}: ask its host")
+    return BrokerLock(False, None, "none")
+
+
+def lock_holder(fd: int) -> int | None:
+    """The pid that holds a lock on byte 0 of an open file, 0 when it cannot be named, None when nobody does.
+
+    OURS when it is a ``StoreLock``.
+    """
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _BYTE_0))
+    return None if kind == fcntl.F_UNLCK else max(int(pid), OURS)
+
+
+def _opener(proc: Path | None, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:
+    # A process that has the file open for writing, and else one that is a broker and may not be looked into.
+    hidden = None
+    if proc is None:
+        return None, None
+    try:
+        numbers = [int(process.name) for process in proc.iterdir() if process.name.isdecimal()]
+    except OSError:
+        return None, None
+    for pid in sorted(numbers):
+        if pid == os.getpid():
+            continue
+        try:
+            if _has_open(proc / str(pid), path, status):
+                return pid, None
+        except PermissionError:
+            if hidden is None and _is_broker(proc / str(pid)):
+                hidden = pid
+        except OSError:
+            continue  # it has ended
+    return None, hidden
+
+
+def _has_open(process: Path, path: Path, status: os.stat_result | None) -> bool:
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            target = str(link.readlink())
+            # Its name first: a look at each open file may wait for a server that is gone.
+            if not target.removesuffix(_DELETED).endswith("/" + path.name):
+                continue
+            if status is None:
+                is_it = target == f"{path.resolve()}{_DELETED}"
+            else:
+                found = link.stat()
+                is_it = (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+            if is_it and _is_writable(process / "fdinfo" / link.name):
+                return True
+    return False
+
+
+def _is_writable(info: Path) -> bool:
+    # Whoever looks as we do has it open for reading only.
+    flags = re.search(r"^flags:\s*([0-7]+)$", info.read_text("ascii"), re.MULTILINE)
+    return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _is_broker(process: Path) -> bool:
+    # Everybody may read a command line.
+    try:
+        return _BROKER.search((process / "cmdline").read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def _file_system(fd: int) -> int:
+    # f_type is the first field of struct statfs, which os.statvfs leaves out.
+    answer = (ctypes.c_long * 64)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fstatfs(fd, ctypes.byref(answer)) != 0:
+        code = ctypes.get_errno() or errno.EIO
+        raise OSError(code, os.strerror(code))
+    return int(answer[0]) & 0xFFFFFFFF
+
+
+_SOCKET = re.compile(r"socket:\[([0-9]+)\]")
+_LISTEN = "0A"
+_ADDRESS, _STATE, _INODE = 1, 3, 9
+
+
+def listening(pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+    """Port -> host by which it is reached from here; OSError where that cannot be seen."""
+    process = proc / str(pid)
+    if (process / "ns" / "net").readlink() != (proc / "self" / "ns" / "net").readlink():
+        raise OSError(0, "it has a network of its own")
+    inodes: set[str] = set()
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            found = _SOCKET.fullmatch(str(link.readlink()))
+            inodes.update(found.groups() if found else ())
+    ports: dict[int, str] = {}
+    for name in ("tcp6", "tcp"):
+        with suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in (process / "net" / name).read_text("ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[_STATE] == _LISTEN and fields[_INODE] in inodes:
+                    host, _, port = fields[_ADDRESS].partition(":")
+                    ports[int(port, 16)] = _host(host)
+    return ports
+
+
+def _host(text: str) -> str:
+    # Words of 32 bits, each in the machine's order.
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.is_unspecified:
+            return "127.0.0.1"  # Java's, which takes both
+        return str(address.ipv4_mapped) if address.ipv4_mapped else f"[{address}]"
+    return "127.0.0.1" if address.is_unspecified else str(address)

@@ -7,6 +7,8 @@ For 1 GiB the question takes some 15 ms and the dropping 5 ms.
 
 ``mincore`` tells the truth only to those who own the file or may write it; to others all pages seem to be there, and
 nothing is dropped. The same where a file system cannot map.
+
+A thread that takes what others leave of processor and disk.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import re
+import threading
 from contextlib import suppress
 
 from indexd.errors import DiskError
@@ -85,3 +89,18 @@ def resident_pages(fd: int, size: int) -> bytes:
     finally:
         _libc.munmap(address, size)
     return answer.raw.translate(_RESIDENT_BIT)
+
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_WHO_PROCESS, _THIS_THREAD = 1, 0
+_CLASS_IDLE = 3 << 13
+_NICE_MAX = 19
+
+
+def take_lowest_priority() -> None:
+    """Of the calling thread; where a sandbox does not allow it, it stays as it is."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_MAX)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)

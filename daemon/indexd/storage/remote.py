@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.config import Config
-from indexd.config.remote_path import RemotePath
+from indexd.config.units import RemotePath
 from indexd.errors import DiskError, UsageError
 from indexd.storage.disk import Disk, DiskFile, Stamp
 

@@ -19,10 +19,8 @@ from indexd.consumequeue.check import check_queues
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
-from indexd.index.flavour import FLAVOURS
-from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader
-from indexd.recovery.damage import Damage, DamagedError
-from indexd.recovery.replay import read_slots, replay_file
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
+from indexd.recovery.recover import Damage, DamagedError, read_slots, replay_file
 from indexd.sparse.check import check_sparse
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles

@@ -13,8 +13,8 @@ from indexd.audit.part import FileSeen, Strays
 from indexd.audit.standing import Standing
 from indexd.audit.whole import Audit
 from indexd.config import Config
-from indexd.flush.checkpoint import StoreCheckpoint
-from indexd.index.check_ground import time_difference
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.index.check import time_difference
 
 #: What a file's own check says of one whose entries or slots were not left so by putKey.
 _BROKEN = ("chain-", "slot", "entry-key-hash", "entry-phy-offset", "header-index-count")

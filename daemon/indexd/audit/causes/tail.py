@@ -10,7 +10,7 @@ from indexd.audit.causes.around import Around, Surroundings
 from indexd.audit.causes.words import Cause, make_cause
 from indexd.audit.crash import dispatch_start
 from indexd.config.load import index_key, writes_index
-from indexd.flush.checkpoint import StoreCheckpoint
+from indexd.flush.frontier import StoreCheckpoint
 
 # A message as young as this (ms), when the store was looked at, may just not have been dispatched.
 _FRESH = 30_000

@@ -27,9 +27,7 @@ from indexd.audit.queues.kernel import (
 )
 from indexd.audit.queues.seen import KEPT_MAX, Difference, QueuesSeen
 from indexd.config import Config
-from indexd.consumequeue.broker_format import BATCH_FOLDER
-from indexd.consumequeue.folders import queue_folders
-from indexd.consumequeue.format import UNIT_SIZE, file_name
+from indexd.consumequeue.format import BATCH_FOLDER, UNIT_SIZE, file_name, queue_folders
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.storage.disk import Disk
 from indexd.storage.page_cache import ReadPages

@@ -18,10 +18,10 @@ from indexd.audit.samples.broker_query import TIME_MAX, BrokerFiles, BrokerQuery
 from indexd.audit.samples.draw import Sample, flavour_at
 from indexd.audit.samples.kernel import ROWS_MAX
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.lookup import MessageLookup
+from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.recovery.settings import frame_size_max
+from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk
 
 # What mqadmin and the dashboard ask for.

@@ -18,16 +18,14 @@ from indexd.audit.plan import AuditPlan
 from indexd.audit.samples.kernel import ROWS_MAX, find_sampled, sieve_of
 from indexd.audit.stretch import Rows
 from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.format import HEAD_SIZE, MAGIC_V1, MAGIC_V2
-from indexd.commitlog.log_end import log_end
-from indexd.commitlog.lookup import MessageLookup
-from indexd.commitlog.reading import Skipped
-from indexd.commitlog.segments import Segment
+from indexd.commitlog.reader import Skipped
+from indexd.commitlog.segments import Segment, log_end
 from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.index.flavour import FLAVOURS, Flavour
-from indexd.index.key_hash import index_key_hash
-from indexd.recovery.settings import frame_size_max
+from indexd.index.format import FLAVOURS, Flavour, index_key_hash
+from indexd.recovery.open import frame_size_max
 from indexd.storage.disk import Disk
 
 _WINDOW = 64 << 10

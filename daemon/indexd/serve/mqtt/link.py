@@ -1,12 +1,17 @@
-"""Link: one connection with the broker of MQTT. It is made anew for each try and ends by being left or cut.
+"""reason: why there is no connection, in one line, with what to look at where that is known.
+
+Link: one connection with the broker of MQTT. It is made anew for each try and ends by being left or cut.
 
 Left: the broker forgets the will. Cut: the broker publishes it, so whoever cannot say ``offline`` is said to be.
+
+How often: a state, a try to connect, a line of the log. The time is an argument, in seconds of any clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,10 +26,64 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import MqttConfig
 from indexd.errors import DiskError
-from indexd.serve.mqtt.inlet import PACKET_BYTES_MAX, Inlet
-from indexd.serve.mqtt.payload import OFFLINE, Topics
-from indexd.serve.mqtt.reasons import RefusedError, is_about_topics
+from indexd.serve.mqtt.publisher import OFFLINE, PACKET_BYTES_MAX, Inlet, Topics
 from indexd.storage.disk import Disk
+
+# MQTT 5, 2.4: what the package calls an end that nobody has given a reason for, a packet that is none, and silence.
+_CODES = {
+    0x80: "the connection was lost",
+    0x82: "protocol error: a packet that is no MQTT 5, as the broker says or as it sent one; check mqtt_port",
+    0x8D: "the connection was lost: the broker has been silent for too long",
+}
+_TIMED_OUT = "Operation timed out"
+_ACCESS = "; check mqtt_username, mqtt_password_file and the broker's access list"
+_VOUCHING = "; check mqtt_ca_file, and that mqtt_host is a name in the broker's certificate"
+_SIZE = "; check the broker's limit for a packet (mosquitto: max_packet_size)"
+# Bad user name or password, not authorized, topic name invalid, packet too large, quota exceeded, retain, QoS.
+_HINTS = {
+    0x86: _ACCESS,
+    0x87: _ACCESS,
+    0x90: "; check mqtt_topic_prefix, and which topics the broker allows",
+    0x95: _SIZE,
+    0x97: "; check the broker's quotas",
+    0x9A: "; the broker has to allow retained messages (mosquitto: retain_available true)",
+    0x9B: "; the broker has to allow QoS 1 (mosquitto: max_qos 1)",
+}
+
+
+class RefusedError(aiomqtt.MqttError):
+    """The broker does not take what is published; the message is the whole reason, with the topic."""
+
+    @classmethod
+    def by_code(cls, topics: str, code: ReasonCode) -> RefusedError:
+        """As the broker said; ``topics`` is what it was about, as far as that is known."""
+        return cls(f"the broker says about {topics}: {code}{_HINTS.get(code.value, '')}")
+
+    @classmethod
+    def by_size(cls, topic: str, size_max: int) -> RefusedError:
+        """Nothing was sent: the broker has said before that it takes ``size_max`` bytes."""
+        # Without the size, which is another at each try: the same reason is said once.
+        return cls(f"the broker says about {topic}: Packet too large, more than {size_max} bytes{_SIZE}")
+
+
+def is_about_topics(code: object) -> bool:
+    """Whether a broker that ends the connection so means what was being published."""
+    return isinstance(code, ReasonCode) and code.value in _HINTS
+
+
+def reason(error: BaseException) -> str:
+    """One line for the log."""
+    if isinstance(error, DiskError):
+        return error.line()
+    cause = error.__cause__ or error
+    code = getattr(cause, "rc", None)
+    if isinstance(code, ReasonCode):
+        return _CODES.get(code.value) or f"the broker says: {code}{_HINTS.get(code.value, '')}"
+    if isinstance(error, TimeoutError) or str(error) == _TIMED_OUT:
+        return "the broker does not answer; check mqtt_port and mqtt_tls"
+    text = " ".join(str(cause).split())
+    return f"{text}{_VOUCHING}" if "certificate" in text.lower() else text
+
 
 #: The broker has to answer within.
 ANSWER_SECONDS = 5.0
@@ -234,3 +293,65 @@ def _limits() -> Properties:
     properties.MaximumPacketSize = PACKET_BYTES_MAX
     properties.ReceiveMaximum = 1
     return properties
+
+
+#: Between two tries.
+PAUSE_SECONDS = (1.0, 60.0)
+# A connection that stood this long makes the next pause a short one again.
+_STEADY_SECONDS = 60.0
+# Between two states, however much happens.
+_STATE_SECONDS_MIN = 1.0
+# The same reason is said again.
+_SAY_SECONDS = 600.0
+
+
+class Backoff:
+    """Pauses of 1 to 60 s that grow while nothing holds; random, so that many nodes do not come back at once."""
+
+    def __init__(self) -> None:
+        self._last = PAUSE_SECONDS[0]
+
+    def pause(self, connected_seconds: float) -> float:
+        """How long to wait now, after a connection that stood so long (0: there was none)."""
+        shortest, longest = PAUSE_SECONDS
+        if connected_seconds >= _STEADY_SECONDS:
+            self._last = shortest
+        self._last = min(random.uniform(shortest, 3 * self._last), longest)
+        return self._last
+
+
+class StatePace:
+    """When the next state is due: at the interval, and soon after something changed."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._at = float("-inf")
+        self._shown: object = None
+
+    def is_due(self, shown: object, now: float) -> bool:
+        """Whether to publish now; ``shown`` is what a change of is worth it."""
+        age = now - self._at
+        return age >= self._interval or (shown != self._shown and age >= _STATE_SECONDS_MIN)
+
+    def published(self, shown: object, now: float) -> None:
+        """It is."""
+        self._shown, self._at = shown, now
+
+
+class Said:
+    """Whether a reason is worth a line: when it is another than the last, and else every ten minutes."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._at = 0.0
+
+    def is_worth(self, reason: str, now: float) -> bool:
+        """True: write the line; it counts as written."""
+        if reason == self._reason and now - self._at < _SAY_SECONDS:
+            return False
+        self._reason, self._at = reason, now
+        return True
+
+    def forget(self) -> None:
+        """It has been mended: the same reason is news again."""
+        self._reason = None

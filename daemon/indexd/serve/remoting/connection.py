@@ -1,23 +1,166 @@
-"""Connection: bytes of one client to commands, answers to bytes, and bounds on what the client may keep waiting.
+"""Inflow: the bytes of frames that have come to a connection and are not taken yet.
+
+Outflow: the bytes that leave a connection, and whether its client takes them.
+
+Connection: bytes of one client to commands, answers to bytes, and bounds on what the client may keep waiting.
 
 A frame has so many seconds from its first byte to its last, an answer so many to be taken, and who says nothing for
 long is closed: each connection is looked at once a second. Requests run side by side; where too many are under way, or
 answers are not taken, no more is read, and the client's own side of TCP fills. Who ends his side of the connection ends
 it: so does RocketMQ's broker, and a client that has gone looks no different.
+
+Client and Processor: what a connection is to those who answer, and what they are to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
 
-from indexd.serve.remoting.codes import ResponseCode
-from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
-from indexd.serve.remoting.hall import Hall
-from indexd.serve.remoting.inflow import Inflow
-from indexd.serve.remoting.outflow import Outflow
-from indexd.serve.remoting.room import weight_of
+from indexd.serve.remoting.command import (
+    LENGTH_SIZE,
+    FrameError,
+    RemotingCommand,
+    ResponseCode,
+    decode_command,
+    encode_command,
+    frame_size,
+)
+from indexd.serve.remoting.server import Hall, weight_of
+
+# What is copied rather than kept where it can grow.
+_SMALL_SIZE = 1 << 14
+
+
+class Inflow:
+    """Most of the time what comes is whole frames, and nothing is left of it."""
+
+    def __init__(self) -> None:
+        self._data: bytes | bytearray = b""
+        self._at = 0
+
+    def __len__(self) -> int:
+        """Bytes that are not taken."""
+        return len(self._data) - self._at
+
+    def add(self, data: bytes) -> None:
+        """More of them."""
+        if not self._data:
+            self._data = data
+        elif len(self._data) <= _SMALL_SIZE:
+            self._data = bytes(self._data) + data
+        else:
+            self._data = self._data if isinstance(self._data, bytearray) else bytearray(self._data)
+            self._data += data
+
+    @property
+    def fresh(self) -> bytes:
+        """All that has come, from the begin of a frame on; nothing where a large frame grows."""
+        return self._data if self._at == 0 and isinstance(self._data, bytes) else b""
+
+    def skip(self, size: int) -> None:
+        """So many bytes of it are taken."""
+        self._at += size
+
+    def take(self, size_max: int) -> bytes | bytearray | None:
+        """The next frame without its length field; None until it is whole. FrameError if there can be none."""
+        data, at = self._data, self._at
+        if len(data) - at < LENGTH_SIZE:
+            return None
+        begin = at + LENGTH_SIZE
+        behind = begin + frame_size(data, at, size_max)
+        if behind > len(data):
+            return None
+        self._at = behind
+        return data[begin:behind]
+
+    def drop_taken(self) -> bool:
+        """Give back the memory of what was taken, all at once; whether anything was."""
+        at, self._at = self._at, 0
+        if at == len(self._data):
+            self._data = b""
+        elif len(self._data) - at <= _SMALL_SIZE:
+            self._data = bytes(self._data[at:])
+        elif isinstance(self._data, bytearray):
+            del self._data[:at]
+        elif at:
+            self._data = bytearray(self._data[at:])
+        return at > 0
+
+    def clear(self) -> None:
+        """None of it is wanted."""
+        self._data, self._at = b"", 0
+
+
+#: Without a byte of an answer being taken.
+UNTAKEN_SECONDS = 60.0
+# What TLS is given at once. It passes all of that on to a buffer below, which it neither counts nor waits for; only
+# what comes while that one is full is counted, and said to be too much.
+_TLS_SIZE = 1 << 16
+
+
+class Outflow:
+    """Over one transport. Bytes for TLS wait here until it takes more; ``on_resume``: answers are taken again."""
+
+    def __init__(self, transport: asyncio.Transport, *, is_tls: bool, on_resume: Callable[[], None]) -> None:
+        self._transport, self._is_tls, self._on_resume = transport, is_tls, on_resume
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_size = 0
+        self._is_paused = self._is_ending = False
+        self._written = self._taken = 0
+        self._taken_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether what was written has to be taken before more is."""
+        return self._is_paused or bool(self._waiting)
+
+    def write(self, data: bytes) -> None:
+        """It leaves as the client takes it."""
+        self._written += len(data)
+        if not self._is_tls or (len(data) <= _TLS_SIZE and not self.is_stalled):
+            self._transport.write(data)
+            return
+        self._waiting.append(memoryview(data))
+        self._waiting_size += len(data)
+        self._pour()
+
+    def weigh(self) -> int:
+        """Bytes that were not taken; over TLS it may be twice as much as TLS is given at once that is not seen."""
+        return self._waiting_size + self._transport.get_write_buffer_size()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """As the transport says."""
+        self._is_paused = is_paused
+        self._pour()
+        if not is_paused and not self.is_stalled:
+            self._on_resume()
+
+    def is_stuck(self, now: float, untaken: int) -> bool:
+        """Whether nothing of ``untaken`` bytes was taken for long, by looks that come every second or so."""
+        taken = self._written - untaken
+        if untaken == 0 or taken > self._taken:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at > UNTAKEN_SECONDS
+
+    def close(self) -> None:
+        """Close when all is taken."""
+        self._is_ending = True
+        self._pour()
+
+    def _pour(self) -> None:
+        while self._waiting and not self._is_paused:
+            data = self._waiting.popleft()
+            if len(data) > _TLS_SIZE:
+                self._waiting.appendleft(data[_TLS_SIZE:])
+                data = data[:_TLS_SIZE]
+            self._waiting_size -= len(data)
+            self._transport.write(data)  # which may pause it
+        if self._is_ending and not self._waiting:
+            self._transport.close()
+
 
 #: What the requests that run at once for one connection may hold together.
 UNDER_WAY_BYTES_MAX = 32 << 20
@@ -298,3 +441,58 @@ class Connection(asyncio.Protocol):
             self._weigh()
         elif len(data) >= _WEIGHED_SIZE:
             self._weigh()
+
+
+class Answered(NamedTuple):
+    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
+
+    request_code: int
+    response_code: int
+    requests: int
+    size: int
+    answers: bytes
+
+
+class Client(Protocol):
+    """One connection, in the event loop's thread. Nothing here raises when it is closed already."""
+
+    @property
+    def peer(self) -> str:
+        """Who it is: ``127.0.0.1:53122``, IPv6 in brackets, an IPv4-mapped address as IPv4."""
+
+    @property
+    def local(self) -> str:
+        """Our address as this client has reached it: ``127.0.0.1:10976``."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing that is sent can arrive any more."""
+
+    def send(self, command: RemotingCommand) -> None:
+        """A request to the client, or an answer that comes late; dropped when it is closed."""
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it once when the connection ends, however it ends; at once if it has ended."""
+
+
+class Processor(Protocol):
+    """What answers. One for all connections."""
+
+    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
+        """The same for as many requests at the begin of ``data`` as can be answered by one call. Never raises."""
+
+    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer to a request that waits for nothing, and takes a moment; None: ``process`` it. Never raises."""
+
+    async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
+
+        Requests of one connection begin in their order and may end in any. What it raises closes nothing: the client
+        is told SYSTEM_ERROR.
+        """
+
+    def row(self) -> Mapping[str, Any] | None:
+        """What the board shows of the way upstream; None where there is none."""
+
+    async def close(self) -> None:
+        """Let go of everything; after the last connection has ended."""

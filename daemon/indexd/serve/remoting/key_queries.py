@@ -11,12 +11,18 @@ from indexd.serve.in_memory import InMemory, Tables, load_in_memory
 from indexd.serve.in_memory_kernel import SCRATCH
 from indexd.serve.queries import FOUND, Queries
 from indexd.serve.remoting import key_queries_kernel as kernel
-from indexd.serve.remoting.client import Answered
-from indexd.serve.remoting.codes import RequestCode, ResponseCode
-from indexd.serve.remoting.command import HEADER_MAX, LENGTH_SIZE, RemotingCommand, encode_command
-from indexd.serve.remoting.messages import last_update_fields, size_max_of
-from indexd.serve.remoting.sparing import SparingLog
-from indexd.storage.hasty import WouldWaitError
+from indexd.serve.remoting.command import (
+    HEADER_MAX,
+    LENGTH_SIZE,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    encode_command,
+)
+from indexd.serve.remoting.connection import Answered
+from indexd.serve.remoting.processor import last_update_fields, size_max_of
+from indexd.serve.remoting.upstream import SparingLog
+from indexd.storage.disk import WouldWaitError
 
 #: Requests of one call, which has bounds besides on what it reads and walks.
 TOGETHER_MAX = 128

@@ -14,7 +14,7 @@ import numpy as np
 
 from indexd.commitlog.bytes_kernel import hash_utf8, key_hash, load_u32, same_bytes
 from indexd.serve.in_memory_kernel import END_PHY, END_TIME, LEFT, SCRATCH, find_offsets, read_frames, refill
-from indexd.serve.remoting.codes import RequestCode
+from indexd.serve.remoting.command import RequestCode
 
 #: Members of ``limits``: requests of one call; the largest frame of a request; bytes of messages in an answer; messages
 #: in an answer, and in one to a query for a unique key.

@@ -1,14 +1,26 @@
-"""The answer to a search: the hits and where they lie, or why there are none and what that leaves open."""
+"""Numbers, sizes and times as people read them; ``show.js`` says the same in a browser.
+
+A message's body: as JSON with its lines made, as text, and as hex with its bytes beside it.
+
+One message: its fields, properties and body, and the way to its neighbours.
+
+The answer to a search: the hits and where they lie, or why there are none and what that leaves open.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from urllib.parse import urlencode
 
+from indexd.commitlog.decoder import Message
+from indexd.config.units import printable
 from indexd.errors import IndexdError
-from indexd.pages.markup import Child, Html, element, joined
+from indexd.pages.markup import Child, Html, element, foreign, joined
 from indexd.query import (
     TIME_MAX,
     TIME_MIN,
@@ -22,11 +34,285 @@ from indexd.query import (
     query_rocketmq,
 )
 from indexd.query import coverage as reasons
-from indexd.query.queues import NO_FOLDER
-from indexd.serve.web.asked import BY_INDEX, INDEX_TYPES, MODES, WAYS, Asked
-from indexd.serve.web.drawing import log_strip, timeline
-from indexd.serve.web.message import message_section
-from indexd.serve.web.wording import moment, name, show_count, show_size
+from indexd.query.message import Body, message_fields, unpack_body
+from indexd.query.source import NO_FOLDER
+from indexd.serve.web.shell import BY_INDEX, INDEX_TYPES, MODES, WAYS, Asked, log_strip, timeline
+
+_NAME_LENGTH_MAX = 200
+
+
+def show_count(value: int) -> str:
+    """In full, by thousands."""
+    return f"{value:,}"
+
+
+def show_size(size: float) -> str:
+    """Bytes with a binary unit, three digits at most before it."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            digits = 0 if unit == "B" or size >= 100 else 1 if size >= 10 else 2
+            return f"{size:.{digits}f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_duration(millis: int) -> str:
+    """A time span with its two largest units."""
+    if millis < 1000:
+        return f"{millis} ms"
+    if millis < 60_000:
+        return f"{millis / 1000:.1f} s"
+    parts, rest = [], millis // 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count:,} {unit}")
+    return " ".join(parts[:2])
+
+
+def show_utc(millis: int) -> str:
+    """``2026-11-22 03:15:20.123`` in UTC, the bare number where no calendar has it."""
+    try:
+        moment = datetime.fromtimestamp(millis // 1000, tz=UTC)
+    except (OverflowError, OSError, ValueError):
+        return f"{millis} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{millis % 1000:03d}"
+
+
+def moment(millis: int | None) -> Html:
+    """A ``time`` element in UTC; a browser may show it in its own zone instead."""
+    if millis is None:
+        return element("span", "-", class_="soft")
+    text = show_utc(millis)
+    if text.endswith("ms"):
+        return element("span", text)
+    return element("time", text, datetime=text.replace(" ", "T") + "Z", data_ms=str(millis))
+
+
+def age(millis: int, now: int | None = None) -> str:
+    """How long ago that was, or how far ahead the clock that stored it was."""
+    passed = (int(time.time() * 1000) if now is None else now) - millis
+    return f"{show_duration(passed)} ago" if passed >= 0 else f"{show_duration(-passed)} ahead"
+
+
+def name(text: str | None) -> Html:
+    """A topic, key or tag on one line; the very long are cut, with all of it in the title."""
+    if text is None or text == "":
+        return element("span", "-", class_="soft")
+    if len(text) <= _NAME_LENGTH_MAX:
+        return foreign(text)
+    return element("span", foreign(text[: _NAME_LENGTH_MAX - 1]), "…", title=printable(text[:4000]))
+
+
+_TEXT_SIZE_MAX = 256 << 10
+_HEX_SIZE_MAX = 8 << 10
+_HEX_WIDTH = 16
+_INDENT_MAX = 40
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_NAMES = {"json": "JSON", "text": "text", "hex": "hex"}
+
+
+def body_section(asked: Asked, body: Body, size_max: int) -> Html:
+    """The body in the asked view, else in the one that suits it; ``size_max``: most bytes of it that are shown."""
+    text = _text_of(body.data)
+    is_json = text is not None and len(body.data) <= min(_TEXT_SIZE_MAX, size_max) and _is_json(text)
+    views = [view for view, is_there in (("json", is_json), ("text", True), ("hex", True)) if is_there]
+    fitting = "json" if is_json and (text or "").lstrip()[:1] in "{[" else "text" if text is not None else "hex"
+    view = asked.view if asked.view in views else fitting
+    tabs = [
+        element("a", _NAMES[one], class_="view", href=asked.link(view=one, at=""), aria_current=one == view and "true")
+        for one in views
+    ]
+    head = element("h3", "Body ", element("span", _size_words(body), class_="soft"))
+    bar = element("div", head, element("nav", tabs, aria_label="Body as", class_="views"), class_="bar")
+    if not body.data:
+        return element("div", head, element("p", "It is empty.", class_="soft"), class_="body")
+    if view == "json":
+        shown = element("pre", joined(*_json_lines(text or "")), class_="code", tabindex=0)
+    elif view == "text":
+        shown = _as_text(body.data, min(_TEXT_SIZE_MAX, size_max))
+    else:
+        shown = _as_hex(asked, body.data, size_max)
+    return element("div", bar, shown, class_="body")
+
+
+def _size_words(body: Body) -> str:
+    words = f"{show_count(len(body.data))} bytes"
+    if body.compression is not None:
+        words += f", {body.compression}" + (", unpacked" if body.is_unpacked else ", as stored: not unpacked here")
+    return words
+
+
+def _text_of(data: bytes) -> str | None:
+    # Not so strict as Body.text: what turns text around or joins signs is shown as an escape.
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_lines(text: str) -> Iterator[Html | str]:
+    # The text's own tokens, only placed anew: no number is rounded, no name that stands twice is lost.
+    depth, before = 0, ""
+    tokens = _TOKEN.findall(text)
+    for number, token in enumerate(tokens):
+        following = tokens[number + 1] if number + 1 < len(tokens) else ""
+        if token in "}]" and before not in "{[":
+            depth -= 1
+            yield _line(depth)
+        elif token in "}]":
+            depth -= 1
+        elif before and before in "{[,":
+            yield _line(depth)
+        if token in "{[":
+            depth += 1
+        if token == ":":
+            yield ": "
+        elif token[0] == '"':
+            yield element("span", _visible(token), class_="name" if following == ":" else "string")
+        elif token in "{}[],":
+            yield token
+        else:
+            yield element("span", token, class_="literal")
+        before = token
+
+
+def _line(depth: int) -> str:
+    return "\n" + "  " * min(depth, _INDENT_MAX)
+
+
+def _as_text(data: bytes, size_max: int) -> Html:
+    text = data[:size_max].decode("utf-8", "replace")
+    return joined(element("pre", _visible(text), class_="code wrap", tabindex=0), _cut_words(len(data), size_max))
+
+
+def _visible(text: str) -> str:
+    # Line ends and tabs stay; other controls, and what turns text around, become escapes.
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _cut_words(size: int, shown: int) -> Html | None:
+    if size <= shown:
+        return None
+    return element("p", f"The first {show_size(shown)} of {show_size(size)}; the API has all of it.", class_="soft")
+
+
+def _as_hex(asked: Asked, data: bytes, size_max: int) -> Html:
+    step = max(min(_HEX_SIZE_MAX, size_max), _HEX_WIDTH)
+    at = asked.number("at") if asked.at else 0
+    first = min(at, max(len(data) - 1, 0)) // _HEX_WIDTH * _HEX_WIDTH
+    last = min(first + step, len(data))
+    lines = []
+    for place in range(first, last, _HEX_WIDTH):
+        row = data[place : min(place + _HEX_WIDTH, last)]
+        half = _HEX_WIDTH // 2
+        digits = f"{row[:half].hex(' ')}  {row[half:].hex(' ')}".ljust(3 * _HEX_WIDTH)
+        signs = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
+        place_words = element("span", f"{place:08x}", class_="soft")
+        lines.append(joined(place_words, f"  {digits}  ", element("span", signs, class_="string"), "\n"))
+    links: list[Html] = []
+    if first > 0:
+        links.append(element("a", "← before", class_="view", href=asked.link(view="hex", at=str(max(first - step, 0)))))
+    if last < len(data):
+        links.append(element("a", "go on →", class_="view", href=asked.link(view="hex", at=str(last))))
+    words = f"bytes {show_count(first)} to {show_count(last)} of {show_count(len(data))} "
+    pages = element("p", words, *links, class_="soft pages") if links else None
+    return joined(element("pre", lines, class_="code", tabindex=0), pages)
+
+
+_TYPES = {0x0: "", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+_TYPE_MASK = 0xC
+
+
+def message_section(asked: Asked, found: Message, size_max: int, note: str | None = None) -> Html:
+    """The message as a card; ``note`` is a line above it, ``size_max`` the most bytes of its body."""
+    own = Asked(by="offset", q=str(found.phy_offset), topic=asked.topic, view=asked.view, at=asked.at, zone=asked.zone)
+    head = element("h2", "Message at ", element("span", show_count(found.phy_offset), class_="num"))
+    parts = [
+        element("div", head, _ways(found, own), class_="bar"),
+        None if note is None else element("p", note, class_="note"),
+        _fields(found),
+        _properties(found),
+        body_section(own, unpack_body(found), size_max),
+    ]
+    return element("article", parts, class_="message", data_offset=str(found.phy_offset))
+
+
+def _ways(found: Message, own: Asked) -> Html:
+    # The next frame begins where this one ends; where a segment ends there the page says so.
+    plain = replace(own, view="", at="")
+    following = plain.link(q=str(found.phy_offset + found.size))
+    queue = Asked(by="queue", topic=found.topic, most="16", zone=own.zone)
+    from_here = queue.link(q=f"{found.queue_id}/{max(found.queue_offset - 7, 0)}")
+    links = [
+        element("a", "its queue", href=from_here, title="messages around it in its queue"),
+        element("a", "next in the log", href=following, title="the message that begins where this one ends"),
+        element("a", "link", href=own.link(), title="an address of this message"),
+    ]
+    return element("nav", links, aria_label="From here", class_="views")
+
+
+def _fields(found: Message) -> Html:
+    row = message_fields(found)
+    topic = element("a", name(found.topic), href=Asked(by="key", topic=found.topic).link())
+    kind = _TYPES[found.sys_flag & _TYPE_MASK]
+    fields: list[tuple[str, Child]] = [
+        ("topic", topic),
+        ("stored", joined(moment(found.store_timestamp), _soft(age(found.store_timestamp)))),
+        ("born", joined(moment(found.born_timestamp), _soft(row["bornHost"]))),
+        ("queue / offset", f"{found.queue_id} / {show_count(found.queue_offset)}"),
+        ("size", f"{show_count(found.size)} bytes"),
+        ("store host", row["storeHost"]),
+        ("message id", element("code", row["offsetMsgId"])),
+        ("system flag", joined(f"0x{found.sys_flag:x}", _soft(kind) if kind else None)),
+        ("tags code", str(found.tags_code)),
+        ("reconsumed", f"{found.reconsume_times} times" if found.reconsume_times else None),
+        ("prepared at", show_count(found.prepared_transaction_offset) if found.prepared_transaction_offset else None),
+        ("flag", str(found.flag) if found.flag else None),
+        ("body CRC", f"{found.body_crc:08x}"),
+    ]
+    cells = [
+        element("div", element("dt", key), element("dd", value), class_="long" if key == "message id" else None)
+        for key, value in fields
+        if value is not None
+    ]
+    return element("dl", cells, class_="fields")
+
+
+def _properties(found: Message) -> Html:
+    if not found.properties:
+        return element("p", "It has no properties.", class_="soft")
+    rows = [
+        element("tr", element("th", name(key), scope="row"), element("td", _value(found, key, value), class_="text"))
+        for key, value in found.properties.items()
+    ]
+    caption = element("caption", "Properties")
+    return element("div", element("table", caption, element("tbody", rows), class_="properties"), class_="scroll")
+
+
+def _value(found: Message, key: str, value: str) -> Child:
+    # What can be searched for is a link to that search.
+    ways = {"KEYS": ("key", found.keys), "UNIQ_KEY": ("unique", [value]), "TAGS": ("tags", [value])}
+    by, texts = ways.get(key, ("", []))
+    if not texts:
+        return name(value)
+    links = [element("a", name(text), href=Asked(by=by, topic=found.topic, q=text).link()) for text in texts]
+    return [part for link in links for part in (link, " ")][:-1]
+
+
+def _soft(text: str) -> Html:
+    return element("span", f" {text}", class_="soft")
+
 
 _HEAD = (
     ("Stored", "time"), ("Keys, unique key", ""), ("Tags", "wide"), ("Queue / offset", "n wide"), ("Size", "n wide"),

@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from indexd.config import Config
-from indexd.config.places import check_outside
-from indexd.config.remote_path import RemotePath
+from indexd.config.units import RemotePath, check_outside
 from indexd.errors import UsageError
-from indexd.recovery.settings import check_store
+from indexd.recovery.open import check_store
 from indexd.spark.export.append import Continuation, OnExpired, continued
 from indexd.spark.export.export_task import ExportTask, SplitExported, export_nothing, export_split, written_columns
 from indexd.spark.export.parquet import FILE_SIZE_MIN, Shape
 from indexd.spark.export.partitions import SOURCES
 from indexd.spark.export.target import Export, Manifest, Target
-from indexd.spark.progress import Report
 from indexd.spark.source.batch import plan
-from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION
 from indexd.spark.source.options import SourceOptions, with_known_segment_size
-from indexd.spark.source.rows import Keep, check_end
+from indexd.spark.source.rows import DEFAULT_COLUMNS, SCHEMA_VERSION, Keep, check_end
 from indexd.spark.splits import Split, check_chain
-from indexd.spark.tasks import run_tasks
+from indexd.spark.tasks import Report, run_tasks
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from indexd.storage.remote import disk_for

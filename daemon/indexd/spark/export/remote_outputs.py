@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from indexd.config.remote_path import RemotePath
+from indexd.config.units import RemotePath
 from indexd.spark.export.outputs import TEMPORARY, Output, is_led_out
 from indexd.storage.remote import RemoteDisk, files_below, locate, named
 

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from indexd.config.remote_path import RemotePath
+from indexd.config.units import RemotePath
 from indexd.errors import CorruptDataError, UnsafeStoreError
 from indexd.spark.export.outputs import TEMPORARY, LocalFiles, TargetFiles
 from indexd.spark.export.parquet import Part

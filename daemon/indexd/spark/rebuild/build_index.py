@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.index.file import IndexFile, Put
-from indexd.index.flavour import FLAVOURS, Flavour
-from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
-from indexd.index.service import IndexMark
+from indexd.index.file import IndexFile, IndexMark, Put
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.spark.rebuild.runs import Run, RunReader
 from indexd.storage.disk import Disk
 from indexd.storage.names import next_index_name

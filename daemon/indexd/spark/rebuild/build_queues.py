@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from indexd.commitlog.properties import decode_utf8
+from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.format import QueueMark, is_topic_name, queue_directory
-from indexd.consumequeue.progress import QueueCounters, QueuesProgress
-from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters, QueuesProgress
 from indexd.errors import DisturbedError, IndexdError
 from indexd.flush.flusher import sync_dirs, sync_files
 from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, bucket_of

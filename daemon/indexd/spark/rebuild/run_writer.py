@@ -13,20 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable
+from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.commitlog.evidence import Evidence
-from indexd.commitlog.reading import Skipped
-from indexd.commitlog.suspects import stand_of
-from indexd.spark.rebuild.run_format import (
-    CHUNK,
-    MAGIC,
-    QUEUE_ROW,
-    TRAILER,
-    UNIT_ROW,
-    Run,
-    pack_topics,
-    topic_hash,
-)
+from indexd.commitlog.reader import Skipped
+from indexd.commitlog.tail import stand_of
+from indexd.spark.rebuild.runs import CHUNK, MAGIC, QUEUE_ROW, TRAILER, UNIT_ROW, Run, pack_topics, topic_hash
 from indexd.spark.rebuild.runs_kernel import BUCKETS, first_rows, sort_rows
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk

@@ -22,20 +22,38 @@ onExpired            of a stream: ``fail`` (default) or ``skip``: segments that 
 
 Every key of indexd's configuration is one too: ``segmentSize`` (taken from the files where nobody gives it), ``data``
 (a data directory of indexd: its sparse indexes say for sure where ``startTime`` begins), ``brokerConf``, ...
+
+Which part of the log can hold messages of a time range; what is read is then looked at row by row all the same.
+
+Nothing is left out by guess unless somebody asks for it. The sparse indexes of a data directory say for sure before
+which offset every message is older: each segment's has its largest time. The smallest is not known, so the end of a
+range leaves nothing out.
+
+With ``timeSlack`` the first message of each segment must do: the log is taken to be in order of time but for the
+slack, by which the broker's clock may have gone back. A clock that was off by more inside a segment, and was right
+again at the next one's begin, then leaves messages out.
+
+Errors that end up in Spark's own text keep their hint, which names options where the command line has flags.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 from indexd.config import KEYS, Config, load, parse_millis, parse_size
-from indexd.errors import DiskError, UsageError
-from indexd.spark.source.columns import parse_columns
+from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.query.by_time import scan_start
+from indexd.query.source import open_index
+from indexd.spark.source.batch import LogEnd
+from indexd.spark.source.rows import parse_columns
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for
@@ -215,3 +233,92 @@ def _one_of(text: str, words: tuple[str, ...]) -> str:
     if word not in words:
         raise ValueError(f"is not one of {', '.join(words)}")
     return word
+
+
+_NEVER, _ALWAYS = -(1 << 63), (1 << 63) - 1
+
+
+def time_range(disk: Disk, options: SourceOptions, log_end: LogEnd) -> tuple[int | None, int | None]:
+    """(begin, end): physical offsets outside of which no message is of the time asked for; None sets no bound.
+
+    A message begins at each, or a segment. Raises what opening a data directory does where one is given.
+    """
+    start_time, end_time = options.start_time, options.end_time
+    slack = options.time_slack
+    begin = end = None
+    if start_time is not None and options.has_data:
+        begin = _by_sparse_indexes(disk, options, start_time)
+    if slack is None or (start_time is None and end_time is None):
+        return begin, end
+    log_end.refresh()
+    bases, times = _first_messages(log_end)
+    if start_time is not None and begin is None:
+        begin = segment_before(bases, times, start_time - slack)
+    if end_time is not None:
+        end = segment_behind(bases, times, end_time + slack)
+    return begin, end
+
+
+def segment_before(bases: list[int], times: list[int | None], time: int) -> int | None:
+    """The last segment up to whose first message all first messages are older than ``time``; an unknown one is not."""
+    newest = accumulate((_ALWAYS if found is None else found for found in times), max)
+    older = [base for base, found in zip(bases, newest, strict=True) if found < time]
+    return older[-1] if older else None
+
+
+def segment_behind(bases: list[int], times: list[int | None], time: int) -> int | None:
+    """The first segment from which on all first messages are of ``time`` or later; an unknown one is not."""
+    oldest = list(accumulate((_NEVER if found is None else found for found in reversed(times)), min))[::-1]
+    later = [base for base, found in zip(bases, oldest, strict=True) if found >= time]
+    return later[0] if later else None
+
+
+def _first_messages(log_end: LogEnd) -> tuple[list[int], list[int | None]]:
+    # Of the segments in use: where they begin, and the store time of what stands there.
+    segments = [segment for segment in log_end.log.segments if log_end.is_in_use(segment)]
+    bases = [segment.base for segment in segments]
+    return bases, [log_end.store_timestamp(base) for base in bases]
+
+
+def _by_sparse_indexes(disk: Disk, options: SourceOptions, start_time: int) -> int | None:
+    index = open_index(disk, options.config)
+    try:
+        look = index.look()
+        coverage = look.queue_coverage
+        if coverage.starts_late or look.frontier.sparse is None:
+            return None
+        begin = max(coverage.begin, coverage.log_begin or 0)
+        found = scan_start(index, look, start_time, begin)
+        # What was left out when it was built may be read now.
+        return min([found, *(gap.begin for gap in coverage.uncovered if gap.end > begin)])
+    finally:
+        index.close()
+
+
+_HELP = re.compile(r"see indexd --help( for all of them)?")
+# With the value that a hint may give; what is behind ``indexd`` is a command, and stays one.
+_FLAG = re.compile(r"(?<!indexd )--([a-z]+(?:-[a-z]+)*)(?:[ =](skip\b|\d+))?")
+_OTHER_NAMES = {"on-corrupt": "corrupt", "store": "path"}
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback."""
+    try:
+        yield
+    except IndexdError as error:
+        error.hint = with_options(error.hint)
+        if error.hint and error.hint not in getattr(error, "__notes__", ()):
+            error.add_note(error.hint)
+        raise
+
+
+def with_options(hint: str) -> str:
+    """A hint for the command line as one for ``option(...)``: ``--segment-size 5`` is ``the option segmentSize=5``."""
+    return _FLAG.sub(_option, _HELP.sub(OPTIONS_HINT, hint))
+
+
+def _option(flag: re.Match[str]) -> str:
+    first, *rest = flag[1].split("-")
+    name = _OTHER_NAMES.get(flag[1]) or first + "".join(word.capitalize() for word in rest)
+    return f"the option {name}={flag[2]}" if flag[2] else f"the option {name}"

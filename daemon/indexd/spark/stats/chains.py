@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import DisturbedError
-from indexd.index.flavour import Flavour
-from indexd.index.format import IndexLayout
+from indexd.index.format import Flavour, IndexLayout
 from indexd.spark.stats.chains_kernel import (
     DONE,
     FILE_OVER,

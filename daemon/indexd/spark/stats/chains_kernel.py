@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.fields_kernel import decode_properties
+from indexd.commitlog.kernel import decode_properties
 from indexd.spark.stats.parts_kernel import OF_TOPIC, bucket_of, entry_fingerprints, fingerprint, frame_parts, mix
 
 DONE, FILE_OVER, GROW, NO_FRAME = range(4)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch, TopicTable
+from indexd.commitlog.batcher import DispatchBatch, TopicTable
 from indexd.errors import DisturbedError
 from indexd.spark.stats.buckets import HOUR, STEPS, step_for
 from indexd.spark.stats.clock import Clock, Events

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.bytes_kernel import find_byte
-from indexd.commitlog.fields_kernel import KEYS, TAGS, UNIQ_KEY, decode_properties
+from indexd.commitlog.kernel import KEYS, TAGS, UNIQ_KEY, decode_properties
 from indexd.spark.stats.parts_kernel import (
     OF_HOST,
     OF_KEY,

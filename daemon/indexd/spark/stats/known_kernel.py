@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 from indexd.commitlog.bytes_kernel import find_byte
-from indexd.commitlog.fields_kernel import KEYS, TAGS, UNIQ_KEY, decode_properties
+from indexd.commitlog.kernel import KEYS, TAGS, UNIQ_KEY, decode_properties
 from indexd.spark.stats.content_kernel import DONE, NO_FRAME
 from indexd.spark.stats.parts_kernel import (
     OF_HOST,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_utf8
+from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, FLAG_STORE_HOST_V6, MAGIC_V1
-from indexd.commitlog.lookup import MessageLookup
-from indexd.commitlog.properties import decode_utf8
 from indexd.config import Config
-from indexd.index.key_hash import index_key_hash
-from indexd.recovery.settings import frame_size_max
+from indexd.index.format import index_key_hash
+from indexd.recovery.open import frame_size_max
 from indexd.spark.stats.parts_kernel import OF_HOST, OF_KEY, OF_TAGS, OF_TOPIC, OF_UNIQ_KEY, fingerprint
 from indexd.storage.disk import Disk
 

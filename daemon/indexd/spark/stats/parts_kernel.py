@@ -11,7 +11,7 @@ import numpy as np
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import find_byte, load_u8, load_u16, load_u32, load_word, signed_32
-from indexd.commitlog.fields_kernel import KEYS, TAGS, UNIQ_KEY
+from indexd.commitlog.kernel import KEYS, TAGS, UNIQ_KEY
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)

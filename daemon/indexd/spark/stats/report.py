@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from indexd.commitlog.properties import decode_utf8
+from indexd.commitlog.decoder import decode_utf8
 from indexd.spark.stats.buckets import HOUR, bounds_of, quantile, used
 from indexd.spark.stats.clock import Event
 from indexd.spark.stats.collect import Hot, Index, Named, Statistics, total_lengths

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
 from indexd.errors import DisturbedError
-from indexd.index.flavour import FLAVOURS, Flavour
-from indexd.index.format import IndexLayout
+from indexd.index.format import FLAVOURS, Flavour, IndexLayout
 from indexd.spark.splits import Split, SplitReader
 from indexd.spark.stats.buckets import HOUR
 from indexd.spark.stats.chains import FileChains, Group, Pair, count_group

@@ -4,29 +4,30 @@ The log is decoded once more and each key of each message is held against the ne
 first entry that differs, that belongs to no message, or that lies behind the end of the log ends what is kept. Every
 start compares the last stretch; ``indexd --recover`` all of it. Entries of messages that have expired cannot be
 compared; they stand on the chain check alone.
+
+The log from where a reader stands to where it ends now: for commands that run once, and do not wait for more.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.dispatch import DispatchBatch, before
+from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.reading import Skipped
-from indexd.consumequeue.compare import QueueComparison
-from indexd.index.flavour import Flavour
-from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
+from indexd.consumequeue.check import QueueComparison
+from indexd.errors import CorruptDataError
+from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
-from indexd.recovery.replay import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
+from indexd.recovery.recover import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
 from indexd.storage.disk import Disk, DiskFile
 
 _SETTLE_PAUSE = 0.01
@@ -298,3 +299,46 @@ def _frame_before(batch: DispatchBatch, begin: int, phy_offset: int) -> int:
     offsets = batch.columns.phy_offset[: batch.rows]
     row = int(np.searchsorted(offsets, phy_offset, side="right"))
     return int(offsets[row - 1]) if row else begin
+
+
+_PAUSE = 0.002
+# Bytes at the end that are no frame are given so long to become one; the daemon, which has time, gives them more.
+_CORRUPT_AFTER = 0.25
+
+
+def once(options: ReaderOptions) -> ReaderOptions:
+    """Options for reading a log once."""
+    return replace(options, corrupt_after=min(options.corrupt_after, _CORRUPT_AFTER))
+
+
+class WholeLog:
+    """Iterates over a log; ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker.
+
+    Raises CorruptDataError for unreadable bytes behind which the log goes on, unless the reader may skip them.
+    """
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self.unreadable: Corrupt | None = None
+
+    def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
+        while True:
+            found = self._reader.poll()
+            if isinstance(found, Corrupt):
+                self._judge(found)
+                return
+            if not isinstance(found, NotYetWritten):
+                yield found
+            elif self._reader.is_undecided:
+                time.sleep(_PAUSE)
+            else:
+                return
+
+    def _judge(self, corrupt: Corrupt) -> None:
+        if corrupt.path is None or self._reader.frames_follow():
+            where = f" of {corrupt.path}" if corrupt.path else ""
+            raise CorruptDataError(
+                f"the log is corrupt at offset {corrupt.offset}{where}: {corrupt.reason}",
+                "give --on-corrupt skip to go on at the next frame that proves itself",
+            )
+        self.unreadable = corrupt
