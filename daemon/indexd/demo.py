@@ -24,7 +24,7 @@ from typing import Any
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import load
-from indexd.config.units import check_outside
+from indexd.config.load import check_outside
 from indexd.errors import IndexdError
 from indexd.query import open_index
 from indexd.storage.disk import Disk

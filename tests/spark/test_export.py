@@ -16,7 +16,7 @@ import pytest
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.spark.export.job import ExportRequest, export
 from indexd.spark.export.parquet import Shape
-from indexd.spark.source.rows import ALL_COLUMNS
+from indexd.spark.source.columns import ALL_COLUMNS
 from support.exporting import config_of, files_of, logged, parquet_of, row_of
 from support.odd_log import odd_messages, write_odd
 from support.small_log import SEGMENT_SIZE, write_log

@@ -15,7 +15,7 @@ import numba
 
 from indexd.errors import IndexdError
 from indexd.query import TIME_MAX
-from indexd.query.message import KeyRequest, query_message
+from indexd.query.broker_message import KeyRequest, query_message
 from indexd.serve.in_memory import InMemory, load_in_memory
 from support.broker_frames import ANY_SIZE
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from indexd.query import QueryIndex
     from indexd.query.answer import LastUpdate
-    from indexd.query.message import FoundFrames
+    from indexd.query.broker_message import FoundFrames
     from indexd.query.source import Look
 
 COMPILED = "compiled"

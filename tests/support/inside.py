@@ -20,8 +20,8 @@ from indexd.flush.frontier import write_abort
 from indexd.recovery.open import open_data
 from indexd.serve.board import Board
 from indexd.service.daemon import Daemon
+from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier, configure_log
-from indexd.service.start import Instance, Starts
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

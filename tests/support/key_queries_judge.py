@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from indexd.serve.in_memory import InMemory
 from indexd.serve.remoting.command import decode_command, encode_command
 from indexd.serve.remoting.key_queries import KeyQueries
-from indexd.serve.remoting.processor import query_message
+from indexd.serve.remoting.messages import query_message
 from indexd.serve.remoting.upstream import SparingLog
 from support.remoting_asking import ALL_TIME, Asking, asking
 

@@ -18,8 +18,8 @@ import uvloop
 from indexd.config import load
 from indexd.serve.board import Board
 from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.server import read_access
 from indexd.serve.server import listen
 from support.remoting import RemotingClient
 from support.serving import Log
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.serve.remoting.connection import Client
+    from indexd.serve.remoting.hall import Client
 
 _SECONDS = 30.0
 #: Requests of the stand-in: ext fields and body back; never an answer; an exception; an answer of ``size`` bytes; an

@@ -21,7 +21,8 @@ from indexd.flush.frontier import remove_abort
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery.open import Opened
 from indexd.service.daemon import can_wait, has_work
-from indexd.service.start import Starts, open_for_run
+from indexd.service.instance import Starts
+from indexd.service.start import open_for_run
 from indexd.service.state import DaemonState, Watch, write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from indexd.service.start import Instance
+    from indexd.service.instance import Instance
 
 
 class FakeWatch:

@@ -13,7 +13,7 @@ from indexd.cli.main import main
 from indexd.config import Config
 from indexd.errors import UsageError
 from indexd.spark.export import outputs
-from indexd.spark.source.rows import ALL_COLUMNS, DEFAULT_COLUMNS
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from support.exporting import (
     config_of,
     export_here,

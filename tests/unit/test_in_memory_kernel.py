@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, open_index
-from indexd.query.message import KeyRequest, query_message
+from indexd.query.broker_message import KeyRequest, query_message
 from indexd.serve.in_memory import InMemory
 from indexd.storage.disk import Disk
 from support.broker_frames import ANY_SIZE, damage

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexd.index.file import IndexFile, Put
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch, replay_entries
-from indexd.recovery.recover import read_entries
+from indexd.recovery.replay import read_entries
 from indexd.storage.disk import Disk
 from support.naive import NaiveIndexFile, key_hash
 from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, queries, store_timestamps, topics

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiomqtt import MqttError
 
-from indexd.serve.mqtt.link import Link, reason
-from indexd.serve.mqtt.publisher import Topics
+from indexd.serve.mqtt.link import Link, Topics, reason
 from unit.test_mqtt_publisher import config_for
 
 if TYPE_CHECKING:

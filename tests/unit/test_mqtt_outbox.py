@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.serve.board import Events
-from indexd.serve.mqtt.link import PAUSE_SECONDS, Backoff, Said, StatePace
-from indexd.serve.mqtt.publisher import Outbox
+from indexd.serve.mqtt.link import PAUSE_SECONDS, Backoff, Outbox, Said, StatePace
 
 steps = st.lists(
     st.one_of(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.serve.board import Event
-from indexd.serve.mqtt.publisher import Topics, condition, event_payload, state_payload, topic_level
+from indexd.serve.mqtt.link import Topics, condition, event_payload, state_payload, topic_level
 
 ABOUT = {"bootId": "b-1", "cluster": "c", "nodeId": "n/1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexd.service.heart import Pulse, RunningClock
+from indexd.service.instance import Pulse, RunningClock
 
 
 class Clock:

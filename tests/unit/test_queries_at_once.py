@@ -13,7 +13,7 @@ from indexd.serve import queries as serve_queries
 from indexd.serve.in_memory import InMemory, load_in_memory
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.processor import query_message, view_message_by_id
+from indexd.serve.remoting.messages import query_message, view_message_by_id
 from indexd.storage.disk import HastyDisk, WouldWaitError
 from support.data_directory import T0, spec
 from support.page_cache import forget

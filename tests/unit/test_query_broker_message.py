@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexd.errors import UsageError
 from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, open_index
-from indexd.query.message import KeyRequest, query_message, query_message_exact
+from indexd.query.broker_message import KeyRequest, query_message, query_message_exact
 from indexd.storage.disk import Disk
 from support.broker_frames import ANY_SIZE, damage, frames_at, raw
 from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
@@ -22,7 +22,7 @@ from support.naive import exact_oracle
 from support.strategies import Sample, logs, queries
 
 if TYPE_CHECKING:
-    from indexd.query.message import FoundFrames
+    from indexd.query.broker_message import FoundFrames
 
 LARGE = IndexLayout(101, 1000)
 

@@ -12,7 +12,7 @@ from indexd.commitlog.decoder import DecoderOptions, Message, check_frame, decod
 from indexd.commitlog.format import Corrupt
 from indexd.errors import UsageError
 from indexd.query import NotFound
-from indexd.query.message import earliest_time, pull_message, queue_bounds, view_message
+from indexd.query.broker_message import earliest_time, pull_message, queue_bounds, view_message
 from support.broker_frames import ANY_SIZE, damage, frames_at
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.queue_store import QueueStore
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.query import QueryIndex
-    from indexd.query.message import PulledFrames
+    from indexd.query.broker_message import PulledFrames
 
 
 # --- one message ---

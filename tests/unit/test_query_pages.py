@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.format import IndexLayout
 from indexd.query import KeyQuery, by_key, query_exact, query_rocketmq
-from indexd.query.source import Kept
+from indexd.query.log import Kept
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import T0, Store, spec

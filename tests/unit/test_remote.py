@@ -15,7 +15,8 @@ import pytest
 from indexd.cli.main import main
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import load
-from indexd.config.units import RemotePath, check_outside, parse_place
+from indexd.config.load import check_outside
+from indexd.config.units import RemotePath, parse_place
 from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
 from indexd.spark.export.parquet import Shape
 from indexd.spark.splits import SplitReader, plan_splits

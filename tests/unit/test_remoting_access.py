@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from indexd.config import load
 from indexd.errors import UsageError
+from indexd.serve.remoting.access import Access, Credentials, read_access
 from indexd.serve.remoting.command import V4_9_3, V4_9_4, RemotingCommand, decode_command
-from indexd.serve.remoting.server import Access, Credentials, read_access
 from support.missing import need
 from support.remoting_frames import SIGNED, SIGNED_ACCESS_KEY, SIGNED_SECRET_KEY
 

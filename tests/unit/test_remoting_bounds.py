@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from indexd.serve.remoting import connection as remoting_connection
 from indexd.serve.remoting import connection as remoting_outflow
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.server import Room
+from indexd.serve.remoting.hall import Room
 from support.remoting import Command, RemotingClient, encode
 from support.remoting_serving import ECHO, HANG, SIZE, RemotingServing
 from support.tls import client_context, make_certificate

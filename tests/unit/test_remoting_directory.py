@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import routes, upstream
+from indexd.serve.remoting import directory, places, upstream
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream as places
 from indexd.serve.remoting.routes import write_json
 from support.daemon import rebuild
 from support.remoting import V4_9_3
@@ -172,7 +171,7 @@ def test_a_name_server_that_is_gone_or_has_forgotten(root: Path, stack: ExitStac
 
 
 def test_routes_that_are_kept_are_bounded(root: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "_KEPT_MAX", 2000)
+    monkeypatch.setattr(directory, "_KEPT_MAX", 2000)
     behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}})
     behind.topics |= {f"Topic{number}": behind.topics["TopicTest"] for number in range(20)}
     for number in range(20):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import forward, link, upstream
+from indexd.serve.remoting import forward, link, places, upstream
 from indexd.serve.remoting import forward as lanes
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream as places
 from support.remoting_outlet import NAME, Behind, broker_handlers
 from support.remoting_peer import Peer
 

@@ -13,9 +13,9 @@ from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor as remoting_processor
 from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import NAME_SERVER_CODES, RemotingCommand
 from indexd.serve.remoting.processor import RemotingProcessor
-from indexd.serve.remoting.server import read_access
 from support.daemon import rebuild
 from support.remoting import Command, RemotingClient, signed
 from support.remoting_outlet import Outlet, broker_handlers, name_server_handlers

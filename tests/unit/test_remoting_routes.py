@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.config import load
+from indexd.serve.remoting import places, upstream
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream
-from indexd.serve.remoting import upstream as places
 from indexd.serve.remoting.routes import Place, find_place, lead_cluster, lead_route, read_json, write_json
 from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, make_data

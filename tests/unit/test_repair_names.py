@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.repair.plan import Wanted, names_between
+from indexd.repair.ranges import Wanted, names_between
 
 NOON = "20260101120000000"
 

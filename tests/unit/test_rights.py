@@ -10,7 +10,7 @@ import pytest
 
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import make_private, why_not_trusted
+from indexd.config.load import make_private, why_not_trusted
 from indexd.errors import BusyError, DiskError
 from indexd.storage.disk import Disk, DiskFile, OutputDisk
 from indexd.storage.lock import DirectoryLock, owner_pid

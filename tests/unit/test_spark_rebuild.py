@@ -16,7 +16,7 @@ from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark.rebuild import run_writer
+from indexd.spark.rebuild import runs
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support import small_log
@@ -152,7 +152,7 @@ def test_any_log_in_splits_of_any_size(ours: list[OddMessage], data: st.DataObje
 
 
 def test_runs_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_writer, "ROWS_PER_CHUNK", 10)
+    monkeypatch.setattr(runs, "ROWS_PER_CHUNK", 10)
     write_log(tmp_path / "store", 3000)
     config = odd_config(tmp_path, segment_size=small_log.SEGMENT_SIZE, read_bytes=64 << 10)
     assert_same_rebuild(config, tmp_path, [0, 100_000])

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from indexd.spark.source.rows import (
-    ALL_COLUMNS,
-    DEFAULT_COLUMNS,
-    SCHEMA,
-    VERSION_KEY,
-    Keep,
-    RowReader,
-    arrow_schema,
-    parse_columns,
-    record_batches,
-)
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
+from indexd.spark.source.rows import Keep, RowReader, record_batches
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support.goldens import GOLDENS, unpack

@@ -14,9 +14,9 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import DisturbedError
-from indexd.spark.source import batch as located_module
-from indexd.spark.source.batch import Locator, host_text
-from indexd.spark.source.rows import ALL_COLUMNS, SCHEMA
+from indexd.spark.source import rows as located_module
+from indexd.spark.source.columns import ALL_COLUMNS, SCHEMA
+from indexd.spark.source.rows import Locator, host_text
 from indexd.spark.source.rows_kernel import PAIRS_MAX, gather, is_utf8
 from support.rows import plain, rows_of
 from support.strategies import Sample, logs

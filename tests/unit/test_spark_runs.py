@@ -17,7 +17,7 @@ from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.index.format import FLAVOURS
-from indexd.spark.rebuild import run_writer
+from indexd.spark.rebuild import runs
 from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, RunWriter, bucket_of, read_run
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
@@ -31,7 +31,7 @@ DISK = Disk()
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A log of one segment whose run has many chunks."""
-    monkeypatch.setattr(run_writer, "ROWS_PER_CHUNK", 300)
+    monkeypatch.setattr(runs, "ROWS_PER_CHUNK", 300)
     write_odd(tmp_path / "store", odd_messages(3000, 40), SEGMENT_SIZE)
     return config_for(tmp_path / "store", tmp_path / "data", segment_size=SEGMENT_SIZE, read_bytes=64 << 10)
 
@@ -176,7 +176,7 @@ def is_damaged(run: Run) -> bool:
 
 
 def test_no_byte_that_has_changed_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_writer, "ROWS_PER_CHUNK", 3)
+    monkeypatch.setattr(runs, "ROWS_PER_CHUNK", 3)
     write_odd(tmp_path / "store", odd_messages(7, 3), SEGMENT_SIZE)
     config = config_for(tmp_path / "store", tmp_path / "data", segment_size=SEGMENT_SIZE)
     run, path = run_of(config, tmp_path / "run"), tmp_path / "run"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.consumequeue.format import OFFSET_MAX
-from indexd.spark.rebuild.runs import bucket_of, topic_hash
+from indexd.spark.rebuild.run_format import bucket_of, topic_hash
 from indexd.spark.rebuild.runs_kernel import BUCKETS, first_rows, sort_rows
 
 TOPICS = [b"T", b"Other", "订单".encode(), b"T\xff"]

@@ -19,9 +19,9 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.spark.export.job import ExportRequest
 from indexd.spark.source.batch import plan
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
 from indexd.spark.source.datasource import spark_schema
 from indexd.spark.source.options import parse_options, segment_before, segment_behind
-from indexd.spark.source.rows import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection
 from indexd.spark.stats.work import count_split

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.cli import status_words as words
-from indexd.cli.status import Look, Rates, findings_of, from_text64
+from indexd.cli.status import Rates
+from indexd.cli.status_ask import Look, findings_of, from_text64
 from indexd.cli.status_words import Drawing
 from indexd.config import Config
 

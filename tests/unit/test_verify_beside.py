@@ -15,8 +15,8 @@ from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
+from indexd.verify import ground as ground_module
 from indexd.verify import whole
-from indexd.verify import whole as ground_module
 from support.data_directory import Store
 from support.verifying import (
     HASH,

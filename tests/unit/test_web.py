@@ -19,8 +19,9 @@ from indexd.pages.markup import Html, element, foreign
 from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
 from indexd.serve.board import KINDS
-from indexd.serve.web.answer import body_section, show_duration, show_size, show_utc
+from indexd.serve.web.answer import body_section
 from indexd.serve.web.shell import ASSETS, TIME_MIN, WAYS, Asked, asset, log_strip, problems_of, render_page, timeline
+from indexd.serve.web.wording import show_duration, show_size, show_utc
 
 NOW = 1_700_000_000_123
 JSON = st.recursive(

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from indexd.serve import server as query_workers
-from indexd.serve.server import StoppedError, TooManyError, Workers
+from indexd.serve import workers as query_workers
+from indexd.serve.workers import StoppedError, TooManyError, Workers
 
 
 def _end(workers: Workers) -> None:

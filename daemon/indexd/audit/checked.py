@@ -13,7 +13,7 @@ from indexd.audit.part import FileSeen
 from indexd.audit.plan import AuditTask
 from indexd.errors import DiskError
 from indexd.index.format import IndexLayout
-from indexd.recovery.recover import read_entries, time_diff_of
+from indexd.recovery.replay import read_entries, time_diff_of
 from indexd.storage.disk import Disk
 
 

@@ -21,7 +21,7 @@ from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.index.format import IndexLayout
 from indexd.recovery.open import frame_size_max
-from indexd.recovery.recover import first_entry_at, read_entries
+from indexd.recovery.replay import first_entry_at, read_entries
 from indexd.storage.disk import Disk, DiskFile
 
 # Entries that are read at once; more where single messages have as many.

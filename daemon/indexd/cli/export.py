@@ -13,7 +13,8 @@ from indexd.cli.query import count64
 from indexd.cli.rebuild import spark_session
 from indexd.config import Config, parse_size
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import check_outside, parse_place, printable
+from indexd.config.load import check_outside
+from indexd.config.units import parse_place, printable
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
 def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportRequest:
     from indexd.spark.export.job import ExportRequest, check_request  # noqa: PLC0415 - the same
     from indexd.spark.export.parquet import Shape  # noqa: PLC0415 - the same
-    from indexd.spark.source.rows import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
+    from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
 
     columns = parse_columns(args.columns)
     if args.body and "body" not in columns:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from indexd.cli.inspect import entry_range
+from indexd.cli.inspect_index import entry_range
 from indexd.cli.output import print_json, print_line, show_bytes, show_time, wants_json
 from indexd.config.units import printable
 from indexd.consumequeue.format import (

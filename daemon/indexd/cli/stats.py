@@ -13,7 +13,8 @@ from indexd.cli.query import check_times, count64, int64, some_name
 from indexd.cli.rebuild import spark_session
 from indexd.config import Config, parse_millis
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import check_outside, printable
+from indexd.config.load import check_outside
+from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.storage.disk import OutputDisk
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from indexd.cli.output import show_bytes
-from indexd.cli.status import Look
+from indexd.cli.status_ask import Look
 from indexd.config.units import printable
 
 Row = Mapping[str, Any]

@@ -1,5 +1,7 @@
 """What a LogReader is told, counts and returns besides batches.
 
+Where no segment holds the reader's position: before the log, behind it, or in a hole of it.
+
 LogReader: from a position of the log to the next DispatchBatch, or the reason why there is none.
 
 The log is another process's memory. A segment behind which another one is in use is closed: its frames are read once.
@@ -104,18 +106,6 @@ class ReaderCounters:
             self.corrupt_bytes += skipped.end - skipped.begin
 
 
-_U64 = np.uint64
-# A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
-_NUL_SETTLE_FACTOR = 20
-_TAIL_SIZE_MIN = 4096
-# At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
-_QUIET_LOOKS = 9
-_SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
-_MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
-
-Poll: TypeAlias = DispatchBatch | NotYetWritten | Corrupt | Skipped
-
-
 SEGMENTS_MISSING = "segments are missing"
 
 
@@ -137,6 +127,18 @@ def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWr
         what = f"nothing is named {name}, or a link to no plain file"
         return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
     return Skipped(position, later.base, SEGMENTS_MISSING)
+
+
+_U64 = np.uint64
+# A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
+_NUL_SETTLE_FACTOR = 20
+_TAIL_SIZE_MIN = 4096
+# At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
+_QUIET_LOOKS = 9
+_SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
+_MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+
+Poll: TypeAlias = DispatchBatch | NotYetWritten | Corrupt | Skipped
 
 
 class LogReader:

@@ -18,8 +18,21 @@ Importing this costs every command its start-up: standard library and pydantic o
 """
 
 from indexd.config.load import DEFAULT_CONFIG_FILE, Entry, PropertiesError, load, parse_properties, refuse_double_index
-from indexd.config.model import (
-    BrokerFacts,
+from indexd.config.serving import (
+    OFF,
+    HttpConfig,
+    LimitsConfig,
+    MqttConfig,
+    NodeConfig,
+    RemotingConfig,
+    SparkConfig,
+    split_address,
+)
+from indexd.config.units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
+
+from .facts import BrokerFacts
+from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
+from .model import (
     Config,
     Flavour,
     FlushConfig,
@@ -35,19 +48,6 @@ from indexd.config.model import (
     StoreConfig,
     state_directory,
 )
-from indexd.config.serving import (
-    OFF,
-    HttpConfig,
-    LimitsConfig,
-    MqttConfig,
-    NodeConfig,
-    RemotingConfig,
-    SparkConfig,
-    split_address,
-)
-from indexd.config.units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
-
-from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
 
 __all__ = [
     "DEFAULT_CONFIG_FILE",

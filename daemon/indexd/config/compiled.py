@@ -17,10 +17,10 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from indexd.config.model import state_directory
-from indexd.config.units import make_private, why_not_trusted
+from indexd.config.load import make_private, why_not_trusted
 
 from ..errors import UsageError
+from .model import state_directory
 
 _KEPT_FOLDERS = 3
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
-from indexd.config.model import Config
 from indexd.config.units import Kind
+
+from .model import Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

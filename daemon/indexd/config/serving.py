@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from indexd.config.model import ConflictError, Stage
+from indexd.config.facts import ConflictError, Stage
 from indexd.config.units import Count, Flag, Kind, OptionalPath, Seconds, Size, parse_choice, parse_ratio, shown
 
 OFF = "off"

@@ -21,7 +21,7 @@ from indexd.consumequeue.format import (
     queue_folders,
     unnamed_files,
 )
-from indexd.consumequeue.store import first_at
+from indexd.consumequeue.queues import first_at
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
 

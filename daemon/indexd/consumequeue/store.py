@@ -1,12 +1,4 @@
-"""Queues: which queues there are and how far each has come; in memory only.
-
-A queue is a slot, a number from 0 in order of first appearance. What the kernel needs of it lies in arrays, the rest in
-lists; nothing here is bound to a file or a descriptor.
-
-Expiry: what of a queue only points before the log's begin (spec rocketmq-store 5.5, 5.8).
-
-Decides and reads; the store removes. Most queues are decided without a look at the disk: by where their newest message
-ends and where the first one that counts stands.
+"""PendingUnits: units that are in the store and not written yet, in the order of the log until they are sorted.
 
 What a ConsumeQueueStore has come to: for the flusher, and in numbers.
 
@@ -20,7 +12,6 @@ ConsumeQueueExt is off in a broker unless it is asked for, and is not built eith
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,206 +19,90 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, TopicTable
+from indexd.commitlog.batcher import DispatchBatch, make_columns
 from indexd.commitlog.decoder import decode_utf8
-from indexd.consumequeue.files import PendingUnits, QueueFiles
-from indexd.consumequeue.format import (
-    BLANK_UNIT,
-    OFFSET_MAX,
-    UNIT_SIZE,
-    QueueMark,
-    file_name,
-    is_topic_name,
-    queue_directory,
-)
+from indexd.consumequeue.files import QueueFiles
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark
 from indexd.consumequeue.kernel import (
     BATCH_MESSAGES,
     GAPS,
     LEFT_OUT,
-    MAX_PHY_OFFSET,
     NAMELESS,
     NEW_QUEUE,
-    NEXT,
     REPEATS,
     UNITS,
-    add_queues,
+    group_units,
+    put_units,
 )
-from indexd.storage.disk import Disk, DiskFile
+from indexd.consumequeue.queues import Queues, expire_queue
+from indexd.storage.disk import Disk
 
-_QUEUES_FIRST = 64
-_LOW_32 = 0xFFFFFFFF
-#: Of ``min_phy``: nobody has looked yet.
-UNKNOWN = -1
+# Units that are collected before they are written: 1.25 MiB, or more if there are many queues, so that an open and a
+# write are worth it. The memory of the longest buffers is the system's until it is used.
+UNITS_PER_WRITE = 1 << 16
+_UNITS_A_QUEUE = 128
+_UNITS_MAX = 1 << 20
 
 
-class Queues:
-    """All queues of a store, at most ``queues_max``; ``file_units`` are the units of one file."""
+class PendingUnits:
+    """What the kernel collects, and the same sorted by queue: ``grouped``, (n, 5) uint32, the bytes of the files."""
 
-    def __init__(self, root: Path, file_units: int, queues_max: int) -> None:
-        self.root = root
-        self.file_units = file_units
-        self.queues_max = queues_max
-        self.names: list[tuple[str, int]] = []
-        #: By slot: the unit with which the queue once began; the first unit of the oldest file; the first that is not
-        #: blank or expired and, if known, where the message of that one stands; the next unit that is to be written;
-        #: where the files lie.
-        self.begin_offsets: list[int] = []
-        self.first: list[int] = []
-        self.min: list[int] = []
-        self.min_phy: list[int] = []
-        self.written: list[int] = []
-        self.directories: list[Path] = []
-        #: For the kernel: see there.
-        self.state = np.zeros((_QUEUES_FIRST, 3), dtype=np.int64)
-        self.keys = np.zeros(_QUEUES_FIRST, dtype=np.uint64)
-        self.table_keys = np.zeros(4 * _QUEUES_FIRST, dtype=np.uint64)
-        self.table_slots = np.zeros(4 * _QUEUES_FIRST, dtype=np.int32)
-        self._numbers: dict[str, int] = {}
-        # A reader's table grows and is replaced by a bigger one; several readers have one each.
-        self._numbers_of: weakref.WeakKeyDictionary[TopicTable, NDArray[np.int32]] = weakref.WeakKeyDictionary()
-
-    def __len__(self) -> int:
-        return len(self.names)
+    def __init__(self) -> None:
+        self._units = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
+        self._slots = np.empty(_UNITS_MAX, dtype=np.int32)
+        self._touched = np.empty(_UNITS_MAX, dtype=np.int32)
+        self._lengths = np.empty(_UNITS_MAX, dtype=np.int64)
+        self._used = np.zeros(2, dtype=np.int64)
+        self.grouped = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
+        #: See the kernel; they only grow.
+        self.counts = np.zeros(6, dtype=np.int64)
 
     def __repr__(self) -> str:
-        return f"Queues({len(self)} of {self.queues_max}, topics={len(self._numbers)})"
+        return f"PendingUnits({self._used[0]} of {self._used[1]} queues, {self.counts[UNITS]} so far)"
 
-    @property
-    def is_closed(self) -> bool:
-        """No further queue is taken in."""
-        return len(self) >= self.queues_max
+    def clear(self) -> None:
+        """Forget what is there."""
+        self._used[:] = 0
 
-    def load(self, mark: QueueMark) -> None:
-        """Take in a queue as its mark says."""
-        slot = self._add(mark.topic, mark.queue_id, mark.first_offset, mark.min_offset, UNKNOWN)
-        self.written[slot] = mark.max_offset
-        self.begin_offsets[slot] = mark.begin_offset
-        self.state[slot] = (mark.max_offset, mark.max_phy_offset, 0)
+    def put(self, batch: DispatchBatch, row: int, queues: Queues, numbers: NDArray[np.int32]) -> tuple[int, int]:
+        """Take rows from ``row`` on; why it stopped (DONE, NEW_QUEUE, BUFFER_FULL), and at which row.
 
-    def begin(self, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> bool:
-        """Take in a queue whose first message has ``queue_offset`` and stands at ``phy_offset``.
-
-        Its first file begins at a whole multiple of the file size. False for an offset that no file's name can say.
+        ``numbers`` are ``queues.numbers`` of the batch.
         """
-        if not 0 <= queue_offset <= OFFSET_MAX:
-            return False
-        slot = self._add(topic, queue_id, queue_offset - queue_offset % self.file_units, queue_offset, phy_offset)
-        self.begin_offsets[slot] = queue_offset
-        self.state[slot] = (queue_offset, -1, 0)
-        return True
-
-    def mark(self, slot: int) -> QueueMark:
-        """What holds of a queue of which nothing is pending."""
-        return QueueMark(
-            *self.names[slot],
-            self.first[slot],
-            self.min[slot],
-            int(self.state[slot, NEXT]),
-            int(self.state[slot, MAX_PHY_OFFSET]),
-            self.begin_offsets[slot],
+        status, next_row = put_units(
+            batch.columns,
+            batch.rows,
+            row,
+            numbers,
+            queues.table_keys,
+            queues.table_slots,
+            queues.is_closed,
+            queues.state,
+            self._units[: max(UNITS_PER_WRITE, min(_UNITS_A_QUEUE * len(queues), _UNITS_MAX))],
+            self._slots,
+            self._used,
+            self._touched,
+            self.counts,
         )
+        return int(status), int(next_row)
 
-    def numbers(self, batch: DispatchBatch) -> NDArray[np.int32]:
-        """By topic id of the batch's table, the store-wide number of the topic; -1 for one that is no folder's name."""
-        known = self._numbers_of.get(batch.topics)
-        if known is not None and len(known) == len(batch.topics):
-            return known
-        # Not all of the table: its reader may be at work on the next batch.
-        count = int(batch.columns.topic_id[: batch.rows].max(initial=-1)) + 1
-        if known is not None and count <= len(known):
-            return known
-        old = [] if known is None else known.tolist()
-        new = [self._number(decode_utf8(batch.topics.raw_name(topic_id))) for topic_id in range(len(old), count)]
-        known = self._numbers_of[batch.topics] = np.array(old + new, dtype=np.int32)
-        return known
-
-    def _number(self, topic: str) -> int:
-        # Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
-        if not is_topic_name(topic):
-            return -1
-        return self._numbers.setdefault(topic, len(self._numbers))
-
-    def _add(self, topic: str, queue_id: int, first: int, minimum: int, min_phy: int) -> int:
-        slot = len(self)
-        if slot == len(self.keys):
-            self._grow()
-        self.names.append((topic, queue_id))
-        self.begin_offsets.append(0)
-        self.first.append(first)
-        self.min.append(minimum)
-        self.min_phy.append(min_phy)
-        self.written.append(first)
-        self.directories.append(queue_directory(self.root, topic, queue_id))
-        self.keys[slot] = self._number(topic) << 32 | (queue_id & _LOW_32)
-        add_queues(self.keys, slot, slot + 1, self.table_keys, self.table_slots)
-        return slot
-
-    def _grow(self) -> None:
-        count = len(self)
-        self.state = np.concatenate([self.state, np.zeros_like(self.state)])
-        self.keys = np.concatenate([self.keys, np.zeros_like(self.keys)])
-        self.table_keys = np.zeros(4 * len(self.keys), dtype=np.uint64)
-        self.table_slots = np.zeros(4 * len(self.keys), dtype=np.int32)
-        add_queues(self.keys, 0, count, self.table_keys, self.table_slots)
+    def group(self, queues: Queues) -> list[tuple[int, int, int]]:
+        """Sort what is there into ``grouped``; each queue's slot, first and last row, the one that came first last."""
+        touched = self._touched[: self._used[1]].tolist()
+        group_units(self._units, self._slots, self._used, self._touched, queues.state, self.grouped, self._lengths)
+        ends = np.cumsum(self._lengths[: len(touched)]).tolist()
+        return list(zip(touched, [0, *ends], ends, strict=False))[::-1]
 
 
-def expire_queue(disk: Disk, queues: Queues, slot: int, min_phy_offset: int) -> list[Path] | None:
-    """Move the queue's first file and first unit on; the files that it has left, or None if nothing has changed.
-
-    All units must be written. A message never reaches over the begin of a segment, so the one that ends at or before
-    ``min_phy_offset`` also stands before it.
-    """
-    if queues.min_phy[slot] >= min_phy_offset or queues.min[slot] >= queues.written[slot]:
-        return None
-    end = queues.written[slot]
-    last_file = (end - 1) // queues.file_units * queues.file_units
-    if queues.state[slot, MAX_PHY_OFFSET] <= min_phy_offset:
-        return _move(queues, slot, last_file, end, -1)
-    first = queues.first[slot]
-    while first < last_file and _phy_offset(disk, queues, slot, first + queues.file_units - 1) < min_phy_offset:
-        first += queues.file_units
-    begin = max(first, queues.min[slot])
-    with disk.open_read(_path(queues, slot, first)) as file:
-        minimum, phy_offset = first_at(file, begin - first, min(end - first, queues.file_units), min_phy_offset)
-    return _move(queues, slot, first, first + minimum, phy_offset)
-
-
-def _move(queues: Queues, slot: int, first: int, minimum: int, phy_offset: int) -> list[Path] | None:
-    old_first, old_min = queues.first[slot], queues.min[slot]
-    queues.first[slot], queues.min[slot], queues.min_phy[slot] = first, minimum, phy_offset
-    if (first, minimum) == (old_first, old_min):
-        return None
-    return [_path(queues, slot, offset) for offset in range(old_first, first, queues.file_units)]
-
-
-def _path(queues: Queues, slot: int, first: int) -> Path:
-    return queues.directories[slot] / file_name(first * UNIT_SIZE)
-
-
-def _phy_offset(disk: Disk, queues: Queues, slot: int, offset: int) -> int:
-    begin = offset // queues.file_units * queues.file_units
-    with disk.open_read(_path(queues, slot, begin)) as file:
-        return _phy_offset_at(file, offset - begin)
-
-
-def _phy_offset_at(file: DiskFile, index: int) -> int:
-    return int.from_bytes(file.pread(8, index * UNIT_SIZE), "big", signed=True)
-
-
-def first_at(file: DiskFile, low: int, high: int, phy_offset: int) -> tuple[int, int]:
-    """The first of the file's units ``[low, high)`` at ``phy_offset`` or behind it, and where its message stands.
-
-    ``high`` and -1 without one. The units' physical offsets rise; blank ones come first and say 0.
-    """
-    found = -1
-    while low < high:
-        middle = (low + high) // 2
-        here = _phy_offset_at(file, middle)
-        if here < phy_offset:
-            low = middle + 1
-        else:
-            high, found = middle, here
-    return low, found
+def load_kernels() -> None:
+    """Have putMessagePositionInfo compiled, or loaded from where it is kept."""
+    queues = Queues(Path(), 1, 1)
+    queues.begin("T", 0, 0, 0)
+    units, slots = np.empty((1, 5), dtype=np.uint32), np.empty(1, dtype=np.int32)
+    used, counts = np.zeros(2, dtype=np.int64), np.zeros(6, dtype=np.int64)
+    keys, table, state = queues.table_keys, queues.table_slots, queues.state
+    put_units(make_columns(1, 1), 0, 0, slots, keys, table, False, state, units, slots, used, slots, counts)
+    group_units(units, slots, used, slots, state, units, counts)
 
 
 @dataclass(frozen=True, slots=True)

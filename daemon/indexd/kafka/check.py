@@ -42,8 +42,16 @@ from indexd.kafka.judge import (
     tail_findings,
     time_slot_findings,
 )
-from indexd.kafka.rebuild import recover_entries, refuse_interval
-from indexd.kafka.records import NO_OFFSET_SLOTS, NO_TIME_SLOTS, LogWalk, Slots, read_offset_slots, read_time_slots
+from indexd.kafka.records import (
+    NO_OFFSET_SLOTS,
+    NO_TIME_SLOTS,
+    LogWalk,
+    Slots,
+    read_offset_slots,
+    read_time_slots,
+    recover_entries,
+    refuse_interval,
+)
 from indexd.sparse.format import INT32_MAX
 from indexd.storage.disk import Disk
 

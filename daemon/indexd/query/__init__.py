@@ -29,6 +29,7 @@ b'five'
 ``log``       LogView: the broker's log, listed again when it has grown
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
 ``coverage``  which part of the log an answer speaks for, and why it is empty
+``broker_message``  whole frames, as a broker sends them
 ``by_key``    the exact answer, in pages
 ``by_queue``  messages by queue offset
 ``by_time``   queue offsets by store time, as the broker finds them

@@ -1,6 +1,4 @@
-"""Kept: what was made of a file or directory, made again only when that has changed.
-
-QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
+"""QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
 
 A daemon that runs makes new index files between two frontiers and removes old ones, so every query looks anew. Without
 one, and after a crash, only what the frontier names counts. What has not changed since the last look is kept.
@@ -15,11 +13,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
@@ -31,54 +29,11 @@ from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.answer import LastUpdate
 from indexd.query.coverage import Behind, Coverage, gaps_in_words, make_coverage, progress, read_state, stands_at
-from indexd.query.log import LogView
+from indexd.query.log import Kept, LogView
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_ENTRY_SIZE, SegmentMark, index_name
-from indexd.storage.disk import Disk, DiskFile, Stamp
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
-
-T = TypeVar("T")
-# A change so soon after another may leave the same time of the last write: the kernel's clock for that goes in steps of
-# up to 10 ms. What is younger is not kept.
-_SETTLED_NS = 50_000_000
-
-
-class Kept(Generic[T]):
-    """The value that ``make`` gives for ``path``; ``times_made`` tells whether it is still the one seen before."""
-
-    def __init__(self, disk: Disk, path: Path, make: Callable[[], T]) -> None:
-        self.times_made = 0
-        self._disk = disk
-        self._path = path
-        self._make = make
-        self._stamp: Stamp | None = None
-        self._value: T
-
-    def __repr__(self) -> str:
-        return f"Kept({self._path}, times_made={self.times_made})"
-
-    def get(self) -> T:
-        """The value as it is now; raises what ``make`` raises."""
-        now = time.time_ns()
-        try:
-            stamp = self._disk.stamp(self._path)
-        except DiskError:
-            return self._make_again(None)  # whatever is wrong with it, ``make`` says it better
-        if self._stamp is not None and stamp == self._stamp:
-            return self._value
-        return self._make_again(stamp if now - stamp.mtime_ns > _SETTLED_NS else None)
-
-    def forget(self) -> None:
-        """Make it again next time."""
-        self._stamp = None
-
-    def _make_again(self, stamp: Stamp | None) -> T:
-        self._stamp = None
-        self._value = self._make()
-        self._stamp = stamp
-        self.times_made += 1
-        return self._value
-
 
 _DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20

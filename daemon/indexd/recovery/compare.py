@@ -27,7 +27,7 @@ from indexd.consumequeue.check import QueueComparison
 from indexd.errors import CorruptDataError
 from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
-from indexd.recovery.recover import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
+from indexd.recovery.replay import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
 from indexd.storage.disk import Disk, DiskFile
 
 _SETTLE_PAUSE = 0.01

@@ -27,8 +27,9 @@ from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.config import Config, OutputsConfig
-from indexd.config.units import RemotePath, check_outside
-from indexd.consumequeue import files as queue_units
+from indexd.config.load import check_outside
+from indexd.config.units import RemotePath
+from indexd.consumequeue import store as queue_units
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher, Outputs, Witness
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier

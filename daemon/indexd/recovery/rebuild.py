@@ -19,7 +19,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.config.units import check_outside
+from indexd.config.load import check_outside
 from indexd.errors import BusyError, UsageError
 from indexd.flush.flusher import Flusher, Outputs, Witness, sync_files
 from indexd.index.file import IndexFile, IndexService

@@ -8,6 +8,7 @@ the log once more, and put in the place of the old ones in one step that can be 
 ``build``    one range built
 ``run``      all of it composed, and the undo
 ``swap``     the exchange, the checkpoint, and the way back
+``broker_stopped``  the broker's lock, held throughout
 """
 
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end

@@ -41,9 +41,9 @@ from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
-from indexd.recovery.recover import phy_offset_of, read_entries
+from indexd.recovery.replay import phy_offset_of, read_entries
+from indexd.repair.broker_stopped import BrokerStopped
 from indexd.repair.plan import RepairPlan, RepairRange, carry, findings_by_file
-from indexd.repair.run import BrokerStopped
 from indexd.repair.swap import RepairFolder, check_room, swap
 from indexd.storage.disk import Disk, Stamp
 

@@ -1,6 +1,4 @@
-"""The broker of a store is stopped, and stays so: its own lock, held from the first look to the last write.
-
-What interrupted repairs have left: seen by whoever only looks, and brought to an end by the next repair.
+"""What interrupted repairs have left: seen by whoever only looks, and brought to an end by the next repair.
 
 What no repair has made, or cannot be judged, is named and left alone.
 
@@ -9,13 +7,11 @@ One repair from the first look to the last write: audit, plan, build beside, che
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.part import Gap
@@ -23,7 +19,8 @@ from indexd.audit.plan import index_folder
 from indexd.audit.verdict import NO_MESSAGE
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.errors import CorruptDataError, UnsafeStoreError
+from indexd.repair.broker_stopped import BrokerStopped
 from indexd.repair.build import BuiltRange, OnProgress, Work, refuse_losses, stamps_of
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.repair.swap import (
@@ -40,78 +37,6 @@ from indexd.repair.swap import (
     where_is,
 )
 from indexd.storage.disk import Disk
-from indexd.storage.lock import StoreLock, look_at_lock
-
-_STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
-_HINTS = {
-    errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
-    errno.EISDIR: "a broker keeps a file of that name: move the folder away",
-    errno.ELOOP: "a broker keeps a file of that name: move the link away; nothing was changed",
-    errno.EMLINK: "a broker keeps a file of its own there: move this one away; nothing was changed",
-}
-
-
-class BrokerStopped:
-    """For use in a ``with`` block. ``has_made_lock``: there was no lock file, so this is a copy, or a new store."""
-
-    def __init__(self, disk: Disk, store: Path) -> None:
-        self._disk, self._store = disk, store
-        self._path = store / "lock"
-        self._lock = StoreLock(self._path)
-        self.has_made_lock = False
-
-    def __enter__(self) -> Self:
-        """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
-        self._refuse_alive()
-        self._check_rights()
-        if not self._take():
-            self._refuse_alive()
-            raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
-        try:
-            self.has_made_lock = self._lock.is_new
-            if self.has_made_lock:
-                self._disk.give(self._path, self._store)
-            self.check()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def check(self) -> None:
-        """UnsafeStoreError if a broker is loading: it will not come to its start, and has perhaps changed something."""
-        pid = self._lock.other()
-        if pid is not None:
-            raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
-
-    def _take(self) -> bool:
-        try:
-            return self._lock.take()
-        except DiskError as error:
-            if not (error.is_forbidden or error.is_full or error.errno in _HINTS):
-                raise
-            hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
-            raise UnsafeStoreError(str(error), hint) from error
-
-    def _refuse_alive(self) -> None:
-        found = look_at_lock(self._path)
-        if found.alive is None:
-            raise UnsafeStoreError(f"whether a broker has {self._store} open cannot be told: {found.why}", _STOP_IT)
-        if found.alive:
-            who = f"a broker, pid {found.pid}," if found.pid is not None else "a broker"
-            why = f": {found.why}" if found.why else ""
-            raise UnsafeStoreError(f"{who} has {self._store} open{why}", _STOP_IT)
-
-    def _check_rights(self) -> None:
-        # What is made here belongs to whoever makes it, and the broker has to write to it.
-        owner = self._store.stat().st_uid
-        if os.geteuid() not in (0, owner):
-            raise UnsafeStoreError(
-                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
-                "run as that user, or as root",
-            )
 
 
 def settle(disk: Disk, store: Path) -> list[str]:

@@ -5,6 +5,8 @@
 ``queries``       Queries: questions to the data directory
 ``in_memory``     InMemory: the broker's answer out of what is in memory
 ``in_memory_kernel``  the same, compiled
+``workers``       Workers: the threads in which they are answered
+``access_files``  what decides who may ask, as every outlet reads it
 ``http``          metrics, health, queries and the page, one ASGI application
 ``web``           the page
 ``metrics``       the collector for Prometheus

@@ -18,7 +18,7 @@ from indexd.query import Data, QueryIndex, open_index
 from indexd.query.log import TimeUpError
 from indexd.query.source import Memory
 from indexd.serve.board import Board
-from indexd.serve.server import StoppedError, TooManyError, TurnOverError, Workers
+from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.disk import HastyDisk, WouldWaitError
 
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.flush.flusher import Building, Progress
 from indexd.flush.frontier import remove_abort
 from indexd.recovery.open import Opened, reader_options
-from indexd.service.heart import DiskWatermark, Heart, Pulse, Telling
+from indexd.service.heart import DiskWatermark, Heart
+from indexd.service.instance import Instance, Pulse
 from indexd.service.log import Logger
 from indexd.service.reload import Reloading
 from indexd.service.scrub import Scrubbing
-from indexd.service.start import Instance
-from indexd.service.state import DaemonState, Watch, write_state
+from indexd.service.state import DaemonState, Telling, Watch, write_state
 from indexd.storage.page_cache import take_lowest_priority
 
 _RETRY_SECONDS_MIN = 1.0

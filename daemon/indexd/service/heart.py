@@ -1,12 +1,4 @@
-"""Pulse: whether the stages move. The watchdog is fed by what they did, never because time has passed.
-
-A stage gives a sign after a step that really was one: a look at the log, a drain that was built or that the disk
-refused, a flush. Then its next sign is due within a limit, and within the wait that it says it will make. A stage that
-is overdue is stalled, and while one is, nobody is told that all is well.
-
-Telling: what happens to a running daemon is logged, which makes it an event of the board, and counted.
-
-Heart: tells the service manager how it goes, and feeds its watchdog as long as every stage moves.
+"""Heart: tells the service manager how it goes, and feeds its watchdog as long as every stage moves.
 
 It beats on the event loop: a loop that hangs feeds nobody either. A stage that waits and has said so (for a disk with
 room, for a log that is not mounted) is not stalled: to end the process would not help.
@@ -29,200 +21,23 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import MessageLookup
-from indexd.commitlog.format import Corrupt, EndOfFile
-from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.format import EndOfFile
+from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import log_end
 from indexd.commitlog.tail import LogLimit
-from indexd.consumequeue.store import QueueCounters
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import pause
 from indexd.errors import DiskError, IndexdError
 from indexd.service.broker_watch import BrokerWatch
-from indexd.service.log import Logger
-from indexd.service.start import Instance
-from indexd.service.state import DaemonState, LagMeter
-
-#: The limit when no service manager watches.
-LIMIT_SECONDS = 60.0
-# Some thread of a running daemon reads the clock every second or two.
-_STOPPED_SECONDS = 5.0
-
-
-class RunningClock:
-    """Seconds in which this process ran. Time in which it was stopped (SIGSTOP, a frozen cgroup) does not count.
-
-    Nothing is late because of a stop. A stop is a gap between two readings, so some thread has to read all the time.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._read = clock()
-        self._stopped = 0.0
-
-    def __call__(self) -> float:
-        """Now."""
-        with self._lock:
-            now = self._clock()
-            if now - self._read > _STOPPED_SECONDS:
-                self._stopped += now - self._read
-            self._read = now
-            return now - self._stopped
-
-
-@dataclass(frozen=True, slots=True)
-class _Sign:
-    # ``due``: when the next one has to come; None while nothing is asked of the stage.
-    at: float
-    due: float | None
-    progress: int | None = None
-
-
-class Pulse:
-    """Signs of the stages ``read``, ``build`` and ``flush``. One thread writes a stage's, any may look.
-
-    ``watchdog``: seconds after which a service manager ends a process that is not heard of. A drain and a flush may
-    take so long without any progress; a look at the log, of which there are many a second, half of it.
-    """
-
-    def __init__(self, watchdog: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        limit = watchdog or LIMIT_SECONDS
-        self.limits = {"read": limit / 2, "build": limit, "flush": limit}
-        self._clock = clock
-        now = clock()
-        self._signs = {"read": _Sign(now, now + limit), "build": _Sign(now, now + limit), "flush": _Sign(now, None)}
-
-    def __repr__(self) -> str:
-        return f"Pulse(stalled={self.stalled()})"
-
-    def sign(self, stage: str, wait: float = 0.0) -> None:
-        """A step is done, or refused; the next one begins after ``wait`` seconds at the latest."""
-        now = self._clock()
-        self._signs[stage] = _Sign(now, now + wait + self.limits[stage])
-
-    def begin(self, stage: str, progress: int) -> None:
-        """A step begins that may take long: it is alive as long as ``watch`` finds it further on."""
-        now = self._clock()
-        self._signs[stage] = _Sign(now, now + self.limits[stage], progress)
-
-    def watch(self, stage: str, progress: int) -> None:
-        """How far the step is that has begun. Of the thread that writes the stage's signs."""
-        sign = self._signs[stage]
-        if sign.progress is not None and sign.progress != progress:
-            self.begin(stage, progress)
-
-    def rest(self, stage: str) -> None:
-        """Nothing is asked of the stage until its next sign."""
-        self._signs[stage] = _Sign(self._clock(), None)
-
-    def stalled(self) -> dict[str, float]:
-        """Each stage that is overdue, with the seconds since its last sign."""
-        now = self._clock()
-        signs = tuple(self._signs.items())
-        return {stage: round(now - sign.at, 1) for stage, sign in signs if sign.due is not None and now > sign.due}
-
-
-# Names in one line of the log.
-_NAMES_MAX = 20
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the stages came to; plain, written by one thread each. ``problems`` is replaced whole."""
-
-    #: Stage -> what keeps it waiting.
-    problems: Mapping[str, IndexdError] = field(default_factory=dict)
-    #: Times that the reader came to stand at bytes that are no frame.
-    corrupt_found: int = 0
-    #: Drains with something to build, and how long the last one took.
-    drains: int = 0
-    drain_seconds: float | None = None
-
-
-class Telling:
-    """``log`` says which logger: a HUP makes another."""
-
-    def __init__(self, log: Callable[[], Logger], tally: Tally) -> None:
-        self._log = log
-        self._tally = tally
-        self._rolls = 0
-        self._left_out: set[str] = set()
-        self._is_state_written = True
-        self._stalled: frozenset[str] = frozenset()
-
-    def problem(self, stage: str, error: IndexdError | None, retry_seconds: float = 0.0) -> None:
-        """A stage has to wait, or (None) goes on; on the event loop."""
-        others = {name: known for name, known in self._tally.problems.items() if name != stage}
-        if error is not None:
-            self._tally.problems = {**others, stage: error}
-            self._log().error("degraded", stage=stage, problem=error.line(), retry_seconds=retry_seconds)
-        elif stage in self._tally.problems:
-            self._tally.problems = others
-            self._log().info("healed", stage=stage)
-
-    def log_event(self, event: Corrupt | Skipped | None, position: int) -> None:
-        """The reader met this, or (None) has left what it stood at, and is at ``position`` now."""
-        if event is None:
-            self._log().info("corrupt_left", offset=position)
-        elif isinstance(event, Corrupt):
-            self._tally.corrupt_found += 1
-            self._log().error(
-                "corrupt",
-                offset=event.offset,
-                file=str(event.path),
-                reason=event.reason,
-                hint="indexing waits here and reads again; --on-corrupt skip goes on at the next proven frame",
-            )
-        else:
-            size = event.end - event.begin
-            self._log().warning("skipped", begin=event.begin, end=event.end, bytes=size, reason=event.reason)
-
-    def has_rolled(self, rolls: int, phy_offset: int) -> bool:
-        """Whether index files became full since the last call; ``rolls`` is how many ever did."""
-        files, self._rolls = rolls - self._rolls, rolls
-        if files:
-            self._log().info("rolled", files=files, phy_offset=phy_offset)
-        return bool(files)
-
-    def expired(self, names: list[str]) -> None:
-        """Files that only point before the log's begin are no longer used."""
-        if names:
-            self._log().info("expired_files", files=len(names), names=names[:_NAMES_MAX])
-
-    def left_out(self, counters: QueueCounters) -> None:
-        """Once a reason, when the first such message comes; how many there are stands in the state."""
-        for reason, count in (
-            ("its topic is no folder's name", counters.nameless),
-            ("queues_max is reached, or its queue offset is none that a file can hold", counters.left_out),
-            ("its topic has batch consume queues, which are not built", counters.batch_messages),
-        ):
-            if count and reason not in self._left_out:
-                self._left_out.add(reason)
-                self._log().warning("left_out", reason=reason, hint="it is found by key, and in no consume queue")
-
-    def state_written(self, error: IndexdError | None) -> None:
-        """DATA/state was written, or not: queries then go by the frontier. Said once, not at every drain."""
-        if error is not None and self._is_state_written:
-            self._log().error("state_not_written", problem=error.line())
-        self._is_state_written = error is None
-
-    def stalled(self, stages: Mapping[str, float]) -> None:
-        """These do not move, since so many seconds; said when others do than before."""
-        names = frozenset(stages)
-        if names - self._stalled:
-            self._log().error("stalled", stages=sorted(names), seconds=max(stages.values()))
-        elif self._stalled and not names:
-            self._log().info("moves_again", stages=sorted(self._stalled))
-        self._stalled = names
-
+from indexd.service.instance import Instance, Pulse
+from indexd.service.state import DaemonState, LagMeter, Telling
 
 _BEAT_SECONDS = 2.0
 # A look at broker, disk and log's end is due every second and takes some two; so old it hangs.

@@ -1,7 +1,4 @@
-"""How far a recovery is: a bar on a terminal or a log line every few seconds; for systemd; in DATA/state.
-
-``indexd --recover``: verify every file against its header and the log, mend, catch up with the log, and end.
-"""
+"""How far a recovery is: a bar on a terminal or a log line every few seconds; for systemd; in DATA/state."""
 
 from __future__ import annotations
 
@@ -14,19 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from indexd.commitlog.segments import list_segments
-from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError
-from indexd.flush.flusher import Building
-from indexd.flush.frontier import remove_abort
-from indexd.recovery.compare import WholeLog, once
-from indexd.recovery.open import Opened, check_store, reader_options
+from indexd.errors import DiskError
 from indexd.serve.board import Board
-from indexd.service.log import Logger, Notifier, configure_log
-from indexd.service.start import open_for_run
+from indexd.service.log import Logger, Notifier
 from indexd.service.state import write_state
 from indexd.storage.disk import Disk
-from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
 _LOG_EVERY_SECONDS = 5.0
@@ -95,63 +84,3 @@ class RecoveryProgress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def recover_now(config: Config) -> dict[str, Any]:
-    """Do it and say what was done; raises IndexdError. The data directory is as after a clean stop then."""
-    log = configure_log(config.log)
-    disk = Disk()
-    check_store(config)
-    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    disk.make_dir(config.store.data)
-    files = DataFiles(config.store.data)
-    lock = DirectoryLock(files.lock)
-    lock.acquire()
-    try:
-        started = time.monotonic()
-        opened = open_for_run(config, disk, files, log, forced=True)
-        opened.reader.set_options(once(reader_options(config)))
-        log_left = WholeLog(opened.reader)
-        entries = opened.outputs.index.counters.entries
-        messages = opened.outputs.messages
-        with RecoveryProgress(log, disk, files) as progress:
-            problem = _catch_up(opened, log_left, progress)
-        Building(opened.outputs, opened.flusher).finish()
-        remove_abort(disk, files.abort)
-        disk.unlink(files.state)
-        disk.unlink(files.starts)
-        if problem is not None:
-            raise problem
-        return {
-            "data": str(files.data),
-            "reasons": opened.recovered.reasons,
-            "keptFiles": len(opened.recovered.files),
-            "keptEntries": opened.recovered.kept_entries,
-            "droppedEntries": opened.recovered.dropped_entries,
-            "deletedFiles": list(opened.recovered.deleted_files),
-            "rewrittenFiles": opened.recovered.rewritten_files,
-            "refilledBytes": opened.refilled_bytes,
-            "rebuiltEntries": opened.outputs.index.counters.entries - entries,
-            "rebuiltMessages": opened.outputs.messages - messages,
-            "beginOffset": opened.outputs.begin_offset,
-            "phyOffset": opened.outputs.phy_offset,
-            "unreadableAt": log_left.unreadable and log_left.unreadable.offset,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-    finally:
-        lock.release()
-
-
-def _catch_up(opened: Opened, log: WholeLog, progress: RecoveryProgress) -> CorruptDataError | None:
-    reader, outputs = opened.reader, opened.outputs
-    begin = reader.position
-    try:
-        for item in log:
-            outputs.apply(item)
-            total = reader.log.segments[-1].end - begin if reader.log.segments else 0
-            progress("index", outputs.phy_offset - begin, total)
-    except CorruptDataError as error:
-        return CorruptDataError(f"{error}; everything before it is indexed", error.hint)
-    finally:
-        reader.close()
-    return None

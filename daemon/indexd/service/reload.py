@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from indexd.config import Config
 from indexd.errors import IndexdError
+from indexd.service.instance import Instance
 from indexd.service.log import configure_log
-from indexd.service.start import Instance
 
 # Keys that a HUP changes at once; any other needs a restart. Who a node is and where it listens, connects and
 # publishes is settled for the life of a process.

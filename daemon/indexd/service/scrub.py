@@ -14,7 +14,7 @@ from indexd.errors import DiskError
 from indexd.flush.flusher import Flusher
 from indexd.index.format import FileMark
 from indexd.recovery.recover import DamagedError
-from indexd.service.start import Instance
+from indexd.service.instance import Instance
 from indexd.verify.scrub import Scrub
 
 # Bytes a second: an index file of 420 MB in 13 s, 2.7 TB in a day.

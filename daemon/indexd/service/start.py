@@ -1,11 +1,4 @@
-"""DATA/starts: starts that have come to nothing, so that a crash loop ends by itself.
-
-One line a start, Unix time in ms. Gone as soon as the daemon has caught up with the log, or was stopped by somebody.
-
-Instance: what a process has from its lock to its end, however often it opens its data directory.
-
-From a configuration to a running daemon: the lock, the abort flag, recovery, the event loop.
-"""
+"""From a configuration to a running daemon: the lock, the abort flag, recovery, the event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +10,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -27,104 +18,23 @@ import uvloop
 from indexd import __version__
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
-from indexd.config import Config, RecoveryConfig
+from indexd.config import Config
 from indexd.config.compiled import mark_compiled, needs_compiling
-from indexd.errors import (
-    BusyError,
-    CrashLoopError,
-    DiskError,
-    DisturbedError,
-    IndexdError,
-    UnsafeStoreError,
-    UsageError,
-)
+from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import remove_abort, write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data
 from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread
 from indexd.service.daemon import Daemon
-from indexd.service.heart import Around, RunningClock
+from indexd.service.heart import Around
+from indexd.service.instance import Instance, Starts
 from indexd.service.log import Logger, Notifier, configure_log
 from indexd.service.progress import STEP_SECONDS, RecoveryProgress
 from indexd.service.state import write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
-
-
-class Starts:
-    """Counts for one data directory. Raises DiskError, and CrashLoopError when there were too many."""
-
-    def __init__(self, disk: Disk, path: Path, config: RecoveryConfig, clock: Callable[[], float] = time.time) -> None:
-        self._disk = disk
-        self._path = path
-        self._most = config.unclean_starts_max
-        self._seconds = config.unclean_starts_seconds
-        self._clock = clock
-        self._is_counted = False
-
-    def begin(self) -> None:
-        """Count a start; CrashLoopError if so many others within the time have come to nothing."""
-        if not self._most:
-            return
-        now = int(self._clock() * 1000)
-        earlier = self._read()
-        # One from the future is of a clock that was set back since: how old it is nobody knows.
-        recent = [at for at in earlier if now - self._seconds * 1000 <= at <= now]
-        if len(recent) >= self._most:
-            raise CrashLoopError(
-                f"{len(recent)} unclean starts within {self._seconds:g} s ended before they had caught up with the "
-                f"log, so this one is not tried ({self._path})",
-                f"look at the log for what ended them; then run indexd --recover, or remove {self._path}",
-            )
-        self._write([*recent, now])
-        self._is_counted = True
-
-    def take_back(self) -> None:
-        """This start was refused for a reason that was said: no crash."""
-        if self._is_counted:
-            self._write(self._read()[:-1])
-            self._is_counted = False
-
-    def forget(self) -> None:
-        """It has caught up, or was stopped on purpose: what happened before does not count any more."""
-        if self._is_counted or self._disk.exists(self._path):
-            self._disk.unlink(self._path)
-            self._is_counted = False
-
-    def _write(self, times: list[int]) -> None:
-        if not times:
-            self._disk.unlink(self._path)
-            return
-        self._disk.write_atomically(self._path, "".join(f"{at}\n" for at in times).encode("ascii"))
-
-    def _read(self) -> list[int]:
-        if not self._disk.exists(self._path):
-            return []
-        words = self._disk.read(self._path).split()
-        return [int(word) for word in words if word.isdigit() and len(word) < 20]
-
-
-@dataclass(slots=True)
-class Instance:
-    """``config`` and ``log`` are replaced by a HUP; ``reload_config`` is what a HUP calls."""
-
-    config: Config
-    reload_config: Callable[[], Config]
-    disk: Disk
-    files: DataFiles
-    lock: DirectoryLock
-    starts: Starts
-    board: Board
-    notifier: Notifier
-    log: Logger = field(repr=False)
-    #: A HUP came while nobody could follow it.
-    is_reload_due: bool = False
-    clock: RunningClock = field(default_factory=RunningClock)
-    #: When the last look around was over, by ``clock``; None while nobody looks.
-    looked_around: float | None = None
-
 
 E = TypeVar("E", bound=BaseException)
 _RETRY_SECONDS_MIN = 1.0

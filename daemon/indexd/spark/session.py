@@ -49,8 +49,8 @@ from pyspark.errors import PySparkException
 
 from indexd import errors
 from indexd.config import state_directory
+from indexd.config.load import make_private, why_not_trusted
 from indexd.config.serving import LOCAL, parse_master
-from indexd.config.units import make_private, why_not_trusted
 from indexd.errors import IndexdError, SparkError, SparkMissingError, UsageError
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
-from indexd.recovery.recover import Damage, DamagedError, read_slots, replay_file
+from indexd.recovery.recover import Damage, DamagedError
+from indexd.recovery.replay import read_slots, replay_file
 from indexd.sparse.check import check_sparse
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles

@@ -25,7 +25,8 @@ from indexd.audit.queues.ground import FOLDER
 from indexd.audit.samples.draw import Sample
 from indexd.commitlog.segments import Segment, list_segments
 from indexd.config import Config
-from indexd.config.units import check_outside, printable
+from indexd.config.load import check_outside
+from indexd.config.units import printable
 from indexd.errors import DiskError, UnsafeStoreError, UsageError
 from indexd.storage.disk import Disk, OutputDisk, Stamp
 

@@ -1,13 +1,4 @@
-"""Problems: every answer that is none, as application/problem+json (RFC 9457), from whatever went wrong.
-
-How a route's answers are described in OpenAPI.
-
-StrictRoute: FastAPI documents what a function takes; reading it is done here, strictly and in a quarter of the time.
-
-A function takes any of: a model of parameters (``Annotated[ByKey, Query()]``), pieces of the path
-(``Annotated[str, Path(pattern=...)]``), and the Request itself. It returns a Response.
-
-Health: is it alive, and is it near enough to the end of the log?
+"""Health: is it alive, and is it near enough to the end of the log?
 
 Annotations here are read when the module runs: no postponed annotations in this file.
 
@@ -18,204 +9,28 @@ create_app: what is answered under which path.
 
 import asyncio
 import hashlib
-import inspect
-import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi import Query as FastapiQuery
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.params import Path, Query
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
+from indexd.errors import IndexdError
 from indexd.pages.markup import Html
 from indexd.serve.board import Board
-from indexd.serve.http.figures import Health, Problem, figure_router, file_router
+from indexd.serve.http.figures import figure_router, file_router
 from indexd.serve.http.guard import Access, Guard, read_access
 from indexd.serve.http.messages import Queries, json_response, message_router, text64
-from indexd.serve.http.parameters import Nothing, Thresholds, read_path, read_query
+from indexd.serve.http.parameters import Thresholds
+from indexd.serve.http.problem import ProblemError, documented, of_status, of_values
+from indexd.serve.http.route import StrictRoute
+from indexd.serve.http.schemas import Health, Problem
 from indexd.serve.web.answer import answer_to, problem_section
 from indexd.serve.web.shell import ASSETS, Asked, asset, assets_version, render_page
-
-MEDIA_TYPE = "application/problem+json"
-ALLOWED = "GET, HEAD"
-_INSTANCE_MAX = 200
-_STOPPING_RETRY = 5
-_TYPE = "urn:rocketmq-indexd:problem:"
-
-
-class ProblemError(Exception):
-    """An answer that is none. ``slug`` ends its type, ``members`` go into its object, ``retry`` is in seconds.
-
-    ``closes``: the connection is not kept, so that those who are refused hold none. ``is_refusal``: nothing failed, it
-    was only not the time to ask.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        slug: str,
-        detail: str,
-        members: Mapping[str, Any] | None = None,
-        retry: int | None = None,
-        *,
-        closes: bool = False,
-        is_refusal: bool = False,
-    ) -> None:
-        super().__init__(detail)
-        self.status, self.slug, self.detail, self.retry = status, slug, detail, retry
-        self.closes, self.is_refusal = closes, is_refusal
-        self.members = dict(members or {})
-
-    @property
-    def title(self) -> str:
-        """The status in words."""
-        return HTTPStatus(self.status).phrase
-
-    def body(self, instance: str) -> bytes:
-        """The object; ``instance`` is the path that was asked for, of which the beginning is enough."""
-        row = {
-            "type": _TYPE + self.slug,
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-            "instance": instance[:_INSTANCE_MAX],
-        }
-        return json.dumps(row | self.members).encode()
-
-    def headers(self) -> dict[str, str]:
-        """Those that belong to the status."""
-        headers = {} if self.retry is None else {"retry-after": str(self.retry)}
-        if self.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["allow"] = ALLOWED
-        if self.closes:
-            headers["connection"] = "close"
-        return headers
-
-    def response(self, instance: str) -> Response:
-        """The whole answer."""
-        return Response(self.body(instance), self.status, self.headers(), MEDIA_TYPE)
-
-
-def of_status(status: int, detail: str) -> ProblemError:
-    """The problem that a framework's error is."""
-    return ProblemError(status, HTTPStatus(status).phrase.lower().replace(" ", "-"), detail)
-
-
-def of_values(problems: Iterable[str]) -> ProblemError:
-    """Parameters that cannot be used, each with why."""
-    listed = list(problems)
-    return ProblemError(422, "parameters", "; ".join(listed), {"problems": listed})
-
-
-def stopping() -> ProblemError:
-    """What is asked, or not answered yet, when the daemon stops."""
-    detail = "the daemon stops: ask again when it is back"
-    return ProblemError(503, "stopping", detail, retry=_STOPPING_RETRY, closes=True, is_refusal=True)
-
-
-def of_error(error: IndexdError) -> ProblemError:
-    """What a query raised: the caller's fault, the state of things, or damage; with the hint an operator is given."""
-    detail, hint = str(error.args[0]), {"hint": error.hint} if error.hint else {}
-    if isinstance(error, UsageError):
-        return ProblemError(422, "parameters", detail, hint)
-    if isinstance(error, DisturbedError | UnsafeStoreError) or (isinstance(error, DiskError) and error.is_transient):
-        return ProblemError(503, "not-now", detail, hint, retry=1)
-    if isinstance(error, CorruptDataError):
-        return ProblemError(500, "corrupt-data", detail, hint)
-    return ProblemError(500, "internal", detail, hint)
-
-
-Responses = dict[int | str, dict[str, Any]]
-_PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-_WORDS = {
-    401: "A token is needed (http_token_file)",
-    404: "There is no such thing",
-    409: "The parameters contradict each other",
-    413: "Requests have no body here",
-    414: "The address is too long",
-    421: "The Host header names another host",
-    422: "A parameter is wrong, unknown or missing",
-    431: "The headers are too long",
-    500: "The index is damaged, or a defect",
-    503: "Not now: it recovers, or too much is asked at once; Retry-After says when",
-}
-_ALWAYS = (401, 405, 413, 414, 421, 422, 431, 500, 503)
-_WORDS[405] = "Everything here is only read: GET and HEAD"
-
-
-def documented(model: type[BaseModel], description: str, *problems: int) -> dict[str, Any]:
-    """Arguments of a route: what it answers, and which problems beside those of every route."""
-    answers: Responses = {200: {"model": model, "description": description}}
-    answers |= {status: {"description": _WORDS[status], "content": _PROBLEM} for status in (*_ALWAYS, *problems)}
-    return {"response_model": None, "responses": answers}
-
-
-def documented_text(kind: str, description: str) -> dict[str, Any]:
-    """The same for an answer that is no JSON; ``kind`` is its media type."""
-    found = documented(BaseModel, description)
-    found["responses"][200] = {"description": description, "content": {kind: {"schema": {"type": "string"}}}}
-    return found
-
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class StrictRoute(APIRoute):
-    """A route whose parameters are read by ``read_query`` and ``read_path``; one without parameters accepts none."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        answer = self.get_route_handler()
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            # Without what FastAPI does for dependencies, of which there are none.
-            response = await answer(Request(scope, receive, send))
-            await response(scope, receive, send)
-
-        self.app = app
-
-    def get_route_handler(self) -> Handler:
-        """What answers a request."""
-        endpoint = self.endpoint
-        model: type[BaseModel] = Nothing
-        model_name = request_name = None
-        pieces: list[tuple[str, TypeAdapter[Any]]] = []
-        for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
-            kind = parameter.annotation
-            marks = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-            if kind is Request:
-                request_name = name
-            elif any(isinstance(mark, Query) for mark in marks):
-                model_name, model = name, get_args(kind)[0]
-            elif any(isinstance(mark, Path) for mark in marks):
-                pieces.append((name, TypeAdapter(kind)))
-            else:
-                raise TypeError(f"{endpoint.__qualname__} takes {name}, which is neither of the query nor of the path")
-
-        async def handle(request: Request) -> Response:
-            values: dict[str, Any] = {}
-            asked = read_query(model, request.scope["query_string"])
-            for name, adapter in pieces:
-                values[name] = read_path(adapter, name, request.path_params[name])
-            if model_name is not None:
-                values[model_name] = asked
-            if request_name is not None:
-                values[request_name] = request
-            answer: Response = await endpoint(**values)
-            return answer
-
-        return handle
-
 
 _RETRY = 5
 _LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
@@ -240,7 +55,7 @@ def health_router(board: Board) -> APIRouter:
         return json_response({"status": "ok", "phase": row["phase"]})
 
     @router.get("/readyz", summary="Is the index near enough to the end of the log?", **documented(Health, "It is"))
-    async def readyz(asked: Annotated[Thresholds, FastapiQuery()]) -> Response:
+    async def readyz(asked: Annotated[Thresholds, Query()]) -> Response:
         """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
 
         Where the log goes on behind bytes that are no frame, no threshold is waited for.

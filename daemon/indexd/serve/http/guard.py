@@ -20,8 +20,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.config import OFF, Config, split_address
-from indexd.serve.http.app import ALLOWED, MEDIA_TYPE, ProblemError, stopping
-from indexd.serve.server import is_loopback, read_secret, read_tls
+from indexd.serve.access_files import is_loopback, read_secret, read_tls
+from indexd.serve.http.problem import ALLOWED, MEDIA_TYPE, ProblemError, stopping
 
 _TOKEN_BYTES_MIN = 8
 #: What is answered without the token: whether it is alive, and the page without figures and answers.

@@ -39,9 +39,10 @@ from indexd.query.message import message_fields
 from indexd.query.source import NO_FOLDER
 from indexd.serve import queries
 from indexd.serve.board import Board
-from indexd.serve.http.app import ProblemError, StrictRoute, documented, of_error, stopping
-from indexd.serve.http.figures import KeyAnswer, MessageRow, QueueAnswer, TimeAnswer
 from indexd.serve.http.parameters import ByKey, ByQueueOffset, ByTime, ByUniqueKey, OneMessage, Where
+from indexd.serve.http.problem import ProblemError, documented, of_error, stopping
+from indexd.serve.http.route import StrictRoute
+from indexd.serve.http.schemas import KeyAnswer, MessageRow, QueueAnswer, TimeAnswer
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND
 
 

@@ -11,7 +11,7 @@ from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from indexd.query import TIME_MAX
-from indexd.serve.http.app import ProblemError, of_values
+from indexd.serve.http.problem import ProblemError, of_values
 
 M = TypeVar("M", bound=BaseModel)
 

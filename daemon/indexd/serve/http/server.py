@@ -22,9 +22,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from indexd.config import Config as ConfigConfig
 from indexd.serve.board import Board
-from indexd.serve.http.app import MEDIA_TYPE, ProblemError, create_app
+from indexd.serve.http.app import create_app
 from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
 from indexd.serve.http.messages import Queries
+from indexd.serve.http.problem import MEDIA_TYPE, ProblemError
 
 if TYPE_CHECKING:
     from uvicorn import Config

@@ -6,6 +6,6 @@ By aiomqtt, which is asyncio-mqtt under its present name. MQTT 5, everything wit
 ``publisher``  publish: connect, publish, connect again
 """
 
-from indexd.serve.mqtt.publisher import publish
+from .publisher import publish
 
 __all__ = ["publish"]

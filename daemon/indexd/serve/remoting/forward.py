@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from indexd.config import Config
+from indexd.serve.remoting.access import Credentials
 from indexd.serve.remoting.command import (
     NAME_SERVER_CODES,
     ONEWAY_FLAG,
@@ -31,18 +32,10 @@ from indexd.serve.remoting.command import (
     RequestCode,
     ResponseCode,
 )
-from indexd.serve.remoting.connection import Client
+from indexd.serve.remoting.hall import Client
 from indexd.serve.remoting.link import Link, UpstreamError
-from indexd.serve.remoting.server import Credentials
-from indexd.serve.remoting.upstream import (
-    PATIENCE_SECONDS,
-    Doubt,
-    LinkPool,
-    NameServers,
-    SparingLog,
-    Whereabouts,
-    read_link_settings,
-)
+from indexd.serve.remoting.places import NameServers, Whereabouts
+from indexd.serve.remoting.upstream import PATIENCE_SECONDS, Doubt, LinkPool, SparingLog, read_link_settings
 
 # Questions of the broker that a client has not answered, and clients (by clientID) that share a connection.
 _ASKED_MAX = 1024

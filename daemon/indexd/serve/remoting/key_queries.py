@@ -19,8 +19,8 @@ from indexd.serve.remoting.command import (
     ResponseCode,
     encode_command,
 )
-from indexd.serve.remoting.connection import Answered
-from indexd.serve.remoting.processor import last_update_fields, size_max_of
+from indexd.serve.remoting.hall import Answered
+from indexd.serve.remoting.messages import last_update_fields, size_max_of
 from indexd.serve.remoting.upstream import SparingLog
 from indexd.storage.disk import WouldWaitError
 

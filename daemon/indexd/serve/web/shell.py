@@ -24,7 +24,7 @@ from indexd import __version__
 from indexd.errors import UsageError
 from indexd.pages.markup import Html, element, foreign, joined
 from indexd.query import TIME_MAX, TIME_MIN, Coverage, Hit
-from indexd.serve.web.answer import moment, show_count, show_duration, show_size, show_utc
+from indexd.serve.web.wording import moment, show_count, show_duration, show_size, show_utc
 
 #: How one may search, and what the field is called then.
 WAYS = {

@@ -14,7 +14,8 @@ from indexd.spark.export.outputs import Output
 from indexd.spark.export.parquet import Part, PartWriter, Shape
 from indexd.spark.export.partitions import SOURCES
 from indexd.spark.export.target import LastMessage, target_files
-from indexd.spark.source.rows import Keep, RowReader, arrow_schema
+from indexd.spark.source.columns import arrow_schema
+from indexd.spark.source.rows import Keep, RowReader
 from indexd.spark.splits import Split
 from indexd.storage.remote import disk_for
 

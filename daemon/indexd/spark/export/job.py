@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from indexd.config import Config
-from indexd.config.units import RemotePath, check_outside
+from indexd.config.load import check_outside
+from indexd.config.units import RemotePath
 from indexd.errors import UsageError
 from indexd.recovery.open import check_store
 from indexd.spark.export.append import Continuation, OnExpired, continued
@@ -27,8 +28,9 @@ from indexd.spark.export.parquet import FILE_SIZE_MIN, Shape
 from indexd.spark.export.partitions import SOURCES
 from indexd.spark.export.target import Export, Manifest, Target
 from indexd.spark.source.batch import plan
+from indexd.spark.source.columns import DEFAULT_COLUMNS, SCHEMA_VERSION
 from indexd.spark.source.options import SourceOptions, with_known_segment_size
-from indexd.spark.source.rows import DEFAULT_COLUMNS, SCHEMA_VERSION, Keep, check_end
+from indexd.spark.source.rows import Keep, check_end
 from indexd.spark.splits import Split, check_chain
 from indexd.spark.tasks import Report, run_tasks
 from indexd.storage.disk import Disk

@@ -31,7 +31,7 @@ from indexd import __version__
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import NEVER
 from indexd.config import Config
-from indexd.config.units import check_outside
+from indexd.config.load import check_outside
 from indexd.errors import DiskError, DisturbedError, IndexdError, UnsafeStoreError
 from indexd.flush.flusher import Flusher, Progress
 from indexd.index.file import IndexMark
@@ -41,7 +41,8 @@ from indexd.spark.rebuild import build_index, build_queues, build_sparse, stage_
 from indexd.spark.rebuild.build_index import IndexBuilt, IndexTask
 from indexd.spark.rebuild.build_queues import QueuesBuilt, QueuesResult, QueuesTask
 from indexd.spark.rebuild.build_sparse import SparseBuilt, SparseTask
-from indexd.spark.rebuild.runs import MAGIC, Run
+from indexd.spark.rebuild.run_format import MAGIC
+from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_one import (
     SplitTask,
     StageOne,

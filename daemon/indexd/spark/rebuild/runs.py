@@ -1,27 +1,4 @@
-"""The bytes of a run, what stage one of a rebuild makes of a split, and the Run that says what it came to.
-
-::
-
-    "indexdR1"                  8 bytes
-    chunk, some 131072 rows     column after column, little-endian, one row a message, in log order:
-        u32 phyOffset           relative to the split's begin
-        i32 size                only where ConsumeQueues or sparse indexes are built
-        i64 storeTimestamp
-        u16 keyCount            index entries of the message; none where the flavour leaves it out
-        u32 keyHash             one an entry
-        UNIT_ROW                the rows once more for the ConsumeQueues, sorted by bucket, those of one in log
-                                order; of prepared and rolled back messages there is none
-        u32 bucket start        BUCKETS + 1: the row with which each bucket begins
-        u32 crc                 BUCKETS: of the rows of each bucket
-    chunk table                 a CHUNK a chunk, with the CRC-32 of each column
-    topics                      u32 count, count x u32 length, the names
-    queues                      a QUEUE_ROW a queue that begins here, in the order of their first rows
-    facts                       JSON: the rest of a Run
-    trailer                     TRAILER: where these are, their CRC-32, "indexdR1"
-
-Written by one task, from front to back, under a name that no other attempt has; read by tasks of stage two. The CRC-32
-of the trailer is the run's: it covers the others, and they cover every byte. A crash can leave files without a trailer,
-or with pages that never came: the CRCs tell.
+"""RunWriter: the messages of one split -> one run file, a chunk at a time.
 
 RunReader: what a run file holds, as the batches that builders take; nothing of it is believed before its CRC is.
 
@@ -30,202 +7,250 @@ A chunk is read at a time, so memory does not grow with the log. What a run is: 
 
 from __future__ import annotations
 
-import json
-import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
-from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.evidence import Evidence
-from indexd.commitlog.format import Corrupt
 from indexd.commitlog.kernel import Columns
 from indexd.commitlog.reader import Skipped
-from indexd.commitlog.tail import AT_FIRST, NEVER, Stand
+from indexd.commitlog.tail import stand_of
 from indexd.errors import CorruptDataError, DiskError
-from indexd.spark.rebuild.run_writer import RunWriter
-from indexd.spark.rebuild.runs_kernel import BUCKET_SHIFT, BUCKETS, HASH_FACTOR
-from indexd.spark.splits import Split
+from indexd.spark.rebuild.run_format import (
+    CHUNK,
+    LOG_COLUMNS,
+    MAGIC,
+    QUEUE_ROW,
+    TRAILER,
+    UNIT_ROW,
+    QueueSeen,
+    Run,
+    bucket_of,
+    pack_topics,
+    topic_hash,
+    unpack_topics,
+)
+from indexd.spark.rebuild.runs_kernel import BUCKETS, first_rows, sort_rows
+from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk, DiskFile
 
-MAGIC = b"indexdR1"
-#: What a row is in the log's order, by column.
-LOG_COLUMNS = (("phy_offset", "<u4"), ("size", "<i4"), ("store_timestamp", "<i8"), ("key_count", "<u2"))
-UNIT_ROW = np.dtype(
-    [
-        ("phy_offset", "<u4"),
-        ("size", "<i4"),
-        ("queue_offset", "<i8"),
-        ("tags_code", "<i8"),
-        ("queue_id", "<i4"),
-        ("topic_id", "<i4"),
-        ("sys_flag", "u1"),
-    ]
-)
-#: ``position``: where its first column begins; ``end``: where the reader's last batch in it ends; ``sizes``, ``keys``,
-#: ``units``: how long these columns are; ``table_crc``: of bucket starts and CRCs.
-CHUNK = np.dtype(
-    [
-        ("position", "<i8"),
-        ("end", "<i8"),
-        ("rows", "<i4"),
-        ("sizes", "<i4"),
-        ("keys", "<i4"),
-        ("units", "<i4"),
-        ("crcs", "<u4", (len(LOG_COLUMNS) + 1,)),
-        ("table_crc", "<u4"),
-    ]
-)
-QUEUE_ROW = np.dtype([("topic_id", "<i4"), ("queue_id", "<i4"), ("phy_offset", "<u4")])
-#: Position of the chunk table, size in bytes of table, topics, queues and facts, CRC-32 of each.
-TRAILER = struct.Struct("<Q4I4I8s")
+# Rows that are collected before they are written, and keys: some 10 MiB.
+ROWS_PER_CHUNK = 1 << 17
+_KEYS_PER_CHUNK = 4 * ROWS_PER_CHUNK
+_FOUND_MAX = 4096
 
 
-class QueueSeen(NamedTuple):
-    """A queue and where its first message in a run stands; a message that could begin a queue."""
+class RunWriter:
+    """Writes ``path``, which must not be there, front to back. Raises DiskError; one owner, no locks.
 
-    topic: bytes
-    queue_id: int
-    phy_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What stage one says of a split; ``path``: the file that holds its messages, ``size`` and ``crc`` of that file.
-
-    ``buckets``: how many rows stand before each queue bucket, BUCKETS + 1 numbers. ``queue_rows``: see QUEUE_ROW.
+    ``skip_mask``: transaction types that get no index entries (Flavour). ``with_units``: for ConsumeQueues, too.
     """
 
-    split: Split
-    path: Path
-    #: What it was built from and how, as the driver calls it: a run is taken over only by a rebuild of the same.
-    identity: str = ""
-    #: Where the reader stands: the split's end, unless the log ends before.
-    next_offset: int = 0
-    #: Where the last batch or gap ends; -1 if there was none. One process would say so of the log's end.
-    phy_offset: int = -1
-    #: Where the last batch ends; -1 if there was none.
-    batch_end: int = -1
-    messages: int = 0
-    entries: int = 0
-    #: The last message has an entry.
-    ends_with_entry: bool = False
-    #: Of the last message, ms; 0 if there is none.
-    store_timestamp: int = 0
-    #: Where the first message begins, None without one; of the last, ms; what all of them by themselves come to.
-    first_offset: int | None = None
-    last_timestamp: int = NEVER
-    stand: Stand = AT_FIRST
-    ends_log: bool = False
-    skipped: tuple[Skipped, ...] = ()
-    unreadable: Corrupt | None = None
-    evidence: tuple[Evidence, ...] = ()
-    topics: tuple[bytes, ...] = ()
-    buckets: tuple[int, ...] = (0,) * (BUCKETS + 1)
-    queue_rows: bytes = b""
-    size: int = 0
-    crc: int = 0
+    def __init__(self, disk: Disk, path: Path, split: Split, *, skip_mask: int = 0, with_units: bool = True) -> None:
+        self._run = Run(split, path)
+        self._skip_mask = skip_mask
+        self._with_units = with_units
+        self._disk = disk
+        self._file = disk.open_write(path, create=True)
+        self._file.pwrite(MAGIC, 0)
+        self._position = len(MAGIC)
+        self._batches: list[DispatchBatch] = []
+        self._rows = self._keys = 0
+        self._chunks: list[tuple[Any, ...]] = []
+        self._skipped: list[Skipped] = []
+        self._topic_ids: dict[bytes, int] = {}
+        self._topic_hashes: NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
+        # Of the reader's present table of topics: its ids -> ours.
+        self._table: TopicTable | None = None
+        self._ours: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._queue_table: NDArray[np.uint64] = np.zeros(1024, dtype=np.uint64)
+        self._queues_known = np.zeros(1, dtype=np.int64)
+        self._queue_rows: list[NDArray[np.void]] = []
+        self._buckets = np.zeros(BUCKETS + 1, dtype=np.int64)
 
-    @property
-    def queues(self) -> Iterator[QueueSeen]:
-        """The queues that a message of the run could begin, in the order of those messages."""
-        for topic_id, queue_id, phy in np.frombuffer(self.queue_rows, dtype=QUEUE_ROW).tolist():
-            yield QueueSeen(self.topics[topic_id], queue_id, self.split.begin + phy)
+    def __enter__(self) -> RunWriter:
+        return self
 
-    @property
-    def is_last(self) -> bool:
-        """The log ends in this split: nothing behind it counts."""
-        return self.ends_log or self.unreadable is not None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
 
-    def slim(self) -> Run:
-        """Without what only the driver needs: what is sent to every task of stage two."""
-        return replace(self, evidence=(), topics=(), buckets=(), queue_rows=b"", skipped=())
+    def __repr__(self) -> str:
+        return f"RunWriter({self._run.path}, {self._run.split}, messages={self._run.messages})"
 
-    def facts(self) -> bytes:
-        """JSON of what the file does not hold elsewhere."""
-        unreadable = self.unreadable
-        row = {
-            "split": list(astuple(self.split)),
-            "identity": self.identity,
-            "nextOffset": self.next_offset,
-            "phyOffset": self.phy_offset,
-            "batchEnd": self.batch_end,
-            "messages": self.messages,
-            "entries": self.entries,
-            "endsWithEntry": self.ends_with_entry,
-            "storeTimestamp": self.store_timestamp,
-            "firstOffset": self.first_offset,
-            "lastTimestamp": self.last_timestamp,
-            "stand": list(self.stand),
-            "endsLog": self.ends_log,
-            "skipped": [list(astuple(gap)) for gap in self.skipped],
-            "unreadable": unreadable and [unreadable.offset, unreadable.reason, str(unreadable.path or "")],
-            "evidence": [list(astuple(point)) for point in self.evidence],
-            "buckets": list(self.buckets),
-        }
-        return json.dumps(row).encode()
+    def put(self, item: DispatchBatch | Skipped) -> None:
+        """Take the next stretch of the split."""
+        if isinstance(item, Skipped):
+            self._skipped.append(item)
+            self._run = replace(self._run, phy_offset=item.end)
+            return
+        if not item.rows:
+            return
+        rows, columns, first = item.rows, item.columns, self._run.first_offset
+        stand = self._run.stand.after(
+            item.begin_offset, stand_of(columns.store_timestamp[:rows], columns.phy_offset[:rows])
+        )
+        self._run = replace(
+            self._run,
+            first_offset=item.begin_offset if first is None else first,
+            last_timestamp=item.last_store_timestamp,
+            stand=stand,
+            phy_offset=item.end_offset,
+            batch_end=item.end_offset,
+            messages=self._run.messages + item.rows,
+            store_timestamp=item.last_store_timestamp or self._run.store_timestamp,
+        )
+        self._batches.append(item)
+        self._rows += item.rows
+        self._keys += item.keys
+        if self._rows >= ROWS_PER_CHUNK or self._keys >= _KEYS_PER_CHUNK:
+            self._write_chunk()
 
-    @classmethod
-    def from_facts(cls, data: bytes, path: Path) -> Run:
-        """The opposite of ``facts``; CorruptDataError for what it does not make."""
-        try:
-            row: Any = json.loads(data)
-            bad = row["unreadable"]
-            return cls(
-                split=Split(*row["split"]),
-                path=path,
-                identity=row["identity"],
-                next_offset=row["nextOffset"],
-                phy_offset=row["phyOffset"],
-                batch_end=row["batchEnd"],
-                messages=row["messages"],
-                entries=row["entries"],
-                ends_with_entry=row["endsWithEntry"],
-                store_timestamp=row["storeTimestamp"],
-                first_offset=row["firstOffset"],
-                last_timestamp=row["lastTimestamp"],
-                stand=Stand(*row["stand"]),
-                ends_log=row["endsLog"],
-                skipped=tuple(Skipped(*gap) for gap in row["skipped"]),
-                unreadable=bad and Corrupt(bad[0], bad[1], Path(bad[2]) if bad[2] else None),
-                evidence=tuple(Evidence(*point) for point in row["evidence"]),
-                buckets=tuple(row["buckets"]),
+    def close(self, reader: SplitReader, *, identity: str = "", evidence: Sequence[Evidence] = ()) -> Run:
+        """Write what is left, and say what the split came to. ``reader`` has been read to its end."""
+        self._write_chunk()
+        queues = np.concatenate([np.zeros(0, dtype=QUEUE_ROW), *self._queue_rows]).tobytes()
+        run = replace(
+            self._run,
+            identity=identity,
+            next_offset=reader.next_offset,
+            ends_log=reader.ends_log,
+            unreadable=reader.unreadable,
+            skipped=tuple(self._skipped),
+            evidence=tuple(evidence),
+            topics=tuple(self._topic_ids),
+            buckets=tuple(self._buckets.tolist()),
+            queue_rows=queues,
+        )
+        table = np.array(self._chunks, dtype=CHUNK).tobytes()
+        sections = (table, pack_topics(run.topics), queues, run.facts())
+        trailer = TRAILER.pack(self._position, *map(len, sections), *map(zlib.crc32, sections), MAGIC)
+        for data in (*sections, trailer):
+            self._write(data)
+        self._file.close()
+        return replace(run, size=self._position, crc=zlib.crc32(trailer))
+
+    def _write(self, data: Any) -> int:
+        # The CRC-32 of what is written; zlib takes what pwrite takes.
+        view = memoryview(data).cast("B")
+        self._file.pwrite(view, self._position)
+        self._position += len(view)
+        return zlib.crc32(view)
+
+    def _write_chunk(self) -> None:
+        if not self._batches:
+            return
+        position, rows, end = self._position, self._rows, self._batches[-1].end_offset
+        phy = (self._joined("phy_offset") - self._run.split.begin).astype(np.uint32)
+        sizes = self._joined("size")
+        counts, hashes = self._keys_of_rows()
+        crcs = [self._write(phy.data), self._write(sizes.data)]
+        crcs += [self._write(self._joined("store_timestamp").data), self._write(counts.data)]
+        crcs.append(self._write(hashes.data))
+        units, table_crc = self._write_units(phy, sizes) if self._with_units and len(sizes) else (0, 0)
+        self._chunks.append((position, end, rows, len(sizes), len(hashes), units, tuple(crcs), table_crc))
+        self._run = replace(self._run, entries=self._run.entries + len(hashes), ends_with_entry=bool(counts[-1]))
+        self._batches.clear()
+        self._rows = self._keys = 0
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(batch.columns, name)[: batch.rows] for batch in self._batches])
+
+    def _keys_of_rows(self) -> tuple[NDArray[np.uint16], NDArray[np.uint32]]:
+        # Messages that the flavour leaves out have no keys here.
+        counts = np.concatenate([np.diff(batch.columns.key_start[: batch.rows + 1]) for batch in self._batches])
+        hashes = np.concatenate([batch.columns.key_hash[: batch.keys] for batch in self._batches])
+        if self._skip_mask:
+            is_skipped = (self._skip_mask >> (self._joined("sys_flag") & 0xC) & 1).astype(np.bool_)
+            if is_skipped.any():
+                hashes = hashes[~np.repeat(is_skipped, counts)]
+                counts[is_skipped] = 0
+        return counts.astype(np.uint16), hashes
+
+    def _write_units(self, phy: NDArray[np.uint32], sizes: NDArray[np.int32]) -> tuple[int, int]:
+        # How many rows, and the CRC of starts and CRCs of the buckets.
+        topic_ids = np.concatenate([self._own_topic_ids(batch) for batch in self._batches])
+        queue_ids, sys_flags = self._joined("queue_id"), self._joined("sys_flag")
+        queue_offsets = self._joined("queue_offset")
+        self._find_queues(topic_ids, queue_ids, sys_flags, queue_offsets, phy)
+        starts, order = np.zeros(BUCKETS + 1, dtype=np.uint32), np.empty(len(phy), dtype=np.uint32)
+        buckets = np.empty(len(phy), dtype=np.uint8)
+        sort_rows(topic_ids, queue_ids, sys_flags, self._topic_hashes, buckets, starts, order)
+        order = order[: int(starts[-1])]
+        units = np.empty(len(order), dtype=UNIT_ROW)
+        for name, column in (
+            ("phy_offset", phy),
+            ("size", sizes),
+            ("queue_offset", queue_offsets),
+            ("tags_code", self._joined("tags_code")),
+            ("queue_id", queue_ids),
+            ("topic_id", topic_ids),
+            ("sys_flag", sys_flags),
+        ):
+            units[name] = column[order]
+        raw = units.view(np.uint8)
+        self._write(raw.data)
+        bounds = (starts.astype(np.int64) * UNIT_ROW.itemsize).tolist()
+        crcs = [zlib.crc32(raw[begin:end].data) for begin, end in pairwise(bounds)]
+        self._buckets += starts
+        return len(order), self._write(starts.tobytes() + np.array(crcs, dtype=np.uint32).tobytes())
+
+    def _own_topic_ids(self, batch: DispatchBatch) -> NDArray[np.int32]:
+        if batch.topics is not self._table:
+            self._table, self._ours = batch.topics, np.zeros(0, dtype=np.int32)
+        theirs = batch.columns.topic_id[: batch.rows]
+        known = len(self._ours)
+        new = [batch.topics.raw_name(topic_id) for topic_id in range(known, int(theirs.max(initial=-1)) + 1)]
+        if new:
+            added = [self._topic_ids.setdefault(name, len(self._topic_ids)) for name in new]
+            self._ours = np.array([*self._ours.tolist(), *added], dtype=np.int32)
+            unhashed = list(self._topic_ids)[len(self._topic_hashes) :]
+            self._topic_hashes = np.append(
+                self._topic_hashes, np.array(list(map(topic_hash, unhashed)), dtype=np.uint32)
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError(f"{path} is no run: {error!r}") from error
+        return self._ours[theirs]
 
+    def _find_queues(
+        self,
+        topic_ids: NDArray[np.int32],
+        queue_ids: NDArray[np.int32],
+        sys_flags: NDArray[np.int32],
+        queue_offsets: NDArray[np.int64],
+        phy: NDArray[np.uint32],
+    ) -> None:
+        found = np.empty(_FOUND_MAX, dtype=np.uint32)
+        row = 0
+        while row < len(topic_ids):
+            next_row, count = first_rows(
+                topic_ids, queue_ids, sys_flags, queue_offsets, row, self._queue_table, self._queues_known, found
+            )
+            row = int(next_row)
+            rows = found[: int(count)]
+            new = np.empty(len(rows), dtype=QUEUE_ROW)
+            new["topic_id"], new["queue_id"], new["phy_offset"] = topic_ids[rows], queue_ids[rows], phy[rows]
+            self._queue_rows.append(new)
+            if 2 * int(self._queues_known[0]) >= len(self._queue_table):
+                self._grow()
 
-def bucket_of(topic: bytes, queue_id: int) -> int:
-    """The bucket of a queue; names that a Java reader takes for one are one."""
-    key = topic_hash(topic) << 32 | (queue_id & 0xFFFFFFFF)
-    return (key * HASH_FACTOR & (1 << 64) - 1) >> BUCKET_SHIFT
-
-
-def topic_hash(topic: bytes) -> int:
-    """32 bits of a topic's name as Java reads it."""
-    return zlib.crc32(decode_utf8(topic).encode("utf-8", "surrogatepass"))
-
-
-def pack_topics(topics: tuple[bytes, ...]) -> bytes:
-    """As the drawing says."""
-    return struct.pack(f"<I{len(topics)}I", len(topics), *map(len, topics)) + b"".join(topics)
-
-
-def unpack_topics(data: bytes) -> tuple[bytes, ...]:
-    """The opposite, of bytes whose CRC held."""
-    (count,) = struct.unpack_from("<I", data)
-    names, at = [], 4 + 4 * count
-    for size in struct.unpack_from(f"<{count}I", data, 4):
-        names.append(data[at : at + size])
-        at += size
-    return tuple(names)
+    def _grow(self) -> None:
+        # Twice the size, with the same queues: found again, as rows of their own.
+        known = np.concatenate(self._queue_rows)
+        self._queue_table = np.zeros(2 * len(self._queue_table), dtype=np.uint64)
+        self._queues_known[:] = 0
+        nothing = np.zeros(len(known), dtype=np.int32)
+        topic_ids, queue_ids = known["topic_id"].copy(), known["queue_id"].copy()
+        found = np.empty(len(known), dtype=np.uint32)
+        offsets = np.zeros(len(known), dtype=np.int64)
+        first_rows(topic_ids, queue_ids, nothing, offsets, 0, self._queue_table, self._queues_known, found)
 
 
 __all__ = ["BUCKETS", "QueueSeen", "Run", "RunReader", "RunWriter", "bucket_of", "read_run"]

@@ -31,9 +31,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UsageError
-from indexd.spark.source.batch import End, LogEnd, RowTask, machine_slots
+from indexd.spark.source.batch import RowTask, machine_slots
+from indexd.spark.source.columns import arrow_schema, parse_columns
+from indexd.spark.source.log_end import End, LogEnd
 from indexd.spark.source.options import FORMAT, check_names, explained, parse_options, time_range
-from indexd.spark.source.rows import arrow_schema, parse_columns
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.remote import disk_for
 

@@ -52,8 +52,8 @@ from indexd.config import KEYS, Config, load, parse_millis, parse_size
 from indexd.errors import DiskError, IndexdError, UsageError
 from indexd.query.by_time import scan_start
 from indexd.query.source import open_index
-from indexd.spark.source.batch import LogEnd
-from indexd.spark.source.rows import parse_columns
+from indexd.spark.source.columns import parse_columns
+from indexd.spark.source.log_end import LogEnd
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for

@@ -1,34 +1,7 @@
-"""Arrow arrays around numpy's memory: without ``pyarrow.array``, which loads pandas to ask whether it was given that.
+"""The columns for which frames are looked at: kernels find and copy the plain rows, the plain decoder makes the rest.
 
-A second less for each worker that starts, and twenty megabytes of its memory.
-
-The columns of a message as Spark, Parquet and every other reader of Arrow see them: the schema, and its version.
-
-======================== ========================= ==================================================================
-phyOffset                int64                     physical offset: where the frame begins in the log
-size                     int32                     bytes of the whole frame
-topic                    string
-queueId, queueOffset     int32, int64              an inner batch's queue offset is its INNER_BASE
-storeTimestamp           int64                     ms since the epoch, as stored: no clock is corrected, no zone applied
-bornTimestamp            int64                     the same, by the producer's clock
-bornHost, storeHost      string                    ``address:port``; IPv6 as ``[address]:port``
-sysFlag                  int32                     all bits (spec rocketmq-store 2.2)
-transactionType          string                    bits 2 and 3 of it: ``none``, ``prepared``, ``commit``, ``rollback``
-reconsumeTimes           int32
-preparedTransactionOffset int64
-keys                     list of string            KEYS, split as it is indexed: repeats are kept, empty pieces are not
-uniqKey                  string or null            UNIQ_KEY
-tags                     string or null            TAGS, whole
-tagsCode                 int64                     what a ConsumeQueue holds: TAGS' hash, or when to deliver
-properties               map of string to string   all of them, KEYS, UNIQ_KEY and TAGS too (spec rocketmq-store 2.4)
-msgId                    string                    the offset message id: hex of store host, port and phyOffset
-body                     binary                    as stored, compressed or not; only where it is asked for
-======================== ========================= ==================================================================
-
-RocketMQ calls two things msgId. Here it is the one that every stored frame has and no two of a log share, which
-``viewMessage`` and ``indexd query message`` take. What clients print as msgId is ``coalesce(uniqKey, msgId)``.
-
-Names and types of a version stay; a column that is added comes last and makes no new version.
+A slow row (properties that are no UTF-8, a name twice, very many of them) is decoded by ``commitlog.decoder``, and so
+is what that says by definition.
 
 The messages of a split as Arrow record batches, some MiB of log each: what the data source, exports and counts read.
 
@@ -38,10 +11,9 @@ are asked for are the frames looked at once more, and only the rows that are kep
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
+import ipaddress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -49,93 +21,244 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
-from indexd.commitlog.decoder import decode_utf8
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame, decode_utf8
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
-from indexd.errors import DisturbedError, UsageError
-from indexd.spark.source.batch import Located, Locator
+from indexd.errors import DisturbedError, IndexdError
+from indexd.spark.source.columns import DEFAULT_COLUMNS, KEYS_TYPE, PROPERTIES_TYPE, arrow_schema, numbers, texts
+from indexd.spark.source.rows_kernel import CHANGED, LOCATED, ROOM, Spans, gather, locate, locate_texts, offset_ids
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
 
+_HOSTS = frozenset({"bornHost", "storeHost", "msgId"})
+_TEXTS = frozenset({"keys", "uniqKey", "tags"})
+# Hosts met, before they are forgotten: producers come and go, each with a port of its own.
+_HOSTS_MAX = 1 << 13
+_ID_SIZE_MAX = 56
+# What ``gather`` may write too much.
+_SLACK = 8
+_PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
+_IDS_AND_OFFSETS = ("pair_start", "key_start")
+_PAIR_ARRAYS = ("name", "name_end", "value", "value_end")
+_KEY_ARRAYS = ("key", "key_end")
+# What ``locate`` fills.
+_OF_ROWS = (
+    "born_timestamp", "reconsume_times", "prepared_offset", "born_host", "store_host", "body", "body_end", "properties",
+    "properties_end",
+)  # fmt: skip
 
-def numbers(values: NDArray[Any]) -> pa.Array:
-    """The array of these numbers, not copied: who makes it gives its memory away."""
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
-
-
-def texts(values: Sequence[str]) -> pa.Array:
-    """The array of these texts."""
-    encoded = [value.encode() for value in values]
-    offsets = np.fromiter(accumulate(map(len, encoded), initial=0), dtype=np.int32, count=len(encoded) + 1)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
-
-
-SCHEMA_VERSION = 1
-#: The key of the schema's metadata that says the version.
-VERSION_KEY = b"indexd.schema.version"
-
-# The names of the inner fields are those that Spark gives them.
-KEYS_TYPE = pa.list_(pa.field("element", pa.string(), nullable=False))
-PROPERTIES_TYPE = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False))
-
-SCHEMA = pa.schema(
-    [
-        pa.field("phyOffset", pa.int64(), nullable=False),
-        pa.field("size", pa.int32(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("queueId", pa.int32(), nullable=False),
-        pa.field("queueOffset", pa.int64(), nullable=False),
-        pa.field("storeTimestamp", pa.int64(), nullable=False),
-        pa.field("bornTimestamp", pa.int64(), nullable=False),
-        pa.field("bornHost", pa.string(), nullable=False),
-        pa.field("storeHost", pa.string(), nullable=False),
-        pa.field("sysFlag", pa.int32(), nullable=False),
-        pa.field("transactionType", pa.string(), nullable=False),
-        pa.field("reconsumeTimes", pa.int32(), nullable=False),
-        pa.field("preparedTransactionOffset", pa.int64(), nullable=False),
-        pa.field("keys", KEYS_TYPE, nullable=False),
-        pa.field("uniqKey", pa.string(), nullable=True),
-        pa.field("tags", pa.string(), nullable=True),
-        pa.field("tagsCode", pa.int64(), nullable=False),
-        pa.field("properties", PROPERTIES_TYPE, nullable=False),
-        pa.field("msgId", pa.string(), nullable=False),
-        pa.field("body", pa.binary(), nullable=False),
-    ],
-    metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
-)
-ALL_COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
-#: What is read when nothing is said: bodies are most of a log.
-DEFAULT_COLUMNS: tuple[str, ...] = tuple(name for name in ALL_COLUMNS if name != "body")
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+Positions = NDArray[np.uint32]
 
 
-def arrow_schema(columns: Sequence[str] = DEFAULT_COLUMNS) -> pa.Schema:
-    """The Arrow schema of these columns, in this order, the version in its metadata."""
-    return pa.schema([SCHEMA.field(name) for name in columns], metadata=SCHEMA.metadata)
+def host_text(host: bytes) -> str:
+    """``address:port`` of a host as stored, 8 or 20 bytes; IPv6 in brackets."""
+    address, port = ipaddress.ip_address(host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
-def parse_columns(text: str | None) -> tuple[str, ...]:
-    """Names between commas, in any case; ``*`` is all of them, body too; None all but body. UsageError otherwise."""
-    if text is None:
-        return DEFAULT_COLUMNS
-    known = {name.lower(): name for name in ALL_COLUMNS}
-    found: list[str] = []
-    for word in text.split(","):
-        name = word.strip()
-        if name == "*":
-            names: Sequence[str] = ALL_COLUMNS
-        elif name.lower() in known:
-            names = (known[name.lower()],)
-        else:
-            near = difflib.get_close_matches(name[:64].lower(), list(known), n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(ALL_COLUMNS)}"
-            raise UsageError(f"there is no column {name[:64]!r}", hint)
-        twice = [name for name in names if name in found]
-        if twice:
-            raise UsageError(f"the column {twice[0]} is given twice", "name each column once")
-        found += names
-    return tuple(found)
+class Locator:
+    """Looks into the frames of one batch after the other, for these columns; owns what the kernels fill."""
+
+    def __init__(self, columns: frozenset[str]) -> None:
+        self._want_hosts = bool(columns & _HOSTS)
+        self._want_texts = bool(columns & _TEXTS)
+        self._want_properties = "properties" in columns
+        self._hosts = TopicTable()
+        self._host_texts: list[str] = []
+        self._host_names = texts([])
+        self._spans = _make_spans(1, ROOM, ROOM)
+
+    def locate(self, frames: Bytes, base: int, offsets: Int64s, sizes: NDArray[np.int32], times: Int64s) -> Located:
+        """What stands at these physical offsets of ``frames``, whose byte 0 is at ``base``; good until the next call.
+
+        DisturbedError if there are others by now than those that were decoded.
+        """
+        rows = len(offsets)
+        if rows > len(self._spans.is_slow):
+            self._spans = _make_spans(rows, len(self._spans.name), len(self._spans.key))
+        self._locate_rows(frames, base, offsets, sizes, times)
+        pairs = keys = 0
+        if self._want_texts or self._want_properties:
+            pairs, keys = self._locate_texts(frames, rows)
+        used = _cut(self._spans, rows, pairs, keys)
+        return Located(frames, base, offsets, sizes, used, self._hosts, self._host_names)
+
+    def _locate_rows(self, frames: Bytes, base: int, offsets: Int64s, sizes: NDArray[np.int32], times: Int64s) -> None:
+        if len(self._hosts) > _HOSTS_MAX:
+            self._hosts, self._host_texts = TopicTable(), []
+        while True:
+            outcome, row = locate(
+                frames, np.uint64(base), offsets, sizes, times, self._want_hosts, self._spans, self._hosts.arrays
+            )
+            if outcome == LOCATED:
+                break
+            if outcome == CHANGED:
+                where = offsets[int(row)]
+                raise DisturbedError(f"the log was written anew at {where} while it was read", "read it again")
+            self._hosts = self._hosts.grown()
+        known = len(self._host_texts)
+        if len(self._hosts) > known:
+            self._host_texts += [host_text(self._hosts.raw_name(host)) for host in range(known, len(self._hosts))]
+            self._host_names = texts(self._host_texts)
+
+    def _locate_texts(self, frames: Bytes, rows: int) -> tuple[int, int]:
+        while True:
+            outcome, pairs, keys = locate_texts(
+                frames, np.uint64(rows), self._want_texts, self._want_properties, self._spans
+            )
+            if outcome == LOCATED:
+                return int(pairs), int(keys)
+            # Again, all of it: a few times in the life of a task.
+            room, pairs_max, keys_max = len(self._spans.is_slow), len(self._spans.name), len(self._spans.key)
+            if int(pairs) + ROOM > pairs_max:
+                pairs_max = max(2 * pairs_max, 8 * room)
+            else:
+                keys_max = max(2 * keys_max, 2 * room)
+            old = self._spans
+            self._spans = _make_spans(room, pairs_max, keys_max)
+            for name in _OF_ROWS:
+                getattr(self._spans, name)[:] = getattr(old, name)
+
+
+class Located:
+    """One batch of rows, a column at a time. Everything is copied: the arrays own what they show."""
+
+    def __init__(
+        self,
+        frames: Bytes,
+        base: int,
+        offsets: Int64s,
+        sizes: NDArray[np.int32],
+        spans: Spans,
+        hosts: TopicTable,
+        host_names: pa.StringArray,
+    ) -> None:
+        self._frames = frames
+        self._base = base
+        self._offsets = offsets
+        self._sizes = sizes
+        self._spans = spans
+        self._hosts = hosts
+        self._host_names = host_names
+        self._slow_rows = np.flatnonzero(spans.is_slow)
+        self._slow_messages: list[Message] | None = None
+
+    def column(self, name: str) -> pa.Array:
+        """The column of that name, which the locator was made for, in the type that the schema says."""
+        spans = self._spans
+        match name:
+            case "bornTimestamp":
+                return numbers(spans.born_timestamp.copy())
+            case "reconsumeTimes":
+                return numbers(spans.reconsume_times.copy())
+            case "preparedTransactionOffset":
+                return numbers(spans.prepared_offset.copy())
+            case "bornHost":
+                return self._host_names.take(numbers(spans.born_host))
+            case "storeHost":
+                return self._host_names.take(numbers(spans.store_host))
+            case "msgId":
+                return self._msg_ids()
+            case "body":
+                return self._texts(spans.body, spans.body_end, pa.binary())
+            case "uniqKey":
+                found = self._texts(spans.uniq_key, spans.uniq_key_end, pa.string(), is_nullable=True)
+                return self._with_slow(found, lambda message: message.uniq_key)
+            case "tags":
+                found = self._texts(spans.tags, spans.tags_end, pa.string(), is_nullable=True)
+                return self._with_slow(found, lambda message: message.tags)
+            case "keys":
+                pieces = self._texts(spans.key, spans.key_end, pa.string())
+                return self._with_slow(_nested(KEYS_TYPE, spans.key_start, pieces), lambda message: message.keys)
+            case "properties":
+                return self._with_slow(self._properties(), lambda message: list(message.properties.items()))
+        raise IndexdError(f"there is no column {name}")
+
+    def _msg_ids(self) -> pa.Array:
+        rows = len(self._offsets)
+        offsets, data = np.empty(rows + 1, dtype=np.int32), _allocate(rows * _ID_SIZE_MAX)
+        size = int(offset_ids(self._hosts.arrays, self._spans.store_host, self._offsets, offsets, _view(data)))
+        return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), data.slice(0, size)])
+
+    def _properties(self) -> pa.Array:
+        spans = self._spans
+        names = self._texts(spans.name, spans.name_end, pa.string())
+        values = self._texts(spans.value, spans.value_end, pa.string())
+        pairs = pa.Array.from_buffers(_PAIR_TYPE, len(names), [None], children=[names, values])
+        return _nested(PROPERTIES_TYPE, spans.pair_start, pairs)
+
+    def _texts(self, starts: Positions, ends: Positions, kind: pa.DataType, *, is_nullable: bool = False) -> pa.Array:
+        # What stands between each start and end; if nullable, null where nothing does.
+        count = len(starts)
+        offsets = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(ends - starts, dtype=np.int32, out=offsets[1:])
+        data = _allocate(int(offsets[-1]) + _SLACK)
+        size = int(gather(self._frames, starts, ends, _view(data)))
+        validity = None
+        if is_nullable:
+            validity = pa.py_buffer(np.packbits(ends > starts, bitorder="little"))
+        return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(offsets), data.slice(0, size)])
+
+    def _with_slow(self, plain: pa.Array, value: Callable[[Message], object]) -> pa.Array:
+        # The slow rows' values, by the plain decoder, in the places of what the kernel left empty.
+        if not len(self._slow_rows):
+            return plain
+        if self._slow_messages is None:
+            self._slow_messages = [self._decode(int(row)) for row in self._slow_rows]
+        values = pa.array([value(message) for message in self._slow_messages], type=plain.type)
+        order = np.arange(len(plain))
+        order[self._slow_rows] = len(plain) + np.arange(len(values))
+        return pa.concat_arrays([plain, values]).take(pa.array(order))
+
+    def _decode(self, row: int) -> Message:
+        offset, size = int(self._offsets[row]), int(self._sizes[row])
+        data = self._frames[offset - self._base : offset - self._base + size].tobytes()
+        options = DecoderOptions(frame_size_max=size, check_crc=False)
+        found = decode_frame(data, 0, offset, offset + size, options)
+        if not isinstance(found, Message):
+            raise IndexdError(f"the decoder refuses the message at {offset} that its kernel took: {found}")
+        return found
+
+
+def _nested(kind: pa.DataType, starts: NDArray[np.int32], inner: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(starts) - 1, [None, pa.py_buffer(starts.copy())], children=[inner])
+
+
+def _allocate(size: int) -> pa.Buffer:
+    # Arrow's own memory, which it uses again; fresh pages of the kernel's would have to be zeroed first.
+    return pa.allocate_buffer(size)
+
+
+def _view(buffer: pa.Buffer) -> Bytes:
+    return np.frombuffer(buffer, dtype=np.uint8)
+
+
+def _make_spans(rows: int, pairs: int, keys: int) -> Spans:
+    def lengths(name: str) -> int:
+        if name in _IDS_AND_OFFSETS:
+            return rows + 1
+        return pairs if name in _PAIR_ARRAYS else keys if name in _KEY_ARRAYS else rows
+
+    return Spans(**{name: np.zeros(lengths(name), dtype=_type_of(name)) for name in Spans._fields})
+
+
+def _type_of(name: str) -> type[np.generic]:
+    if name in ("born_timestamp", "prepared_offset"):
+        return np.int64
+    if name in ("reconsume_times", "born_host", "store_host", *_IDS_AND_OFFSETS):
+        return np.int32
+    return np.uint8 if name == "is_slow" else np.uint32
+
+
+def _cut(spans: Spans, rows: int, pairs: int, keys: int) -> Spans:
+    def used(name: str) -> int:
+        if name in _IDS_AND_OFFSETS:
+            return rows + 1
+        return pairs if name in _PAIR_ARRAYS else keys if name in _KEY_ARRAYS else rows
+
+    return Spans(**{name: array[: used(name)] for name, array in spans._asdict().items()})
 
 
 # Columns whose arrays a batch already has.

@@ -1,0 +1,269 @@
+"""Messages as a broker sends them: whole frames, as they stand in the log, found by its rules (spec 5.5, 9.3-9.5, 9.8).
+
+Every frame is checked before it is given out: magic, own physical offset, lengths, CRCs. A broker checks none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from indexd.commitlog.decoder import Message
+from indexd.commitlog.format import NotYetWritten
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.query.answer import KeyQuery, LastUpdate
+from indexd.query.by_key import hash_of, query_exact, query_offsets
+from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
+from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
+from indexd.query.log import LogView
+from indexd.query.message import NotFound, not_found
+from indexd.query.source import QueryIndex, open_queue
+
+T = TypeVar("T")
+NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+# maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
+_PULL_MAX_NUM = 32
+_ROUNDS = 3
+# Why a message that the index names is not in an answer.
+_EXPIRED, _UNREADABLE, _TOO_LONG = "expired", "unreadable", "too long for an answer"
+# A queue's oldest file may be removed between two calls; a second look knows it.
+_LOOKS_MAX = 2
+
+
+class KeyRequest(NamedTuple):
+    """QUERY_MESSAGE as it was sent: times in ms, both inclusive; ``index_type`` K, U, T or None."""
+
+    topic: str
+    key: str
+    max_num: int
+    begin: int
+    end: int
+    is_unique: bool = False
+    index_type: str | None = None
+
+    def to_query(self, default_query_max_num: int) -> KeyQuery:
+        """What a broker asks its index: for a unique key as many as it says, whatever was sent. UsageError."""
+        if self.is_unique:
+            return KeyQuery(self.topic, self.key, default_query_max_num, self.begin, self.end, "U")
+        if self.max_num < 0:
+            raise UsageError(f"maxNum has to be at least 0, not {self.max_num}", "")
+        return KeyQuery(self.topic, self.key, self.max_num, self.begin, self.end, self.index_type or "K")
+
+
+class FoundFrames(NamedTuple):
+    """``frames`` ascending. ``remark``: why there are none, or what was left out of them; None when that is all.
+
+    ``last_update``: zeros when the index named nothing. ``is_covered``: the index speaks for the whole log, and
+    everything that it named could be read.
+    """
+
+    frames: tuple[bytes, ...]
+    last_update: LastUpdate
+    is_covered: bool
+    remark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PulledFrames:
+    """``status`` is RocketMQ's GetMessageStatus; without FOUND there are no frames. Offsets count messages."""
+
+    status: str
+    frames: tuple[bytes, ...]
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    is_covered: bool
+
+
+def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
+    """The broker's own answer, collisions, repeats and misses included, of at most ``size_max`` bytes (spec 9.5).
+
+    As it does, it asks again with an earlier end, twice at most, while nothing that the index names can be read.
+    """
+    query = request.to_query(index.config.query.default_query_max_num)
+    look = index.look()
+    max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
+    if index.memory is not None:
+        key_hash = hash_of(look, query)
+        in_memory = index.memory.find(look, key_hash, max_num, query.begin, query.end, size_max)
+        if in_memory is not None:
+            remark = None if in_memory[0] else _why_nothing(look.coverage)
+            return FoundFrames(*in_memory, look.coverage.complete, remark)
+    last_update, end = LastUpdate(), query.end
+    frames = _Frames(index.log, size_max)
+    for _ in range(_ROUNDS):
+        offsets, found_update = query_offsets(index, look, query, max_num, end)
+        if not offsets:
+            break
+        last_update = found_update
+        frames.add(sorted(offsets))
+        if frames.found:
+            break
+        oldest = index.log.at(min(offsets))
+        if not isinstance(oldest, Message) or oldest.store_timestamp == end:
+            break  # the same would be asked once more
+        end = oldest.store_timestamp
+        if end < query.begin:
+            break
+    remark = frames.left_out() if frames.named else _why_nothing(look.coverage)
+    return FoundFrames(tuple(frames.found), last_update, look.coverage.complete and not frames.unknown, remark)
+
+
+def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
+    """Every message that matches, none that does not, each once; of more than may be asked for, the newest."""
+    query = request.to_query(index.config.query.default_query_max_num)
+    if not request.is_unique and request.index_type is None:
+        query = query._replace(index_type=None)
+    answer = query_exact(index, query._replace(max_num=min(query.max_num, index.config.query.query_max_num)))
+    frames = _Frames(index.log, size_max)
+    frames.add(sorted(hit.phy_offset for hit in answer.hits))
+    remark, last_update = frames.left_out(), LastUpdate()
+    if answer.hits:
+        last_update = _last_update(index)
+    else:
+        why = answer.why or f"no answer: cut off by {answer.truncated}"
+        remark = "; ".join(filter(None, (why, expired_in_words(answer.coverage))))
+    is_covered = answer.why == ABSENT and not frames.unknown
+    return FoundFrames(tuple(frames.found), last_update, is_covered, remark)
+
+
+def view_message(index: QueryIndex, phy_offset: int, size_max: int) -> bytes | NotFound:
+    """The frame at a physical offset. A broker sends whatever stands there."""
+    index.look()
+    found = index.log.frame(phy_offset, size_max)
+    if isinstance(found, bytes):
+        return found
+    if isinstance(found, NotYetWritten) and found.needed > size_max:
+        return NotFound(
+            f"the message at physical offset {phy_offset} has {found.needed} bytes, and an answer {size_max} at most"
+        )
+    return not_found(index.log, phy_offset, found)
+
+
+def pull_message(
+    index: QueryIndex, topic: str, queue_id: int, queue_offset: int, max_num: int, size_max: int
+) -> PulledFrames:
+    """Messages of a queue from ``queue_offset`` on, one at least if there is one, and never waited for."""
+    limit = min(max(max_num, 1), _PULL_MAX_NUM, index.config.query.query_max_num)
+    answer = query_offset(index, OffsetQuery(topic, queue_id, queue_offset, limit))
+    bounds = answer.min_offset, answer.max_offset
+    is_covered = answer.coverage.complete
+    if answer.status != FOUND:
+        # Where a broker sends whoever asks outside of a queue.
+        next_offset = min(max(queue_offset, answer.min_offset), answer.max_offset)
+        return PulledFrames(answer.status, (), next_offset, *bounds, is_covered)
+    frames, next_offset = _Frames(index.log, size_max), answer.next_offset
+    for hit in answer.hits:
+        if hit.problem is None:
+            frames.add([hit.unit.phy_offset])
+        if frames.found and frames.is_too_long(hit.unit.phy_offset):
+            next_offset = hit.queue_offset
+            break
+    status = FOUND if frames.found else _removed(answer)
+    return PulledFrames(status, tuple(frames.found), next_offset, *bounds, is_covered)
+
+
+def queue_bounds(index: QueryIndex, topic: str, queue_id: int) -> tuple[int, int]:
+    """The first message of a queue that is still in the log, and behind the last one; 0 and 0 without such a queue.
+
+    UsageError if no ConsumeQueues are built.
+    """
+    return _of_queue(index, topic, queue_id, (0, 0), lambda queue: (queue.min_offset, queue.max_offset))
+
+
+def earliest_time(index: QueryIndex, topic: str, queue_id: int) -> int:
+    """The store time of the first message that is still in the log, in ms; -1 where there is none."""
+
+    def ask(queue: ConsumeQueueReader) -> int:
+        if queue.min_offset >= queue.max_offset:
+            return -1
+        unit = queue.unit(queue.min_offset)
+        return index.log.store_timestamp(unit.phy_offset, unit.size)
+
+    return _of_queue(index, topic, queue_id, -1, ask)
+
+
+class _Frames:
+    """Frames that are being gathered, and what was left out of them."""
+
+    def __init__(self, log: LogView, size_max: int) -> None:
+        self._log, self._size_max, self._left = log, size_max, size_max
+        self.found: list[bytes] = []
+        # Their offsets: a broker's rounds name the same message more than once.
+        self.named: set[int] = set()
+        # Of those that are not found: why.
+        self._missed: dict[int, str] = {}
+
+    @property
+    def unknown(self) -> int:
+        """How many were named and are no message: whether they were asked for nobody can tell."""
+        return sum(why is not _TOO_LONG for why in self._missed.values())
+
+    def is_too_long(self, offset: int) -> bool:
+        """Whether a message is there that did not fit in any more."""
+        return self._missed.get(offset) is _TOO_LONG
+
+    def add(self, offsets: Sequence[int]) -> None:
+        """The frames at these physical offsets, each as often as it is named."""
+        found, read = self.found, self._log.frame
+        self.named.update(offsets)
+        for offset in offsets:
+            frame = read(offset, self._left)
+            if isinstance(frame, bytes):
+                found.append(frame)
+                self._left -= len(frame)
+            elif isinstance(frame, NotYetWritten) and frame.needed > self._left:
+                self._missed[offset] = _TOO_LONG
+            else:
+                has_expired = frame is None and self._log.has_expired(offset)
+                self._missed[offset] = _EXPIRED if has_expired else _UNREADABLE
+
+    def left_out(self) -> str | None:
+        """Which of the messages that were named are not among those found; None if all are."""
+        if not self._missed:
+            return None
+        counts = Counter(self._missed.values())
+        left = [f"{counts[why]} {why}" for why in (_EXPIRED, _UNREADABLE) if why in counts]
+        if _TOO_LONG in counts:
+            left.append(f"{counts[_TOO_LONG]} {_TOO_LONG} of {self._size_max} bytes")
+        return f"of {len(self.named)} messages that the index names: {', '.join(left)}"
+
+
+def _removed(answer: OffsetAnswer) -> str:
+    return MESSAGE_WAS_REMOVING if answer.expired else NO_MATCHED_MESSAGE
+
+
+def _why_nothing(coverage: Coverage) -> str:
+    # In a few words: how far behind the index is would have to be measured.
+    words = ["the index names no such message", *gaps_in_words(coverage, None)]
+    expired = expired_in_words(coverage)
+    return "; ".join(words if expired is None else [*words, expired])
+
+
+def _last_update(index: QueryIndex) -> LastUpdate:
+    for reader, _ in index.newest_first(index.look()):
+        header = reader.header()
+        return LastUpdate(header.end_timestamp, header.end_phy_offset)
+    return LastUpdate()
+
+
+def _of_queue(
+    index: QueryIndex, topic: str, queue_id: int, without: T, question: Callable[[ConsumeQueueReader], T]
+) -> T:
+    for left in reversed(range(_LOOKS_MAX)):
+        try:
+            queue = open_queue(index, index.look(), topic, queue_id)
+            if queue is None:
+                return without
+            with queue:
+                return question(queue)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            if left == 0:
+                raise CorruptDataError(f"queue file {error.path} is missing") from error
+    raise AssertionError("unreachable")
