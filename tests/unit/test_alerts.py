@@ -1,4 +1,4 @@
-"""Alert rules and dashboard name what is exported; every alert is tried both ways and has its page in the README."""
+"""Alert rules and dashboard name what is exported; every alert is tried both ways and has its section in the runbook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from indexd.serve.metrics import PREFIX, STAGES, STATES, IndexerCollector
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "config" / "prometheus"
-README = (ROOT / "README.md").read_text("utf-8")
+RUNBOOK = (ROOT / "docs" / "alerts.md").read_text("utf-8")
+METRICS = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 RULES: list[dict[str, Any]] = [
     rule
     for group in yaml.safe_load((PROMETHEUS / "indexd.rules.yml").read_text("utf-8"))["groups"]
@@ -75,9 +76,9 @@ def test_an_alert_says_all_that_somebody_needs_at_night(rule: dict[str, Any]) ->
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_a_runbook_stands_where_the_alert_points(rule: dict[str, Any]) -> None:
     path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert path == "README.md"
+    assert path == "docs/alerts.md"
     assert anchor == rule["alert"].lower()
-    section = re.search(rf"^#+ {rule['alert']}\n(.+?)(?=^#|\Z)", README, re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^#+ {rule['alert']}\n(.+?)(?=^#|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
     assert section is not None
     for part in ("**It means:**", "**Look at:**", "**Do:**"):
         assert part in section[1]
@@ -100,16 +101,16 @@ def test_no_case_is_for_an_alert_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("metric", DESCRIBED, ids=lambda metric: metric.name)
-def test_every_metric_stands_in_the_readme(metric: Any) -> None:
+def test_every_metric_stands_in_the_docs(metric: Any) -> None:
     name = metric.name if metric.type == "histogram" else exposed(metric)[0]
     kind = "gauge" if metric.type == "info" else metric.type
     assert re.search(
-        rf"^\| `{name.removeprefix(PREFIX)}(?:\{{[\w,]+\}})?` \| {kind} \| [^|]+ \| [^|]+ \|$", README, re.MULTILINE
+        rf"^\| `{name.removeprefix(PREFIX)}(?:\{{[\w,]+\}})?` \| {kind} \| [^|]+ \| [^|]+ \|$", METRICS, re.MULTILINE
     )
 
 
-def test_the_readme_names_no_metric_that_is_gone() -> None:
-    names = re.findall(r"^\| `(\w+)(?:\{[\w,]+\})?` \| (?:gauge|counter|histogram) \|", README, re.MULTILINE)
+def test_the_docs_name_no_metric_that_is_gone() -> None:
+    names = re.findall(r"^\| `(\w+)(?:\{[\w,]+\})?` \| (?:gauge|counter|histogram) \|", METRICS, re.MULTILINE)
     assert len(names) == len(set(names)) == len(DESCRIBED)
 
 

@@ -16,7 +16,7 @@ MARK = r"#\s*no" + "qa"
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
 TOP_LEVEL = {
     "pyproject.toml", "daemon", "config", "systemd", "tests", "scripts", "README.md", "LICENSE", "ARCHITECTURE.md",
-    "CHANGELOG.md", "CONTRIBUTING.md",
+    "CHANGELOG.md", "CONTRIBUTING.md", "docs",
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_each_lint_exception_has_its_reason() -> None:
 def test_paths_that_documents_name_exist() -> None:
     missing = [
         f"{document} names {name}"
-        for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+        for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
         for name in re.findall(
             r"`((?:daemon|scripts|tests|config|systemd)/[\w./-]*)`", (ROOT / document).read_text(encoding="utf-8")
         )

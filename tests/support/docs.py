@@ -1,0 +1,39 @@
+"""docs/configuration.md, made from the settings themselves: ``scripts/docs`` writes it, a test says whether it is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from indexd.config.keys import KEYS, SECTIONS, env_name, flag_name
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+_HEAD = """\
+# Configuration
+
+Made by `scripts/docs` from the settings; do not edit it.
+
+Each key is a flag of every command that uses it (`indexd COMMAND --help-all`), a key in
+[config/indexd.toml](../config/indexd.toml), which says the reason of each, and a variable in the environment. Flags win over
+the environment, that over the file given with `-c` (else `/etc/indexd/indexd.toml`), that over the broker's own file given
+with `--broker-conf`, that over the default. A wrong value is refused with its source.
+
+Sizes are bytes, or text such as `64MiB`, `100MB`; durations a number in the key's unit, or text such as `500ms`, `3s`, `1h`.
+"""
+
+
+def configuration() -> str:
+    """The whole page: a table for each section of the configuration file."""
+    parts = [_HEAD]
+    for section in SECTIONS:
+        parts.append(f"\n## [{section}]\n\n| key, flag, environment | type | default | meaning |\n|---|---|---|---|\n")
+        for key, info in KEYS.items():
+            if info.section == section:
+                names = f"`{key}` `{flag_name(key)}` `{env_name(key)}`"
+                kind = f"{info.type}, {info.bounds}" if info.bounds else info.type
+                cells = [text.replace("|", "\\|") for text in (names, kind, info.default or "none", info.description)]
+                parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(configuration(), encoding="utf-8")
