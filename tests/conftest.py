@@ -40,8 +40,10 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", deadline=None, derandomize=False, print_blob=True, max_examples=100, suppress_health_check=_QUIET
 )
-settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=50)
-settings.load_profile("ci" if _JIT and not _CHECKED else "fast")
+settings.register_profile("interpreted", parent=settings.get_profile("ci"), max_examples=50)
+settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=20)
+_PROFILE = os.environ.get("INDEXD_TEST_PROFILE", "ci" if _JIT and not _CHECKED else "interpreted")
+settings.load_profile(_PROFILE)
 
 
 #: Files that take minutes, the longest first: they begin first, or one process is at work alone in the end.
