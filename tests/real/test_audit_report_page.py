@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexd.audit.causes.words import make_cause
-from indexd.audit.page.page import audit_page
+from indexd.audit.page import audit_page
 from indexd.audit.part import Gap
 from support.audit_reports import GIB, Made, evenly, with_pid
 from support.browser import CHROMIUM

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from indexd.audit.causes.words import Cause
 from indexd.audit.crash import CrashCost
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.ground import BrokerFile
 from indexd.audit.holes import Hole
 from indexd.audit.part import FileSeen, Gap
@@ -100,7 +100,7 @@ class Made:
             tail=last if last is not None and last.end >= self.end else None,
             gaps=tuple(self.gaps),
             files=tuple(sorted(self.files, key=lambda file: file.name)),
-            eras=(Era(0, "5.4"),),
+            eras=(FlavourRange(0, "5.4"),),
             is_flavour_given=False,
             findings=tuple(self.findings),
             counts=dict(self.counts),
@@ -113,7 +113,7 @@ class Made:
             self.begin,
             self.end,
             tuple(_broker_file(file) for file in self.files),
-            (Era(0, "5.4"),),
+            (FlavourRange(0, "5.4"),),
             is_flavour_given=False,
             layout=LAYOUT,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from indexd.audit import plan_audit
 from indexd.audit.plan import NEVER
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -29,8 +27,8 @@ from support.auditing import (
     rows_of,
 )
 from support.goldens import GOLDENS, unpack
-from support.naive import NaiveIndexService, naive_frames
-from support.small_log import SEGMENT_SIZE, messages, write_log
+from support.naive import naive_frames
+from support.small_log import SEGMENT_SIZE, write_log
 
 LAYOUT = IndexLayout(500, 2000)
 
@@ -173,28 +171,6 @@ def test_names_in_another_order_than_the_log(small: Config, tmp_path: Path) -> N
     assert found.missing_keys == 0
     assert found.counts == {"file-order": 1}
     assert found.findings[0].file == "index/20991231235959999"
-
-
-def test_a_broker_that_was_upgraded_goes_on_in_its_file(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    config = config_for(store, IndexLayout(500, 40_000), SEGMENT_SIZE)
-    write_log(store, 1500)
-    index_log(config, "4.7")
-    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE, start_offset=audit(config).log_end) as writer:
-        upgraded_at = writer.max_offset
-        for spec in islice(messages(1), 1500, 3000):
-            writer.append(spec)
-    # What 5.4 appends to the same file, with the header that it found there.
-    old, new = (NaiveIndexService(500, 40_000, flavour) for flavour in ("4.7", "5.4"))
-    new.files = old.files
-    for frame in naive_frames(store / "commitlog", SEGMENT_SIZE):
-        (old if frame.phy_offset < upgraded_at else new).build_index(frame)
-    (path,) = (store / "index").iterdir()
-    path.write_bytes(old.files[0].to_bytes())
-    found = audit(config)
-    assert found.is_sound, rows_of(found)
-    assert [era.flavour for era in found.eras] == ["4.7", "5.4"]
-    assert audit(config_for(store, IndexLayout(500, 40_000), SEGMENT_SIZE, flavour="5.4")).missing_keys > 0
 
 
 def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from indexd.audit.causes.words import Cause
 from indexd.audit.chains import ENTRY_KINDS
 from indexd.audit.crash import CrashCost
 from indexd.audit.match import KINDS
-from indexd.audit.meanings import MEANINGS
-from indexd.audit.page.page import audit_page
-from indexd.audit.page.strip import scale_of
+from indexd.audit.notes import MEANINGS
+from indexd.audit.page import audit_page
 from indexd.audit.part import Gap
 from indexd.audit.report import AuditReport
+from indexd.audit.strip import scale_of
 from indexd.audit.verdict import show_span, verdict_line, verdict_state
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -212,9 +212,9 @@ def test_the_page_asks_nobody_for_anything() -> None:
 def test_who_is_alive_is_said() -> None:
     made = Made(8, 3)
     with_pid(made, 4711)
-    assert "its broker runs, process 4711" in Elements(audit_page(made.report())).text
+    assert "the broker (pid 4711) runs" in Elements(audit_page(made.report())).text
     made.standing = replace(made.standing, lock=BrokerLock(False, None, "none"), has_lock_file=False)
-    assert "no lock file: a copy" in Elements(audit_page(made.report())).text
+    assert "there is no lock file: a copy" in Elements(audit_page(made.report())).text
 
 
 def test_expired_log_and_what_lies_behind_the_end_do_not_push_the_log_aside() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from indexd.audit.kept.plain import from_plain, to_plain
 from indexd.audit.queues.seen import KEPT_MAX, QUEUES_MAX, Difference, QueuesSeen
 from indexd.config import Config
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE
@@ -205,7 +205,8 @@ def test_of_many_queues_the_first_by_name_keep_theirs_however_they_are_merged() 
         assert parts == whole
     assert len(whole.kept) == QUEUES_MAX
     assert whole.counts.total() == len(rows)
-    assert from_plain(QueuesSeen, json.loads(json.dumps(to_plain(whole)))) == whole
+    kept = TypeAdapter(QueuesSeen)
+    assert kept.validate_python(json.loads(json.dumps(kept.dump_python(whole, mode="json")))) == whole
 
 
 _DAMAGE = st.sampled_from([*FAULTS, "gone"])

@@ -9,7 +9,7 @@ import pytest
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.causes.words import make_cause
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.holes import Hole
 from indexd.audit.part import Gap
 from indexd.cli.audit import page_of_words
@@ -110,7 +110,7 @@ def test_which_broker_it_is(sound: AuditReport) -> None:
 def test_which_flavour_and_how_that_is_known(sound: AuditReport) -> None:
     files = sound.audit.files
     assert only(sound, "flavour: ").startswith("flavour: 5.4 (")
-    two = (Era(0, "4.7"), Era(700, "5.4"))
+    two = (FlavourRange(0, "4.7"), FlavourRange(700, "5.4"))
     assert only(sound, "flavour: ", eras=two).startswith("flavour: 4.7, 5.4 from log byte 700 on (by its entries")
     assert "(as given" in only(sound, "flavour: ", is_flavour_given=True)
     assert only(sound, "flavour: ", files=()) == "flavour: 5.4 (as configured: there are no entries)"

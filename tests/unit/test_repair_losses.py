@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.audit.evidence import Era, Evidence
+from indexd.audit.flavour import FlavourRange
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from support.auditing import config_for, index_log, lost_keys
@@ -48,7 +48,7 @@ def test_with_the_wrong_flavour_it_is_refused(
     config: Config, store: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, wrong: str
 ) -> None:
     index_log(config, flavour)
-    monkeypatch.setattr(Evidence, "eras", lambda *_: [Era(0, wrong)])
+    monkeypatch.setattr("indexd.audit.plan.detect_flavours", lambda *_: [FlavourRange(0, wrong)])
     assert f"RocketMQ {wrong}" in refused(config, store)
     refused(config, store, "--all")
     # Whoever says it knows it.

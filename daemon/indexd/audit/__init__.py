@@ -4,8 +4,7 @@ The log is cut into stretches, the index files are given to the stretches that t
 task of its own: one process goes through them in order, Spark through many at once, and what they come to is the same.
 
 ``ground``    the index folder as it stands: files, foreign ones, headers, which part of the log each file points into
-``evidence``  which RocketMQ wrote the entries, by the entries themselves
-``votes``     what single messages say of that, and the history that fits them
+``flavour``   which RocketMQ indexed each file, by a plain sample of its entries
 ``plan``      tasks that together cover the whole log exactly once
 ``task``      one stretch of the log, decoded and compared
 ``stretch``   the messages of a stretch, and where the log ends
@@ -16,7 +15,7 @@ task of its own: one process goes through them in order, Spark through many at o
 ``kernel``    the two loops of that, compiled
 ``covered``   which part of the log was read; what is missing or unreadable in it
 ``holes``     ranges of the log whose keys are not findable
-``notes``     what does not hold, bounded, the same however the log was cut
+``notes``     what does not hold, bounded, the same however the log was cut; what each kind means
 ``part``      what one task came to
 ``whole``     parts put together
 ``standing``  what stands around the index: lock, abort, checkpoint, where segments begin
@@ -26,12 +25,12 @@ task of its own: one process goes through them in order, Spark through many at o
 ``queues``    the ConsumeQueues as they stand, and their units beside messages
 ``queue_watch``  that, for all queues of a stretch
 ``queues_found``  what all stretches came to there
-``kept``      finished tasks in a file, for one that is interrupted
+``resume``    finished tasks in a file of JSON lines, for an audit that is interrupted
 ``gentle``    how it is read: at a rate, without taking memory from the broker, at the lowest priority
 ``report``    all of it composed
-``verdict``   the one line that says how it stands
-``meanings``  what each kind of finding means for whoever runs the broker
+``verdict``   all of it in words: the verdict, the broker, what was covered
 ``page``      all of it as one HTML page
+``strip``     the log drawn for that page
 ``live``      whether a broker is at work
 ``loading``   the kernels, before there is work for them
 """

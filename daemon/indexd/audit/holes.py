@@ -109,7 +109,7 @@ class Holes:
         if not later.is_open_before:
             self.whole()
         self.add(later.first)
-        if later.last is not later.first:
+        if later.last != later.first:
             self.whole()
             for hole in later.inner:
                 self._append_inner(hole)
@@ -126,7 +126,7 @@ class Holes:
 
     def close(self, ends: dict[int, int]) -> None:
         """Give each kept hole its end: ``ends`` says where a message ends, by where it begins."""
-        one = self.first is self.last
+        one = self.first == self.last
         self.first = self.first and replace(self.first, end=ends[self.first.last])
         self.last = self.first if one else self.last and replace(self.last, end=ends[self.last.last])
         self.inner = [replace(hole, end=ends[hole.last]) for hole in self.inner]
@@ -137,14 +137,14 @@ class Holes:
         return [hole for hole in (self.first, self.last, *self.inner) if hole is not None]
 
     def _replace_last(self, hole: Hole) -> None:
-        if self.first is self.last:
+        if self.first == self.last:
             self.first = hole
         self.last = hole
 
     def _append(self, hole: Hole) -> None:
         if self.first is None:
             self.first = hole
-        elif self.last is not None and self.last is not self.first:
+        elif self.last is not None and self.last != self.first:
             self._append_inner(self.last)
         self.last = hole
 

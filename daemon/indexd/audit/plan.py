@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from indexd.audit.evidence import Era, Evidence
+from indexd.audit.flavour import FlavourRange, detect_flavours
 from indexd.audit.gentle import ScatteredDisk
 from indexd.audit.ground import BrokerFile, LogProbe, list_index, look_at
 from indexd.audit.notes import Notes
@@ -75,7 +75,7 @@ class AuditPlan:
     log_begin: int
     log_end: int
     files: tuple[BrokerFile, ...]
-    eras: tuple[Era, ...]
+    eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     layout: IndexLayout
     piece_size: int = NEVER
@@ -114,7 +114,7 @@ def plan_audit(
     size: int | None = None,
     cuts: Sequence[int] = (),
     folder: Path | None = None,
-    eras: Sequence[Era] = (),
+    eras: Sequence[FlavourRange] = (),
 ) -> AuditPlan:
     """Look at index and log, and cut the work into tasks; ``folder`` holds the index files, else STORE/index does.
 
@@ -132,8 +132,8 @@ def plan_audit(
     _judge_names(files, sizes, layout, notes)
     given = config.provenance.get("flavour", _DEFAULT) != _DEFAULT
     if not (eras or given):
-        eras = _eras(disk, config, folder, layout, files)
-    eras = eras or (Era(0, config.index.flavour),)
+        eras = detect_flavours(disk, config, folder, layout, files)
+    eras = eras or (FlavourRange(0, config.index.flavour),)
     log_end = log.segments[-1].end if log.segments else 0
     plan = AuditPlan(folder, log.min_offset or 0, log_end, tuple(files), tuple(eras), given, layout, notes=notes)
     plan.piece_size = NEVER if size is None else size
@@ -143,14 +143,6 @@ def plan_audit(
     finally:
         cutter.close()
     return plan
-
-
-def _eras(disk: Disk, config: Config, folder: Path, layout: IndexLayout, files: Sequence[BrokerFile]) -> list[Era]:
-    evidence = Evidence(disk, config, folder, layout)
-    try:
-        return evidence.eras(files)
-    finally:
-        evidence.close()
 
 
 def _judge_names(files: Sequence[BrokerFile], sizes: dict[str, int], layout: IndexLayout, notes: Notes) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from indexd.audit.causes.judge import Cause, hole_causes
 from indexd.audit.crash import CrashCost, crash_cost
 from indexd.audit.gentle import ScatteredDisk, lower_priority, paced, piece_size
-from indexd.audit.kept.parts import KeptParts
 from indexd.audit.live import is_live
 from indexd.audit.part import Part
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
 from indexd.audit.queues_found import QueuesAudit, join_queues, plan_queues
+from indexd.audit.resume import ResumeFile
 from indexd.audit.samples.answers import Answers
 from indexd.audit.samples.asking import ask
 from indexd.audit.samples.draw import draw
@@ -112,7 +112,7 @@ def run_audit(
     if options.kept is None:
         return _audit(config, disk, options, make_plan, run, None, manner)
     asked = {"samples": options.samples, "queues": options.queues}
-    kept = KeptParts(disk, options.kept, config, asked)
+    kept = ResumeFile(disk, options.kept, config, asked)
     try:
         return _audit(config, disk, options, make_plan, run, kept, manner)
     except KeyboardInterrupt:
@@ -160,7 +160,7 @@ def _audit(
     options: AuditOptions,
     make_plan: MakePlan,
     run: RunTasks,
-    kept: KeptParts | None,
+    kept: ResumeFile | None,
     manner: Sequence[str],
 ) -> AuditReport:
     began = time.monotonic()

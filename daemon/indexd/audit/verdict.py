@@ -1,12 +1,15 @@
-"""The verdict: the one line that says how a store's index stands, the same on a terminal and on the page."""
+"""Puts an audit into words, the same on a terminal and on the page: the verdict, the broker, what was covered."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from indexd.audit.causes.words import LOG_CAUSES, Cause
 from indexd.audit.report import AuditReport
+from indexd.audit.whole import Audit
+from indexd.config.units import printable
 from indexd.pages.wording import show_duration, show_local, show_size
 
 # The cause of a hole that heals by itself.
@@ -16,6 +19,7 @@ NO_MESSAGE = "the log holds no message, and the index has {:,} entries: is the l
 State = Literal["good", "warn", "bad"]
 # A repair reads what it builds about so often, building and checking, at the rate of this audit.
 _READS = 2
+_CUTS_SHOWN = 5
 
 
 def verdict_state(report: AuditReport) -> State:
@@ -56,6 +60,80 @@ def verdict_line(report: AuditReport) -> str:
         what = "the rest" if any(cause.what in LOG_CAUSES for cause in report.causes) else "it"
         parts.append(f"indexd repair mends {what} in about {_rounded(seconds)}")
     return "; ".join(parts)
+
+
+def broker_line(report: AuditReport) -> str:
+    """Whether a broker runs, or how the last one ended."""
+    standing = report.standing
+    lock = standing.lock
+    if lock.alive:
+        pid = "a broker" if lock.pid is None else f"the broker (pid {lock.pid})"
+        return f"broker: {pid} {'runs' if lock.how == 'lock' else 'loads this store'}"
+    if lock.alive is None:
+        return f"broker: not known whether one runs: {printable(lock.why or '')}"
+    if not standing.has_lock_file:
+        return "broker: none runs; there is no lock file: a copy, or a store that no broker since 4.2 has opened"
+    return f"broker: none runs; it was {'not stopped cleanly' if standing.has_abort else 'stopped cleanly'}"
+
+
+def flavour_line(found: Audit) -> str:
+    """As which RocketMQ the index was judged, and how that is known."""
+    eras = ", ".join(
+        era.flavour if not number else f"{era.flavour} from log byte {era.begin} on"
+        for number, era in enumerate(found.eras)
+    )
+    why = "as given"
+    if not found.is_flavour_given:
+        why = "by its entries" if any(file.entries for file in found.files) else "as configured: there are no entries"
+    return f"flavour: {eras} ({why}{_meanings(found)})"
+
+
+def _meanings(found: Audit) -> str:
+    # RocketMQ has counted in two ways; which one is a fact of its release.
+    meanings = {file.counts_every_put for file in found.files} - {None}
+    if not meanings:
+        return ""
+    if len(meanings) == 2:
+        return "; some headers count every entry and some every slot: it was upgraded over 4.7.1"
+    return (
+        "; headers count every entry: before 4.7.1" if meanings == {True} else "; headers count every slot: since 4.7.1"
+    )
+
+
+def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = show_size) -> Iterator[str]:
+    """What was read and compared, and what could not be."""
+    found = report.audit
+    line = (
+        f"covered: {printable(report.store)}, log bytes {found.log_begin} to {found.log_end} "
+        f"({size_words(found.log_size)}, "
+        f"{show_count(found.messages, 'message')}), {show_count(len(found.files), 'index file')}, "
+        f"{found.entries:,} entries compared, in {report.seconds:.2f} s"
+    )
+    if report.manner:
+        line += f" ({', '.join(report.manner)})"
+    if report.resumed_tasks:
+        line += (
+            f"; {report.resumed_tasks:,} of {show_count(len(report.plan.tasks), 'task')} taken over from an earlier run"
+        )
+    if found.expired_entries:
+        line += f"; {found.expired_entries:,} entries point before the log begins: their messages have expired"
+    if found.log_begin_now > found.log_begin:
+        line += f"; its beginning has expired meanwhile: the log begins at {found.log_begin_now} now"
+    if found.unreadable is not None:
+        line += f"; behind its end stands {printable(found.unreadable)}"
+    yield line
+    for gap in found.expired[:_CUTS_SHOWN]:
+        yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
+    for gap in found.gaps[:_CUTS_SHOWN]:
+        size = gap.end - gap.begin
+        yield f"not covered: log bytes {gap.begin} to {gap.end} ({size_words(size)}): {printable(gap.reason)}"
+    if len(found.gaps) > _CUTS_SHOWN:
+        yield f"and {show_count(len(found.gaps) - _CUTS_SHOWN, 'more range')} that could not be read"
+
+
+def show_count(number: int, what: str) -> str:
+    """A number with its noun: ``no keys``, ``1 key``, ``1,024 keys``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}" if number else f"no {what}s"
 
 
 def show_findable(report: AuditReport) -> str:

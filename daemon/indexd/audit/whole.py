@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexd.audit.covered import LOG_FINDINGS, joined, log_bounds, note_gaps
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.holes import Hole, Holes
 from indexd.audit.notes import Notes
 from indexd.audit.part import FileSeen, Gap, Part, Strays
@@ -44,7 +44,7 @@ class Audit:
     tail: Hole | None
     gaps: tuple[Gap, ...]
     files: tuple[FileSeen, ...]
-    eras: tuple[Era, ...]
+    eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     findings: tuple[Finding, ...]
     counts: dict[str, int]
@@ -159,9 +159,9 @@ def _strays(parts: Sequence[Part]) -> tuple[Strays, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def _named(plan: AuditPlan, files: Sequence[FileSeen]) -> tuple[Era, ...]:
+def _named(plan: AuditPlan, files: Sequence[FileSeen]) -> tuple[FlavourRange, ...]:
     # 4.0 and 4.7 index the same; how the headers count tells which it was.
     meanings = {file.counts_every_put for file in files} - {None}
     if plan.is_flavour_given or meanings != {True}:
         return plan.eras
-    return tuple(Era(era.begin, "4.0") if era.flavour == "4.7" else era for era in plan.eras)
+    return tuple(FlavourRange(era.begin, "4.0") if era.flavour == "4.7" else era for era in plan.eras)

@@ -28,7 +28,7 @@ import numpy as np
 from indexd.audit import AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit
 from indexd.audit.chains import check_chains
 from indexd.audit.entries import EntrySource
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.ground import BrokerFile, LogProbe, is_index_file
 from indexd.audit.match import Matched
 from indexd.audit.part import Gap
@@ -454,7 +454,7 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
 
 
 def _losses_stretches(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
-    for era, behind in pairwise([*report.audit.eras, Era(plan.ends_at, _ALL)]):
+    for era, behind in pairwise([*report.audit.eras, FlavourRange(plan.ends_at, _ALL)]):
         begin, end = max(era.begin, file.begin, report.audit.log_begin), min(behind.begin, file.end + 1, plan.ends_at)
         if begin < end and not FLAVOURS[era.flavour].tags:
             yield begin, end, era.flavour

@@ -19,7 +19,7 @@ from typing import Any
 
 from indexd.audit import AuditReport
 from indexd.audit.causes.log_cut import log_cut
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.ground import BrokerFile
 from indexd.config import Config
 from indexd.errors import DiskError
@@ -110,7 +110,7 @@ class RepairPlan:
     kept: tuple[BrokerFile, ...]
     ranges: tuple[RepairRange, ...]
     left_out: tuple[str, ...]
-    eras: tuple[Era, ...]
+    eras: tuple[FlavourRange, ...]
     is_flavour_known: bool
     ends_at: int
     unreadable: str | None

@@ -23,7 +23,7 @@ from itertools import pairwise
 import numpy as np
 
 from indexd.audit import AuditReport
-from indexd.audit.evidence import Era
+from indexd.audit.flavour import FlavourRange
 from indexd.audit.ground import BrokerFile, LogProbe
 from indexd.audit.holes import Hole
 from indexd.audit.plan import AuditPlan
@@ -65,7 +65,7 @@ class _Message:
 class Edges:
     """Reads single messages and the entries that belong to them. Raises DiskError. Nothing stays open."""
 
-    def __init__(self, disk: Disk, config: Config, plan: AuditPlan, eras: tuple[Era, ...]) -> None:
+    def __init__(self, disk: Disk, config: Config, plan: AuditPlan, eras: tuple[FlavourRange, ...]) -> None:
         self._disk, self._config, self._plan, self._eras = disk, config, plan, eras
         store = config.store
         self._log = list_segments(disk, store.commit_log_directories, store.segment_size)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from indexd.audit.notes import AS_ROWS
 
 #: Of each queue and kind so many differences are kept, and of so many queues.
 KEPT_MAX = 5
@@ -48,8 +51,8 @@ class QueuesSeen:
     batch_messages: int = 0
     lmq_messages: int = 0
     nameless_messages: int = 0
-    counts: Counter[tuple[QueueName, str]] = field(default_factory=Counter)
-    kept: dict[QueueName, dict[str, list[Difference]]] = field(default_factory=dict)
+    counts: Annotated[Counter[tuple[QueueName, str]], *AS_ROWS] = field(default_factory=Counter)
+    kept: Annotated[dict[QueueName, dict[str, list[Difference]]], *AS_ROWS] = field(default_factory=dict)
 
     def add(self, name: QueueName, what: str, number: int, first: list[Difference]) -> None:
         """``number`` more of a kind, behind all that were added before; ``first`` are those that stand out front."""
