@@ -1,4 +1,4 @@
-"""Findings: what the check of an output has to say; ``indexd verify`` only puts them together.
+"""What is wrong: what the check of an output has found, and what of a daemon's figures needs an operator.
 
 A file that is wrong all over must cost neither memory nor patience, so only the first ones are kept; all are counted.
 """
@@ -6,7 +6,9 @@ A file that is wrong all over must cost neither memory nor patience, so only the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 KEPT_MAX = 1000
 # Of these, so many places are left for kinds that come late: the one wrong header behind a thousand wrong entries.
@@ -60,3 +62,20 @@ class Findings:
         """Take over what another file has come to, all that was kept of it."""
         self.kept += other.kept
         self.counts += other.counts
+
+
+def findings_of(row: Mapping[str, Any]) -> list[str]:
+    """What in a daemon's status row needs an operator, one line each; the one place that decides it."""
+    found = [f"{stage} waits: {text}" for stage, text in (row.get("problems") or {}).items()]
+    found += [f"{stage} has not moved for {seconds:.0f} s" for stage, seconds in (row.get("stalled") or {}).items()]
+    if corrupt := row.get("corrupt"):
+        found.append(f"the reader stands at bytes that are no frame, at {corrupt['offset']}: {corrupt['reason']}")
+    first = int(row.get("commitLogMinOffset") or 0)
+    if gaps := [gap for gap in row.get("uncovered") or () if int(gap[1]) > first]:
+        size = sum(int(gap[1]) - max(int(gap[0]), first) for gap in gaps)
+        reasons = ", ".join(sorted({str(gap[2]) for gap in gaps}))
+        found.append(f"{size} bytes of the log are not indexed: {reasons}")
+    if row.get("rowProblem"):
+        found.append(f"its figures cannot be made: {row['rowProblem']}")
+    found.extend(str(text) for text in (row.get("broker") or {}).get("unsafe") or ())
+    return found

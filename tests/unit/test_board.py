@@ -21,7 +21,7 @@ ALWAYS = {
     "version", "pid", "bootId", "startedAt", "cluster", "nodeId", "mode", "flavour", "store", "data", "hashSlotNum",
     "indexNum", "phase", "http", "remoting", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio",
     "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "scrub", "stalled", "problems",
-    "recoveryRemainingBytes", "recoveryRemainingFiles", "compiling",
+    "recoveryRemainingBytes", "recoveryRemainingFiles", "compiling", "findings",
 }  # fmt: skip
 
 

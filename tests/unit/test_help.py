@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from indexd import __version__
-from indexd.cli.completion import commands_of
+from indexd.cli.completion import parsers_of
 from indexd.cli.main import main, make_parser
 from indexd.config import KEYS, flag_name
 
 SCREEN_LINES, SCREEN_COLUMNS = 42, 80
-COMMANDS = [command.path for command in commands_of(make_parser())]
+PARSERS = dict(parsers_of(make_parser()))
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("path", PARSERS, ids=" ".join)
 def test_help_is_one_screen_with_all_of_the_commands_own_options(
     capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
 ) -> None:
@@ -34,23 +34,22 @@ def test_help_is_one_screen_with_all_of_the_commands_own_options(
     lines = out.splitlines()
     assert len(lines) <= SCREEN_LINES
     assert max(map(len, lines)) <= SCREEN_COLUMNS
-    (command,) = [each for each in commands_of(make_parser()) if each.path == path]
+    names = {name for action in PARSERS[path]._actions for name in action.option_strings}
     settings = {flag_name(key) for key in KEYS}
-    own = {name for option in command.options for name in option.names if name not in settings}
-    assert [name for name in sorted(own) if name not in out] == []
-    assert all(name in out for name, _ in command.below)
-    if "--data" in {name for option in command.options for name in option.names}:
+    assert [name for name in sorted(names - settings) if name not in out] == []
+    assert all(below[-1] in out for below in PARSERS if below[:-1] == path and below)
+    if "--data" in names:
         assert "--store PATH" in out
         assert "--data PATH" in out
         assert "--mqtt-host" not in out
     assert said(capsys, "help", *path) == out
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("path", PARSERS, ids=" ".join)
 def test_help_all_shows_the_rest(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]) -> None:
     out = said(capsys, *path, "--help-all")
-    (command,) = [each for each in commands_of(make_parser()) if each.path == path]
-    assert [name for option in command.options for name in option.names if name not in out] == []
+    names = {name for action in PARSERS[path]._actions for name in action.option_strings}
+    assert [name for name in names if name not in out] == []
     assert out != said(capsys, *path, "--help") or "--data" not in out
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.cli.inspect_index import fitting_layouts
+from indexd.cli.inspect_records import fitting_layouts
 from indexd.flush.frontier import StoreCheckpoint, Uncovered, write_abort
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk

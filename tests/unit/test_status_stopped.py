@@ -130,7 +130,7 @@ def test_only_status_loads_what_draws() -> None:
         "import sys; from indexd.cli.main import main\n"
         "try: main(['query-key', '-t', 'T', '-k', 'k', '--data', '/none'])\n"
         "except SystemExit: pass\n"
-        "loaded = {'rich', 'ssl', 'http.client', 'indexd.cli.status_words', 'numpy'} & set(sys.modules)\n"
+        "loaded = {'rich', 'ssl', 'http.client', 'indexd.cli.status_ask', 'numpy'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -2,12 +2,11 @@
 
 ``main``     parses, loads the configuration, calls, ends
 ``run``      run, --recover: what needs the compiler is loaded when called
-``status``   status, which only then loads status_ask (whom), status_http, status_words and status_draw (rich)
-``completion``  completion: the words of all commands, from completion_tree, by completion_scripts
+``status``   status, which only then loads status_ask (HTTP, ssl) and status_draw (rich)
+``completion``  completion, by shtab
 ``rebuild``  rebuild, in this process or on Spark
-``query``    query-key, query-unique-key, message
-``query_queue``  query-offset, query-time
-``inspect``  inspect, with inspect_index, inspect_log, inspect_queue and inspect_sparse for the kinds of file
+``query``    query-key, query-unique-key, query-offset, query-time, message
+``inspect``  inspect: which file it is; inspect_records prints the records of each kind
 ``verify``   verify, which loads the compiler too
 ``audit``    audit: a broker's own index against its log; loads the compiler too
 ``repair``   repair: a stopped broker's own index mended; loads the compiler too

@@ -1,6 +1,6 @@
-"""What the commands that query share: numbers and names as they are typed, tables, and what an answer covers.
+"""query-key, query-unique-key, query-offset, query-time, message: asked on the command line, answered as text or JSON.
 
-query-key, query-unique-key and message: what is asked on the command line, answered in words or as JSON lines.
+The options of a query are made from its model in ``indexd.query.questions``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, show_time, wants_json
 from indexd.commitlog.decoder import Message
@@ -19,23 +22,24 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.index.format import INDEX_TYPES
 from indexd.query import (
-    TIME_MAX,
-    TIME_MIN,
     Answer,
     Hit,
-    KeyQuery,
+    LogTimeAnswer,
+    OffsetAnswer,
     QueryIndex,
+    QueueHit,
+    QueueTimeAnswer,
     open_index,
     open_log,
-    query_exact,
-    query_rocketmq,
 )
 from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, find_by_id, find_by_offset, message_fields, parse_message_id, unpack_body
+from indexd.query.questions import ByKey, ByQueueOffset, ByTime, ByUniqueKey, Flags, check_times
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+
+__all__ = ["check_times", "count64", "int64", "register", "some_name"]
 
 _INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
@@ -55,14 +59,6 @@ def count64(text: str) -> int:
     return number
 
 
-def queue_id(text: str) -> int:
-    """A queue's number, for argparse."""
-    number = int64(text)
-    if not 0 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{number} is no queue: they are numbered from 0 to {2**31 - 1}")
-    return number
-
-
 def some_name(text: str) -> str:
     """A topic or a key, for argparse."""
     if not text:
@@ -70,12 +66,6 @@ def some_name(text: str) -> str:
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise argparse.ArgumentTypeError(f"{printable(text)} is not UTF-8")
     return text
-
-
-def check_times(begin: int, end: int) -> None:
-    """UsageError if the first store time is behind the last one."""
-    if begin > end:
-        raise UsageError(f"the first store time, {begin}, is behind the last one, {end}", "exchange them")
 
 
 def cell(value: object) -> str:
@@ -98,33 +88,32 @@ def coverage_line(coverage: Coverage) -> str:
     return f"covered: log bytes {coverage.begin} to {coverage.end}, {rest}; {daemon}"
 
 
-_MODES = {"exact": query_exact, "rocketmq": query_rocketmq}
-_MAX_NUM = 64
+_Question = ByKey | ByUniqueKey | ByQueueOffset | ByTime
+_Answer = Answer | OffsetAnswer | QueueTimeAnswer | LogTimeAnswer
 _LINE_SIZE_MAX = 1 << 20
+_BATCH_FIELDS = ("topic", "key", "max", "begin", "end", "index_type")
 _HEAD = ("STORE TIME", "PHY OFFSET", "QUEUE/OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY")
+_QUEUE_HEAD = ("QUEUE OFFSET", "STORE TIME", "PHY OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY", "PROBLEM")
 _EXIT_FINDINGS = 1
 
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
-    parser = _query_command(commands, common, "query-key", "find the messages of a topic that have a key")
-    parser.add_argument("-t", "--topic", type=some_name, help="the topic")
-    parser.add_argument("-k", "--key", type=some_name, help="one of the message's keys")
-    parser.add_argument(
-        "--index-type", choices=INDEX_TYPES, help="K: a key, U: the unique key, T: the tags; default K or U"
-    )
+    parser = _query_command(commands, common, "query-key", "find the messages of a topic that have a key", ByKey)
     parser.add_argument(
         "--batch",
         metavar="FILE",
         help="ask every line of FILE (- is standard input): topic, key, max, begin, end[, index type], by tabs",
     )
     parser.set_defaults(function=query_key)
-    parser = _query_command(commands, common, "query-unique-key", "find the message that a producer gave a unique key")
-    parser.add_argument("-t", "--topic", required=True, type=some_name, help="the topic")
-    parser.add_argument(
-        "-i", "--msg-id", required=True, type=some_name, metavar="MSGID", help="the unique key (UNIQ_KEY)"
-    )
-    parser.set_defaults(function=query_unique_key)
+    text = "find the message that a producer gave a unique key"
+    _query_command(commands, common, "query-unique-key", text, ByUniqueKey)
+    text = "show the messages of a queue from a queue offset on"
+    _query_command(commands, common, "query-offset", text, ByQueueOffset)
+    text = "find the queue offset of a store time, or with --log the physical offset"
+    parser = _query_command(commands, common, "query-time", text, ByTime)
+    parser.add_argument("--log", action="store_true", help="in the whole log: the first message of that time or later")
+    parser.set_defaults(function=query_time)
     parser = add_command(commands, "message", [common], "show one message")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("-i", "--msg-id", metavar="ID", help="its offset message id, 32 or 56 hex digits")
@@ -133,24 +122,134 @@ def register(commands: Any, common: Parser) -> None:
     parser.set_defaults(function=message)
 
 
+def _query_command(commands: Any, common: Parser, name: str, text: str, model: type[_Question]) -> Parser:
+    # Without defaults: only what was given goes into the model, which has them.
+    parser = add_command(commands, name, [common], text)
+    for field_name, field in model.model_fields.items():
+        flags = _flags(field)
+        choices = next((get_args(kind) for kind in _kinds(field) if get_origin(kind) is Literal), None)
+        parser.add_argument(
+            *flags.names,
+            dest=field_name,
+            default=argparse.SUPPRESS,
+            required=field.is_required() and model is not ByKey,  # --batch brings them with it
+            choices=choices,
+            type=str if choices else some_name if str in _kinds(field) else int64,
+            metavar=flags.metavar,
+            help=field.description,
+        )
+    parser.set_defaults(function=lambda args, config: _ask_once(args, config, _question(model, dict(vars(args)))))
+    return parser
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    # The types that a field may have, without what is said of them.
+    if get_origin(field.annotation) is Literal:
+        return (field.annotation,)
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return tuple(get_args(kind)[0] if hasattr(kind, "__metadata__") else kind for kind in kinds)
+
+
+def _flags(field: FieldInfo) -> Flags:
+    kinds = get_args(field.annotation)
+    metadata = [*field.metadata, *(said for kind in kinds for said in getattr(kind, "__metadata__", ()))]
+    return next(said for said in metadata if isinstance(said, Flags))
+
+
+def _question(model: type[_Question], given: dict[str, Any]) -> _Question:
+    try:
+        return model(**{name: given[name] for name in model.model_fields if given.get(name) is not None})
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)[0]
+        name = _flags(model.model_fields[str(found["loc"][0])]).names[-1]
+        if found["type"] == "missing":
+            raise UsageError(f"{name} is missing", f"say {name}") from None
+        said = found["msg"][:1].lower() + found["msg"][1:]
+        raise UsageError(f"{name} {printable(str(found['input']))}: {said}", "see --help") from None
+
+
 def query_key(args: argparse.Namespace, config: Config) -> int:
     """Answer one query, or each line of --batch."""
+    given = {name for name in ByKey.model_fields if name in vars(args)}
     if args.batch is not None:
-        given = (args.topic, args.key, args.begin, args.max, args.index_type, args.cursor)
-        if any(value is not None for value in given) or args.end != TIME_MAX:
+        if given - {"mode"}:
             raise UsageError("--batch brings all that is asked with it", "leave all but --mode out")
         return _batch(args, config)
-    if args.topic is None or args.key is None:
+    if not {"topic", "key"} <= given:
         raise UsageError("query-key needs a topic and a key", "say -t TOPIC -k KEY, or --batch FILE")
-    return _one(args, config, _query(args, args.key, _MAX_NUM, args.index_type))
+    return _ask_once(args, config, _question(ByKey, vars(args)))
 
 
-def query_unique_key(args: argparse.Namespace, config: Config) -> int:
-    """Answer one query for a UNIQ_KEY; the broker's cap for those holds in rocketmq mode."""
-    query = _query(args, args.msg_id, _MAX_NUM, "U")
-    if args.mode == "rocketmq":
-        query = query._replace(max_num=config.query.default_query_max_num)
-    return _one(args, config, query)
+def query_time(args: argparse.Namespace, config: Config) -> int:
+    """Answer query-time, in a queue or in the log."""
+    given = {name for name in ("topic", "queue", "boundary") if name in vars(args)}
+    if args.log and given:
+        raise UsageError("--log asks about the whole log", "leave -t, -i and --boundary out")
+    if not args.log and not {"topic", "queue"} <= given:
+        raise UsageError("query-time needs a topic and a queue", "say -t TOPIC -i QUEUE, or --log")
+    return _ask_once(args, config, _question(ByTime, vars(args)))
+
+
+def _ask_once(args: argparse.Namespace, config: Config, question: _Question) -> int:
+    with closing(open_index(Disk(), config)) as index:
+        answer = question.ask(index)
+    if wants_json(args):
+        print_json(answer.to_json())
+    elif isinstance(answer, Answer):
+        _print_answer(answer)
+    elif isinstance(answer, OffsetAnswer):
+        _print_offset(answer)
+    elif isinstance(answer, LogTimeAnswer):
+        _print_log_time(answer)
+    else:
+        _print_queue_time(answer)
+    if not wants_json(args):
+        print_line(coverage_line(answer.coverage))
+    return 0
+
+
+def _batch(args: argparse.Namespace, config: Config) -> int:
+    mode = vars(args).get("mode")
+    with closing(open_index(Disk(), config)) as index:
+        if args.batch == "-":
+            _answer_lines(sys.stdin.buffer, index, mode)
+            return 0
+        path = Path(args.batch)
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise UsageError(f"cannot read {path} (from --batch): {error.strerror}", "check the path") from error
+        with file:
+            _answer_lines(file, index, mode)
+    return 0
+
+
+def _answer_lines(file: BinaryIO, index: QueryIndex, mode: str | None) -> None:
+    number = 0
+    while line := file.readline(_LINE_SIZE_MAX):
+        number += 1
+        try:
+            answer = _batch_question(line, mode).ask(index)
+        except (UsageError, argparse.ArgumentTypeError) as error:
+            raise UsageError(f"line {number}: {error.args[0]}", getattr(error, "hint", "")) from error
+        print_json(answer.to_json())
+        sys.stdout.flush()
+
+
+def _batch_question(line: bytes, mode: str | None) -> _Question:
+    # ``topic TAB key TAB max TAB begin TAB end [TAB indexType]``
+    if len(line) == _LINE_SIZE_MAX:
+        raise UsageError(f"it has more than {_LINE_SIZE_MAX} bytes")
+    try:
+        fields = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").split("\t")
+    except UnicodeDecodeError:
+        raise UsageError("it is not UTF-8") from None
+    if not 5 <= len(fields) <= 6:
+        raise UsageError(f"it has {len(fields)} fields by tabs", "topic, key, max, begin, end[, index type]")
+    given: dict[str, Any] = dict(zip(_BATCH_FIELDS, fields, strict=False)) | {"mode": mode}
+    given |= {name: int64(given[name]) for name in ("max", "begin", "end")}
+    given["index_type"] = given.get("index_type") or None
+    return _question(ByKey, given)
 
 
 def message(args: argparse.Namespace, config: Config) -> int:
@@ -170,98 +269,6 @@ def message(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def _query_command(commands: Any, common: Parser, name: str, text: str) -> argparse.ArgumentParser:
-    parser = add_command(commands, name, [common], text)
-    parser.add_argument(
-        "--mode",
-        choices=sorted(_MODES),
-        default="exact",
-        help="exact: every message that matches, once; rocketmq: what the broker itself would answer",
-    )
-    parser.add_argument(
-        "-b", "--begin", type=count64, metavar="MS", help="first store time (default: none; in mode rocketmq 0)"
-    )
-    parser.add_argument(
-        "-e", "--end", type=count64, default=TIME_MAX, metavar="MS", help="last store time (default: none)"
-    )
-    parser.add_argument("-m", "--max", type=int64, metavar="MAX", help="most messages, the newest first (default: 64)")
-    parser.add_argument(
-        "--cursor", type=count64, metavar="CURSOR", help="go on behind an exact answer that was cut off: its cursor"
-    )
-    return parser
-
-
-def _query(args: argparse.Namespace, key: str, max_num: int, index_type: str | None) -> KeyQuery:
-    begin = args.begin if args.begin is not None else (0 if args.mode == "rocketmq" else TIME_MIN)
-    most = max_num if args.max is None else args.max
-    if most < 1 and args.mode == "exact":
-        raise UsageError(f"-m {most} asks for nothing", "ask for at least 1")
-    if args.cursor is not None and args.mode != "exact":
-        raise UsageError("--cursor goes on behind an exact answer, and the broker's own has none", "leave --mode out")
-    check_times(begin, args.end)
-    return KeyQuery(args.topic, key, most, begin, args.end, index_type, args.cursor)
-
-
-def _one(args: argparse.Namespace, config: Config, query: KeyQuery) -> int:
-    with closing(open_index(Disk(), config)) as index:
-        answer = _MODES[args.mode](index, query)
-    if wants_json(args):
-        print_json(answer.to_json())
-    else:
-        _print_answer(answer)
-    return 0
-
-
-def _batch(args: argparse.Namespace, config: Config) -> int:
-    with closing(open_index(Disk(), config)) as index:
-        if args.batch == "-":
-            _answer_lines(sys.stdin.buffer, index, args.mode)
-            return 0
-        path = Path(args.batch)
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            raise UsageError(f"cannot read {path} (from --batch): {error.strerror}", "check the path") from error
-        with file:
-            _answer_lines(file, index, args.mode)
-    return 0
-
-
-def _answer_lines(file: BinaryIO, index: QueryIndex, mode: str) -> None:
-    number = 0
-    while line := file.readline(_LINE_SIZE_MAX):
-        number += 1
-        if len(line) == _LINE_SIZE_MAX:
-            raise UsageError(f"line {number} has more than {_LINE_SIZE_MAX} bytes")
-        query = parse_batch_line(line, number)
-        try:
-            check_times(query.begin, query.end)
-            answer = _MODES[mode](index, query)
-        except UsageError as error:
-            raise UsageError(f"line {number}: {error.args[0]}", error.hint) from error
-        print_json(answer.to_json())
-        sys.stdout.flush()
-
-
-def parse_batch_line(line: bytes, number: int) -> KeyQuery:
-    """``topic TAB key TAB max TAB begin TAB end [TAB indexType]``; UsageError names the line."""
-    try:
-        fields = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8").split("\t")
-    except UnicodeDecodeError:
-        raise UsageError(f"line {number} is not UTF-8") from None
-    if not 5 <= len(fields) <= 6:
-        raise UsageError(f"line {number} has {len(fields)} fields by tabs", "topic, key, max, begin, end[, index type]")
-    index_type = fields[5] if len(fields) == 6 else ""
-    if index_type and index_type not in INDEX_TYPES:
-        raise UsageError(f"line {number}: index type {index_type!r} is not one of {', '.join(INDEX_TYPES)}")
-    try:
-        topic, key = some_name(fields[0]), some_name(fields[1])
-        max_num, begin, end = int64(fields[2]), count64(fields[3]), count64(fields[4])
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"line {number}: {error}") from None
-    return KeyQuery(topic, key, max_num, begin, end, index_type or None)
-
-
 def _print_answer(answer: Answer) -> None:
     if answer.hits:
         print_table(_HEAD, [_row(hit) for hit in answer.hits])
@@ -279,7 +286,6 @@ def _print_answer(answer: Answer) -> None:
         print_line(
             f"index last updated at {show_time(answer.last_update.timestamp)}, offset {answer.last_update.phy_offset}"
         )
-    print_line(coverage_line(answer.coverage))
 
 
 def _print_message(found: Message, *, with_body: bool) -> None:
@@ -308,3 +314,59 @@ def _row(hit: Hit) -> tuple[str, ...]:
     queue = "-" if hit.queue_id is None else f"{hit.queue_id}/{hit.queue_offset}"
     size = "-" if hit.size is None else str(hit.size)
     return (time, str(hit.phy_offset), queue, size, cell(hit.tags), cell(hit.keys), cell(hit.uniq_key))
+
+
+def _print_offset(answer: OffsetAnswer) -> None:
+    if answer.hits:
+        head = _QUEUE_HEAD if answer.problems else _QUEUE_HEAD[:-1]
+        print_table(head, [_queue_row(hit)[: len(head)] for hit in answer.hits])
+    else:
+        print_line(f"no message: {answer.why}")
+    if answer.status == "OFFSET_TOO_SMALL":
+        if answer.begins_late:
+            print_line(f"the queue begins at offset {answer.min_offset}")
+        else:
+            print_line(f"before offset {answer.min_offset} nothing is left of the queue")
+    if answer.expired:
+        print_line(f"{answer.expired} messages have expired and were passed over")
+    if answer.problems:
+        print_line(f"{answer.problems} units name what is not their message")
+    if answer.truncated:
+        print_line(f"more: -o {answer.next_offset}")
+    print_line(f"queue: offsets {answer.min_offset} to {answer.max_offset}")
+
+
+def _queue_row(hit: QueueHit) -> tuple[str, ...]:
+    found, unit = hit.hit, hit.unit
+    time = "-" if found is None or found.store_timestamp is None else show_time(found.store_timestamp)
+    texts = (None, None, None) if found is None else (found.tags, found.keys, found.uniq_key)
+    return (
+        str(hit.queue_offset),
+        time,
+        str(unit.phy_offset),
+        str(unit.size),
+        *(cell(text) for text in texts),
+        cell(hit.problem),
+    )
+
+
+def _print_queue_time(answer: QueueTimeAnswer) -> None:
+    if answer.queue_offset is None:
+        print_line(f"no offset: {answer.why}")
+    else:
+        place = f"queue offset {answer.queue_offset}"
+        if answer.phy_offset is None:
+            print_line(f"{place}, where no message stands: {answer.why}")
+        else:
+            time = "unknown" if answer.store_timestamp is None else show_time(answer.store_timestamp)
+            print_line(f"{place}: stored at {time}, physical offset {answer.phy_offset}")
+        print_line(f"queue: offsets {answer.min_offset} to {answer.max_offset}")
+
+
+def _print_log_time(answer: LogTimeAnswer) -> None:
+    if answer.phy_offset is None or answer.store_timestamp is None:
+        print_line(f"no message: {answer.why}")
+    else:
+        print_line(f"physical offset {answer.phy_offset}: stored at {show_time(answer.store_timestamp)}")
+    if answer.unreadable:
+        print_line(f"{answer.unreadable} places of the log hold what is no message")

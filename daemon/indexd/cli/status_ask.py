@@ -1,9 +1,7 @@
-"""Client: the running daemon's own HTTP, with the token and the certificates of the configuration.
-
-Ask: where a daemon stands, from the daemon itself over HTTP, else from what lies in its data directory.
+"""Asks where a daemon stands: the daemon itself over HTTP, else what lies in its data directory.
 
 A running daemon says in DATA/state where it serves HTTP; DATA/state is believed only while the process that wrote it
-holds the lock. Without a daemon the frontier alone counts.
+holds the lock. Without a daemon the frontier alone counts. Rates come from several looks.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import json
 import re
 import ssl
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +20,105 @@ from typing import Any
 from indexd.config import OFF, Config, flag_name, split_address
 from indexd.config.load import DEFAULT
 from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.findings import findings_of
 from indexd.index.format import IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.source import known_frontier, open_index
-from indexd.serve.http.guard import read_token
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
+
+# Over fewer seconds a rate would jump.
+_RATE_WINDOW_SECONDS = 10.0
+#: Rate -> the figure whose growth it is.
+_RATES = {
+    "writtenBytesPerSecond": "commitLogMaxOffset",
+    "readBytesPerSecond": "readOffset",
+    "readMessagesPerSecond": "readMessages",
+}
+_INDEXED = "indexedBytesPerSecond"
+
+
+class Rates:
+    """How fast figures grow over the looks of the last seconds. Another process or a log that was cut begins anew.
+
+    What is indexed grows by whole drains, so it is measured from one drain to another; a look that finds the log
+    indexed to its end counts as one. Over less its rate is not known: it would be nothing, or a whole drain's.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[Look] = deque()
+        self._drained: deque[Look] = deque()
+
+    def __repr__(self) -> str:
+        return f"Rates({len(self._seen)} looks, {len(self._drained)} behind a drain)"
+
+    def add(self, look: Look) -> None:
+        """One more look; the same figures again add nothing."""
+        last = self._seen[-1] if self._seen else None
+        if last is not None and _is_another(last, look):
+            self._seen.clear()
+            self._drained.clear()
+            last = None
+        elif last is not None and last.at >= look.at:
+            return
+        self._seen.append(look)
+        _forget_old(self._seen)
+        is_all_indexed = _is_at_least(look.row.get("phyOffset"), look.row.get("commitLogMaxOffset"))
+        if is_all_indexed or (last is not None and last.row.get("drains") != look.row.get("drains")):
+            self._drained.append(look)
+            _forget_old(self._drained)
+
+    def now(self) -> dict[str, float]:
+        """Those that are known, by name; bytes or messages a second."""
+        if len(self._seen) < 2:
+            return {}
+        first, last = self._seen[0], self._seen[-1]
+        found = {}
+        for name, key in _RATES.items():
+            grown = _grown(first, last, key)
+            if grown is not None:
+                found[name] = round(grown / (last.at - first.at), 1)
+        if (indexed := self._indexed()) is not None:
+            found[_INDEXED] = round(indexed, 1)
+        return found
+
+    def _indexed(self) -> float | None:
+        if len(self._drained) < 2:
+            return None
+        first, last = self._drained[0], self._drained[-1]
+        grown = _grown(first, last, "phyOffset")
+        if grown is None:
+            return None
+        # Once the next drain is overdue, the time without one counts as well.
+        seconds = last.at - first.at
+        usual = seconds / (len(self._drained) - 1)
+        return grown / max(seconds, self._seen[-1].at - first.at - usual)
+
+
+def _forget_old(looks: deque[Look]) -> None:
+    # What is left covers the window, or is two.
+    while len(looks) > 2 and looks[-1].at - looks[1].at >= _RATE_WINDOW_SECONDS:
+        looks.popleft()
+
+
+def _grown(first: Look, last: Look, key: str) -> int | None:
+    before, now = first.row.get(key), last.row.get(key)
+    return max(now - before, 0) if isinstance(before, int) and isinstance(now, int) else None
+
+
+def _is_at_least(number: object, other: object) -> bool:
+    return isinstance(number, int) and isinstance(other, int) and number >= other
+
+
+def _is_another(last: Look, look: Look) -> bool:
+    # Of another process, or of a log that was cut.
+    before, now = last.row.get("phyOffset"), look.row.get("phyOffset")
+    is_back = _is_at_least(before, now) and before != now
+    return (
+        is_back or any(last.row.get(key) != look.row.get(key) for key in ("pid", "bootId")) or last.phase != look.phase
+    )
+
 
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
@@ -97,6 +188,8 @@ class Client:
     def _headers(self) -> dict[str, str]:
         if self._token_file is None:
             return {}
+        from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
+
         try:
             token = read_token(self._token_file)
         except UsageError as error:
@@ -240,7 +333,8 @@ class Asker:
         at = time.time()
         if not isinstance(row, dict) or "phase" not in row:
             raise NoAnswerError("what answers there is no indexd")
-        look = Look(row, f"{self._client.scheme}://{address}", at, findings=findings_of(row))
+        findings = row.get("findings", findings_of(row))  # an older daemon leaves it to us
+        look = Look(row, f"{self._client.scheme}://{address}", at, findings=findings)
         since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
         for path, name, found in (
             (f"/api/v1/events?since={since}", "events", look.events),
@@ -354,20 +448,3 @@ class Asker:
                 "endPhyOffset": header.end_phy_offset,
             })  # fmt: skip
         return found
-
-
-def findings_of(row: Mapping[str, Any]) -> list[str]:
-    """What in a row of figures needs an operator, in words; none if all is well."""
-    found = [f"{stage} waits: {text}" for stage, text in (row.get("problems") or {}).items()]
-    found += [f"{stage} has not moved for {seconds:.0f} s" for stage, seconds in (row.get("stalled") or {}).items()]
-    if corrupt := row.get("corrupt"):
-        found.append(f"the reader stands at bytes that are no frame, at {corrupt['offset']}: {corrupt['reason']}")
-    first = int(row.get("commitLogMinOffset") or 0)
-    if gaps := [gap for gap in row.get("uncovered") or () if int(gap[1]) > first]:
-        size = sum(int(gap[1]) - max(int(gap[0]), first) for gap in gaps)
-        reasons = ", ".join(sorted({str(gap[2]) for gap in gaps}))
-        found.append(f"{size} bytes of the log are not indexed: {reasons}")
-    if row.get("rowProblem"):
-        found.append(f"its figures cannot be made: {row['rowProblem']}")
-    found.extend(str(text) for text in (row.get("broker") or {}).get("unsafe") or ())
-    return found

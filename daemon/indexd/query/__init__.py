@@ -25,6 +25,7 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 b'five'
 
 ``data``      open_data and Data: everything below as methods
+``questions``  the questions that every surface asks, as models
 ``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
 ``log``       LogView: the broker's log, listed again when it has grown
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment

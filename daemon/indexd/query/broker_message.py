@@ -1,6 +1,7 @@
-"""Messages as a broker sends them: whole frames, as they stand in the log, found by its rules (spec 5.5, 9.3-9.5, 9.8).
+"""What a broker answers over its own protocol: QUERY_MESSAGE, VIEW_MESSAGE_BY_ID, PULL_MESSAGE and a queue's bounds.
 
-Every frame is checked before it is given out: magic, own physical offset, lengths, CRCs. A broker checks none.
+Messages are sent as whole frames, as they stand in the log, found by the broker's rules (spec 5.5, 9.3-9.5, 9.8). Each
+frame is checked before it is sent: magic, own physical offset, lengths, CRCs. A broker checks none.
 """
 
 from __future__ import annotations

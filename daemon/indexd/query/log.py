@@ -1,8 +1,7 @@
-"""Kept: what was made of a file or directory, made again only when that has changed.
+"""The broker's log as queries see it: single messages (LogView), and frames in log order by their heads (FrameScan).
 
-LogView: the broker's log as queries see it, listed again when the broker has added or removed segments.
-
-Frames in log order by their heads alone: where each stands, its size and its store time, some GB a second of log.
+LogView lists the log again when the broker has added or removed segments. Kept caches what was made of a file or
+directory until that changes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""QueryIndex: where queries read, found from DATA alone, and what stands there at one moment.
+"""QueryIndex: one data directory as queries read it, found from DATA alone, and what stands there at one moment.
 
 A daemon that runs makes new index files between two frontiers and removes old ones, so every query looks anew. Without
 one, and after a crash, only what the frontier names counts. What has not changed since the last look is kept.
-
-Places to read the log in parallel from: each the start of a message, the messages up to the next counted.
-
-The queue that a query asks about, opened as it stands at one moment, or why there is none.
+The queue that a query asks about, and places to read the log in parallel from, are found here too.
 """
 
 from __future__ import annotations

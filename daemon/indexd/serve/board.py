@@ -24,6 +24,7 @@ from typing import Any
 from indexd import __version__
 from indexd.config import Config
 from indexd.dispatch.reput import resident_bytes
+from indexd.findings import findings_of
 from indexd.index.format import IndexLayout
 
 _KEPT_MAX = 1000
@@ -264,7 +265,7 @@ class Board:
     def row(self) -> Row:
         """Everything, as one flat object with camelCase keys; ARCHITECTURE.md lists them. Offsets are ints."""
         standing, broker, stalled = self._standing, self.broker, self.stalled
-        return {
+        row = {
             **self._identity,
             "phase": standing.phase,
             "compiling": self.is_compiling,
@@ -286,6 +287,7 @@ class Board:
             **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},
             **_source_row(standing.source),
         }
+        return row | {"findings": findings_of(row)}
 
     def _recovery_row(self, standing: _Standing) -> Row:
         if standing.phase != "recovering":

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.cli import status_words as words
-from indexd.cli.status import Rates
-from indexd.cli.status_ask import Look, findings_of, from_text64
-from indexd.cli.status_words import Drawing
+from indexd.cli import status_draw as words
+from indexd.cli.status_ask import Look, Rates, from_text64
+from indexd.cli.status_draw import Drawing
 from indexd.config import Config
+from indexd.findings import findings_of
 
 L, N, R, I, D = words.LEFT_OUT, words.NOT_READ, words.READ, words.INDEXED, words.DURABLE  # noqa: E741 - as drawn
 DRAWN = {"phyOffset": 60, "durableOffset": 40, "readOffset": 80, "commitLogMaxOffset": 100}
