@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from indexd.errors import DiskError, OffsetOverflowError, UsageError
-from indexd.sparse.format import OffsetPosition, base_of_name, index_name, time_index_name
+from indexd.sparse.format import base_of_name, index_name, time_index_name
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.kafka_check import Index, Ours, open_index, same_error, state_of
@@ -153,10 +153,6 @@ def check_opened(index: Index, opened: dict[str, Any], what: str) -> None:
         assert (entries[:3], entries[-3:]) == (opened["entriesHead"], opened["entriesTail"]), what
     for target, *found in opened["lookups"]:
         assert list(index.lookup(target)) == found, f"{what}: {target}"
-    for offset, position, size, found in opened.get("fetchUpperBoundOffset", []):
-        assert isinstance(index, OffsetIndex)
-        upper = index.fetch_upper_bound_offset(OffsetPosition(offset, position), size)
-        assert (upper and list(upper)) == found, f"{what}: {offset, position, size}"
     for row in opened["entryOutOfRange"]:
         with pytest.raises(UsageError):
             index.entry(row["n"])
@@ -279,9 +275,6 @@ def test_closing_reading_and_the_sum_that_wraps(tmp_path: Path) -> None:
     index = OffsetIndex.open(Disk(), path, 0, 80)
     index.append(5, 100)
     index.append(9, 0x7FFFFFF0)
-    upper = index.fetch_upper_bound_offset(OffsetPosition(9, 0x7FFFFFF0), 4096)
-    assert upper is not None
-    assert list(upper) == FACTS["fetchUpperBoundIntOverflow"]
     index.close()
     index.close()
     assert path.stat().st_size == 16

@@ -19,7 +19,6 @@ from indexd.errors import (
     OutOfOrderError,
     UsageError,
 )
-from indexd.sparse.format import OffsetPosition
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
@@ -108,15 +107,9 @@ class Ours:
         index = self.index
         assert index is not None
         numbers = [int(word) for word in words if word.lstrip("-").isdigit()]
-        of_offsets: dict[str, Callable[[OffsetIndex], object]] = {
-            "append": lambda offsets: offsets.append(numbers[0], numbers[1]),
-            "upper": lambda offsets: offsets.fetch_upper_bound_offset(
-                OffsetPosition(numbers[0], numbers[1]), numbers[2]
-            ),
-        }
-        if isinstance(index, OffsetIndex) and name in of_offsets:
-            found = of_offsets[name](index)
-            return found if name == "upper" else "ok"
+        if isinstance(index, OffsetIndex) and name == "append":
+            index.append(numbers[0], numbers[1])
+            return "ok"
         if isinstance(index, TimeIndex) and name == "maybeAppend":
             index.maybe_append(numbers[0], numbers[1], skip_full_check=words[-1] == "skip")
             return "ok"

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import TopicTable
-from indexd.consumequeue import store
+from indexd.consumequeue import queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
 from support.queues import batch_of, sim_tree
@@ -86,7 +86,7 @@ def test_every_file_and_mark_is_what_the_rules_say(
     events: list[tuple[str, object, int]], file_units: int, queues_max: int, units_per_write: int
 ) -> None:
     twins = Twins(file_units, queues_max)
-    with mock.patch.multiple(store, UNITS_PER_WRITE=units_per_write, _UNITS_A_QUEUE=0):
+    with mock.patch.multiple(queues, UNITS_PER_WRITE=units_per_write, _UNITS_A_QUEUE=0):
         for what, argument, table in events:
             if what == "put":
                 assert isinstance(argument, list)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from indexd.commitlog.batcher import TopicTable
-from indexd.consumequeue import store as pending
+from indexd.consumequeue import queues
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
 from indexd.consumequeue.store import ConsumeQueueStore, QueuesProgress
 from indexd.errors import DiskError
@@ -219,7 +219,7 @@ def test_what_a_disk_refused_is_done_later(operation: str, fault: str) -> None:
     if fault == "short" and operation != "pwrite":
         fault = "EDQUOT"
     messages, disk = stream(4, 120, 6), SimDisk(ROOT)
-    with mock.patch.multiple(pending, UNITS_PER_WRITE=10, _UNITS_A_QUEUE=0):
+    with mock.patch.multiple(queues, UNITS_PER_WRITE=10, _UNITS_A_QUEUE=0):
         store, refused = make(disk), 0
         for batch in batches(messages, 40):
             disk.faults = FaultMap.parse(";".join(f"{operation}#{nth}={fault}" for nth in range(1, 200, 3)))
@@ -244,7 +244,7 @@ def test_a_disk_that_refuses_at_any_call_changes_nothing_in_the_end() -> None:
         disk = SimDisk(ROOT)
         disk.faults = FaultMap.parse(f"*#{nth}=ENOSPC; *#{nth + 1}=EROFS")
         store = make(disk)
-        with mock.patch.multiple(pending, UNITS_PER_WRITE=7, _UNITS_A_QUEUE=0):
+        with mock.patch.multiple(queues, UNITS_PER_WRITE=7, _UNITS_A_QUEUE=0):
             for batch in batches(messages, 25):
                 _until_done(store.put_batch, batch)
             _until_done(store.mark)

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from indexd.index.entries import read_entries
 from indexd.index.file import IndexFile, Put
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch, replay_entries
-from indexd.recovery.replay import read_entries
+from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk
 from support.naive import NaiveIndexFile, key_hash
 from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, queries, store_timestamps, topics
@@ -60,11 +61,11 @@ def test_the_index_file_vector() -> None:
         assert file.put_key("T", "d", 1400, 1000009000, flavour) is Put.FULL
         assert published(file) == expected
         wanted = index_key_hash("T", "a")
-        assert file.select_phy_offset(wanted, 64, *FOREVER) == [1100, 1000]
-        assert file.select_phy_offset(wanted, 64, 1000003499, 2**63 - 1) == []
-        assert file.select_phy_offset(wanted, 64, 0, 1000002500) == [1100, 1000]
-        assert file.select_phy_offset(wanted, 1, *FOREVER) == [1100]
-        assert file.select_phy_offset(wanted, 0, *FOREVER) == []
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 64, *FOREVER) == [1100, 1000]
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 64, 1000003499, 2**63 - 1) == []
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 64, 0, 1000002500) == [1100, 1000]
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 1, *FOREVER) == [1100]
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 0, *FOREVER) == []
         header = file.header
     with new_file(4, 5, header) as file:
         head = struct.pack(">qqqqi", 1000009000, 1000009000, 1300, 1300, 0)
@@ -81,14 +82,14 @@ def test_an_empty_file_counts_zero_on_disk_until_it_is_flushed() -> None:
         assert file.header.entries == 0
         file.flush()
         assert file.path.read_bytes()[36:40] == b"\0\0\0\1"
-        assert file.select_phy_offset(1, 64, *FOREVER) == []
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(1, 64, *FOREVER) == []
 
 
 def test_a_hash_of_the_smallest_int_is_zero_and_in_slot_zero() -> None:
     with new_file(7, 3) as file:
         file.put_key(*ZERO_HASH, 5, 5, FLAVOURS["5.4"])
         assert published(file)[40:44] == struct.pack(">i", 1)
-        assert file.select_phy_offset(0, 64, *FOREVER) == [5]
+        assert IndexFileReader(file.file, file.layout).select_phy_offset(0, 64, *FOREVER) == [5]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,16 @@ def test_answers_are_the_naive_files(puts: list[tuple], slots: int, begin: int, 
             naive.put_key(f"{topic}#{key}", phy_offset, time)
         file.publish()
         for first, last in ((begin, end), FOREVER, (end, begin)):
-            assert file.is_time_matched(first, last) == naive.is_time_matched(first, last)
+            assert file.header.is_time_matched(first, last) == naive.is_time_matched(first, last)
             for topic, key, _, _ in puts[:5]:
                 wanted: list[int] = []
                 naive.select_phy_offset(wanted, f"{topic}#{key}", max_num, first, last)
-                assert file.select_phy_offset(key_hash(f"{topic}#{key}"), max_num, first, last) == wanted
+                assert (
+                    IndexFileReader(file.file, file.layout).select_phy_offset(
+                        key_hash(f"{topic}#{key}"), max_num, first, last
+                    )
+                    == wanted
+                )
 
 
 @given(st.data(), logs(max_size=12))
@@ -164,7 +170,10 @@ def test_queries_meet_what_a_log_holds(data: st.DataObject, samples: list[Sample
         wanted: list[int] = []
         naive.select_phy_offset(wanted, text, query.max_num, query.begin, query.end)
         hashed = index_key_hash(query.topic, query.key, query.index_type)
-        assert file.select_phy_offset(hashed, query.max_num, query.begin, query.end) == wanted
+        assert (
+            IndexFileReader(file.file, file.layout).select_phy_offset(hashed, query.max_num, query.begin, query.end)
+            == wanted
+        )
 
 
 def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:

@@ -241,13 +241,3 @@ def test_the_only_file_stays_even_when_it_is_full_and_expired() -> None:
         later.load(tuple(type(mark)(mark.name, mark.header, True) for mark in marks))
         assert later.delete_expired_file(1 << 40) == []
         assert len(contents(directory)) == 1
-
-
-def test_destroy_removes_every_file_and_nothing_else() -> None:
-    with new_service(3, 4) as (service, directory):
-        for batch in batches(encode(specs(9)), "5.4", [2]):
-            service.build_index(batch)
-        (directory / "20200101000000000").write_bytes(b"someone else's")
-        service.destroy()
-        assert [path.name for path in directory.iterdir()] == ["20200101000000000"]
-        assert service.mark().files == ()

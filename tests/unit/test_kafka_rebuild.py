@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from indexd.errors import DiskError, UsageError
 from indexd.kafka.check import check
-from indexd.kafka.rebuild import rebuild
-from indexd.kafka.records import LogWalk, recover_entries
+from indexd.kafka.rebuild import rebuild, recover_entries
+from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk, DiskFile
 from support.kafka_records import Batch, batch, log_bytes, name, old_record, recovered, write_segment
 

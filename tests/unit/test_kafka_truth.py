@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.kafka.judge import LogTruth
+from indexd.kafka.judge import LAST_OFFSET, POSITION, LogTruth
 from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, log_bytes, positions
@@ -68,9 +68,10 @@ def test_any_split_and_any_order_of_questions(
             assert bool(questions.is_reached[slot]) == (expected is not None)
             assert expected is None or tuple(questions.answers[slot].tolist()) == expected
     for slot, place in enumerate(places):
-        assert bool(truth.at_position.is_start[slot]) == (place in starts)
+        found = int(truth.at_position.answers[slot, POSITION])
+        assert (bool(truth.at_position.is_reached[slot]) and found == place) == (place in starts)
         if place in starts:
-            assert truth.at_position.last_offset[slot] == batches[starts.index(place)].last_offset - BASE
+            assert truth.at_position.answers[slot, LAST_OFFSET] == batches[starts.index(place)].last_offset - BASE
     assert truth.max_timestamp == max((one.max_timestamp for one in batches), default=-1)
 
 

@@ -13,7 +13,7 @@ import pytest
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.repair import build
-from indexd.repair.swap import check_place
+from indexd.repair.broker import check_place
 from indexd.storage import disk as disk_module
 from indexd.storage.lock import StoreLock
 from support.broker_stand_in import stand_in

@@ -6,7 +6,7 @@ import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair.plan import carry
+from indexd.repair.build import carry
 from indexd.repair.run import left_alone, settle, unfinished
 from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, swap, to_undo, undo
 from support.repair_steps import (

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.compare import sparse as compare_module
+from indexd.compare.sparse import EntryDifference, SparseComparison
 from indexd.errors import DiskError
 from indexd.sparse import check as check_module
-from indexd.sparse import check as compare_module
-from indexd.sparse.check import Difference, SparseComparison, check_sparse
+from indexd.sparse.check import check_sparse
 from indexd.sparse.format import SparseMark, index_name
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
@@ -45,7 +46,9 @@ def check(directory: Path, mark: SparseMark, **how: bool) -> Findings:
     )  # fmt: skip
 
 
-def compare(directory: Path, mark: SparseMark, rows: list[Row], split: list[int], begin: int = 0) -> list[Difference]:
+def compare(
+    directory: Path, mark: SparseMark, rows: list[Row], split: list[int], begin: int = 0
+) -> list[EntryDifference]:
     comparison = SparseComparison(Disk(), directory, SEGMENT_SIZE, mark, begin)
     found = [
         one for batch in batches_of([row for row in rows if row[0] >= begin], split) for one in comparison.take(batch)

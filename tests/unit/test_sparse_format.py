@@ -24,9 +24,8 @@ from indexd.sparse.format import (
     signed_32,
     signed_64,
     time_index_name,
-    valid_entries,
 )
-from indexd.sparse.sparse_index import OffsetIndex, SparseIndex, TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
@@ -179,20 +178,6 @@ def test_numbers_that_no_entry_holds(tmp_path: Path) -> None:
     assert (offsets.entries, times.entries) == (0, 0)
     offsets.close()
     times.close()
-
-
-@pytest.mark.parametrize("used", [0, 1, 2, 3, 17, 40])
-@pytest.mark.parametrize("index_class", [OffsetIndex, TimeIndex])
-def test_the_entries_of_a_file_that_grows(used: int, index_class: type[SparseIndex[Any]], tmp_path: Path) -> None:
-    path, size = tmp_path / "x", index_class.entry_size
-    path.write_bytes(b"".join((7 + number).to_bytes(size, "big") for number in range(used)).ljust(40 * size, b"\0"))
-    with Disk().open_read(path) as file:
-        assert valid_entries(file, size) == used
-    # A first time entry of zeros: a message at 0 ms.
-    if used > 1:
-        path.write_bytes(bytes(size) + path.read_bytes()[size:])
-        with Disk().open_read(path) as file:
-            assert valid_entries(file, size) == used
 
 
 def test_a_file_that_cannot_be_made_leaves_nothing() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from indexd.compare import index as key_index
 from indexd.findings import Findings
 from indexd.flush.frontier import Uncovered
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import deep
-from indexd.verify import deep as resync
-from indexd.verify.ground import look
+from indexd.verify.records import look
 from support.daemon import Daemon, compile_kernels, index_files, indexd, indexd_here, rebuild
 from support.data_directory import T0, Store, config_of, make_data, spec
 from support.goldens import GOLDENS, unpack
@@ -222,7 +222,7 @@ def test_files_that_expire_while_they_are_compared(store: Store, number: int) ->
 
 
 def test_a_totally_wrong_file_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resync, "GIVE_UP_AT", 5)
+    monkeypatch.setattr(key_index, "GIVE_UP_AT", 5)
     path = files_of(store)[1]
     change(path, LAYOUT.entry_position(1), bytes(range(180)))
     report = check(store.data, deep=True)

@@ -22,7 +22,7 @@ from indexd.recovery.open import open_data, reader_options
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import deep
-from indexd.verify.ground import look
+from indexd.verify.records import look
 from support.beside_log import over_queues, spec, write
 from support.daemon import assert_same_index, indexd_here
 from support.goldens import GOLDENS, unpack

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexd.findings import Findings
-    from indexd.kafka.check import CheckReport, Note, RebuildReport
+    from indexd.kafka.report import CheckReport, Note, RebuildReport
 
 _LINES_PER_KIND = 20
 _EXIT_FINDINGS = 1

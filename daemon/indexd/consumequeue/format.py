@@ -1,4 +1,4 @@
-"""The bytes of a ConsumeQueue (spec rocketmq-store 5.1).
+"""The bytes of a ConsumeQueue (spec rocketmq-store 5.1), and the names of its files and folders.
 
 ::
 
@@ -13,9 +13,7 @@ A queue that starts at q > 0 has blank units (0, 2147483647, 0) from the start o
 size, a whole number of units, and lie on disk only where they were written. Written by ConsumeQueueStore with pwrite,
 in order; read by queries and recovery. After a crash any page behind the durable units may hold anything.
 
-The bytes of what only a broker writes beside its ConsumeQueues (spec rocketmq-store 5.1 and 5.9): read, never built.
-
-::
+What only a broker writes beside its ConsumeQueues (spec rocketmq-store 5.1 and 5.9) is read, never built::
 
     STORE/batchconsumequeue/TOPIC/QUEUE/FILE    BatchConsumeQueue: a unit for each message that holds a batch
     +0   i64 phyOffset     +8   i32 size          +12  i64 tagsCode     +20  i64 storeTime, ms
@@ -25,8 +23,6 @@ The bytes of what only a broker writes beside its ConsumeQueues (spec rocketmq-s
     STORE/consumequeue_ext/TOPIC/QUEUE/FILE     ConsumeQueueExt: what a unit's tags code of -2147483649 and below names
     +0   i16 size          20 and the bytes of the bitmap; -1 ends a file, 0 was never written
     +2   i64 tagsCode      +10  i64 storeTime, ms +18  i16 bitmapSize   +20  bitmap
-
-What lies below the folder of all ConsumeQueues, ours or not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The key index: RocketMQ's IndexFile and IndexService, byte for byte (spec rocketmq-store 3 and 4).
 
-``format``    the drawing of the file, its layout and header
-``kernel``    putKey and its checks over whole batches, compiled
-``file``      IndexFile: the file that is being built
-``reader``    IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler
-``check``     one file held against what the frontier says of it: check_ground, check_header, check_slots, check_kernel
+``format``        the file's bytes, its layout and header, key hashes, flavours
+``kernel``        putKey and its checks over whole batches, compiled
+``file``          IndexFile, the file that is being built; IndexService, all files
+``entries``       entries and slots of a file as arrays
+``reader``        IndexFileReader: selectPhyOffset and isTimeMatched on any file, without the compiler
+``check``         one file held against what the frontier says of it
+``check_kernel``  the entries of a file held against one another; compiled
 """

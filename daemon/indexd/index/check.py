@@ -1,10 +1,4 @@
-"""What a check of one index file is told, and what its entries come to.
-
-The header of an index file against the frontier's word, and both against what the entries say.
-
-The slots of an index file against what its entries come to.
-
-One index file held against what the frontier says of it: header, every entry, every slot, nothing else there.
+"""Checks one index file against what the frontier says of it: header, every entry, every slot, nothing else there.
 
 Reads only, by pread, once through the file. Entries are judged one after the other by the kernel; what it finds is put
 into words here, and only the few that are listed cost a look back.

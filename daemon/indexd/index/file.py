@@ -1,10 +1,8 @@
-"""IndexFile: one index file while it is being built (spec rocketmq-store 3).
+"""Builds index files: IndexFile, one that is being built, and IndexService, the list of them (spec 3 and 4).
 
 Slots live in memory as the bytes of the file; entries pass through a buffer. ``publish`` brings the file up to date for
 every reader (page cache), ``flush`` makes it durable. Nothing is shared with the flusher but the descriptor: it syncs
 what an earlier ``publish`` has written.
-
-IndexService: the list of index files, and buildIndex over batches (spec rocketmq-store 4).
 
 Files are in creation order; all but the last are full and never change again. Names only grow, whatever the clock does.
 The service knows no checkpoint: ``mark`` says what stands now, the flusher makes that durable and writes it down.
@@ -35,7 +33,6 @@ from indexd.index.kernel import (
     put_batch,
     replay_entries,
 )
-from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
 
@@ -172,14 +169,6 @@ class IndexFile:
         self._buffered += int(written)
         self._slots_crc = None
         return Put.WRITTEN if status == DONE else Put.FULL
-
-    def select_phy_offset(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
-        """RocketMQ's answer from what is published (spec 3.7)."""
-        return IndexFileReader(self.file, self.layout).select_phy_offset(key_hash, max_num, begin, end)
-
-    def is_time_matched(self, begin: int, end: int) -> bool:
-        """Whether a query of that range looks into this file at all (spec 3.6)."""
-        return IndexFileReader(self.file, self.layout).is_time_matched(begin, end)
 
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
@@ -401,15 +390,6 @@ class IndexService:
             file.close()
         self._unsynced.clear()
         self._open = None
-
-    def destroy(self) -> None:
-        """Remove every file of the service."""
-        self.close()
-        for name, _ in self._disk.list_dir(self._directory):
-            if any(mark.name == name for mark in self._full) or name == self._last_name:
-                self._disk.unlink(self._directory / name)
-        self._full.clear()
-        self._last_name = None
 
     def _first_row(self, batch: DispatchBatch) -> tuple[int, int]:
         if self._interrupted is not None and self._interrupted[0] is batch:

@@ -1,4 +1,4 @@
-"""The index file: its bytes (spec rocketmq-store 3).
+"""The index file: its bytes (spec rocketmq-store 3), its key hash, and what each RocketMQ version puts into it.
 
 ::
 
@@ -14,12 +14,8 @@ reads a slot and then the header finds every entry that they name. Read by queri
 classes. A crash can leave any subset of that: only what the frontier names is trusted, the slots are rebuilt from the
 entries, and what lies behind the last durable entry is cut off.
 
-From topic and key to the number that an index entry stores (spec rocketmq-store 3.3, 4.5).
-
-What each era of RocketMQ puts into its index files (spec rocketmq-store 4.3, 4.8).
-
-3.x indexes KEYS alone and leaves prepared and rollback messages out; 4.0 added UNIQ_KEY and takes prepared ones; 4.7.1
-counts a slot once instead of at every put; 5.4 adds an entry for the tag.
+Flavours (spec rocketmq-store 4.3, 4.8): 3.x indexes KEYS alone and leaves prepared and rollback messages out; 4.0 added
+UNIQ_KEY and takes prepared ones; 4.7.1 counts a slot once instead of at every put; 5.4 adds an entry for the tag.
 """
 
 from __future__ import annotations

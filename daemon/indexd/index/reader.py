@@ -6,7 +6,7 @@ slots; the reader's is slot, then header: so every entry that a slot names is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from indexd.errors import CorruptDataError
 from indexd.index.format import (
@@ -65,10 +65,6 @@ class IndexFileReader:
             raise CorruptDataError(f"index file {self.file.path} names entry {number} of {self.layout.index_num}")
         return unpack_entry(self.file.pread(ENTRY_SIZE, self.layout.entry_position(number)))
 
-    def is_time_matched(self, begin: int, end: int) -> bool:
-        """RocketMQ's test of the header as it stands now."""
-        return self.header().is_time_matched(begin, end)
-
     def select_phy_offset(
         self,
         key_hash: int,
@@ -124,21 +120,3 @@ class IndexFileReader:
         if len(data) < size:
             raise CorruptDataError(f"index file {self.file.path} names an entry behind its last one")
         return data
-
-    def chain(self, key_hash: int) -> Iterator[tuple[int, IndexEntry]]:
-        """Every entry of the hash's slot with that hash, newest first, as (number, entry); for exact answers.
-
-        Entry numbers fall strictly along a chain, so a walk ends; a chain that breaks the rule raises CorruptDataError.
-        """
-        number = self.slot(self.layout.slot_of(key_hash))
-        above = self.layout.index_num
-        while number > 0:
-            if number >= above:
-                raise CorruptDataError(
-                    f"index file {self.file.path}: the chain of slot {self.layout.slot_of(key_hash)} "
-                    f"goes up from entry {above} to {number}"
-                )
-            entry = self.entry(number)
-            if entry.key_hash == key_hash:
-                yield number, entry
-            above, number = number, entry.prev_index

@@ -1,8 +1,4 @@
-"""What a check or a rebuild of Kafka's indexes came to.
-
-SegmentCheck: one segment's log read once, and both its indexes held against it.
-
-check: every index of a partition held against its log, entry by entry; reads only, and only what nobody writes.
+"""Checks every index of a Kafka partition against its log, entry by entry; reads only, and only what nobody writes.
 
 Kafka's own tool looks at the entries up to the first zero one. It says nothing about missing files, about what stands
 behind the zeros, nor about whether a sealed segment's time index ends with its largest timestamp, by which a search by
@@ -12,10 +8,7 @@ time chooses the segment.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,130 +31,15 @@ from indexd.kafka.judge import (
     judge_offset_slots,
     judge_time_slots,
     length_findings,
-    offset_slot_findings,
+    slot_findings,
     tail_findings,
-    time_slot_findings,
 )
-from indexd.kafka.records import (
-    NO_OFFSET_SLOTS,
-    NO_TIME_SLOTS,
-    LogWalk,
-    Slots,
-    read_offset_slots,
-    read_time_slots,
-    recover_entries,
-    refuse_interval,
-)
+from indexd.kafka.rebuild import recover_entries, refuse_interval
+from indexd.kafka.records import LogWalk, Slots, read_slots
+from indexd.kafka.report import CheckReport, Note, OnProgress, Progress, passing_notes
 from indexd.sparse.format import INT32_MAX
+from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE
 from indexd.storage.disk import Disk
-
-#: Bytes done, bytes in all.
-OnProgress = Callable[[int, int], None]
-
-
-class Progress:
-    """How far a pass over several logs is, told to ``on_progress`` if there is one."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        self._on_progress = on_progress
-        self._total = total
-        self._done = 0
-
-    def within(self, size: int) -> None:
-        """``size`` bytes of the present log."""
-        if self._on_progress is not None:
-            self._on_progress(self._done + size, self._total)
-
-    def finish(self, size: int) -> None:
-        """The present log of ``size`` bytes is done with."""
-        self.within(size)
-        self._done += size
-
-
-class Note(NamedTuple):
-    """Something worth knowing that is not wrong, or could not be asked; as in a Finding, ``what`` is for programs."""
-
-    file: str
-    what: str
-    text: str
-
-
-@dataclass(slots=True)
-class CheckReport:
-    """``findings`` are what does not hold. ``batches`` and ``bytes`` are of the logs, ``entries`` of both indexes."""
-
-    findings: Findings = field(default_factory=Findings)
-    notes: list[Note] = field(default_factory=list)
-    partitions: int = 0
-    segments: int = 0
-    batches: int = 0
-    entries: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary: the last line of ``--json``."""
-        return {
-            "kind": "summary",
-            "partitions": self.partitions,
-            "segments": self.segments,
-            "batches": self.batches,
-            "entries": self.entries,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "findings": len(self.findings),
-            "counts": dict(sorted(self.findings.counts.items())),
-            "notes": len(self.notes),
-        }
-
-
-class RebuiltSegment(NamedTuple):
-    """One segment: its log's label, how far it was read, the entries made, and whether a file had to be written."""
-
-    file: str
-    read_bytes: int
-    log_bytes: int
-    batches: int
-    offset_entries: int
-    time_entries: int
-    is_changed: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Its line of ``--json``, without its kind."""
-        return {
-            "file": self.file,
-            "readBytes": self.read_bytes,
-            "logBytes": self.log_bytes,
-            "batches": self.batches,
-            "offsetEntries": self.offset_entries,
-            "timeEntries": self.time_entries,
-            "changed": self.is_changed,
-        }
-
-
-@dataclass(slots=True)
-class RebuildReport:
-    """``problems`` are what could not be rebuilt, or not to the log's end; the rest is as Kafka's recovery makes it."""
-
-    problems: Findings = field(default_factory=Findings)
-    notes: list[Note] = field(default_factory=list)
-    segments: list[RebuiltSegment] = field(default_factory=list)
-    partitions: int = 0
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary: the last line of ``--json``."""
-        return {
-            "kind": "summary",
-            "partitions": self.partitions,
-            "segments": len(self.segments),
-            "changed": sum(segment.is_changed for segment in self.segments),
-            "bytes": sum(segment.read_bytes for segment in self.segments),
-            "seconds": round(self.seconds, 3),
-            "problems": len(self.problems),
-            "counts": dict(sorted(self.problems.counts.items())),
-            "notes": len(self.notes),
-        }
 
 
 class SegmentCheck:
@@ -179,8 +57,8 @@ class SegmentCheck:
     def run(self, report: CheckReport, progress: Progress) -> int:
         """Returns the last offset in the log, base - 1 without any."""
         segment = self._segment
-        slots = read_offset_slots(self._disk, segment.index) if segment.has_index else NO_OFFSET_SLOTS
-        times = read_time_slots(self._disk, segment.time_index) if segment.has_time_index else NO_TIME_SLOTS
+        slots = read_slots(self._disk, segment.index if segment.has_index else None, OFFSET_ENTRY_TYPE)
+        times = read_slots(self._disk, segment.time_index if segment.has_time_index else None, TIME_ENTRY_TYPE)
         truth = LogTruth(segment.base, slots.second, slots.first, times.second)
         found = Findings()
         log = LogFindings(segment.base, self._label(segment.log), found)
@@ -213,7 +91,7 @@ class SegmentCheck:
                 found.add(self._label(path), 0, "index_missing", "there is no OffsetIndex beside the log")
             return found
         verdicts = judge_offset_slots(slots, times, truth, walk)
-        offset_slot_findings(self._label(path), slots, verdicts, self._segment.base, found)
+        slot_findings(self._label(path), slots, verdicts, self._segment.base, found)
         self._verdict_notes(path, slots, verdicts)
         self._tail(path, slots, found)
         return found
@@ -228,7 +106,7 @@ class SegmentCheck:
         verdicts = judge_time_slots(slots, truth, walk)
         if slots.live == 1 and not (slots.first[0] or slots.second[0] or verdicts[0] == Verdict.EXACT):
             slots, verdicts = slots.without_first(), verdicts[:0]
-        time_slot_findings(self._label(path), slots, verdicts, self._segment.base, found)
+        slot_findings(self._label(path), slots, verdicts, self._segment.base, found)
         self._verdict_notes(path, slots, verdicts)
         self._tail(path, slots, found)
         last = int(slots.first[-1]) if slots.judged else NO_TIMESTAMP
@@ -302,14 +180,6 @@ def check(
     refuse_while_locked(disk, directory)  # a broker that was started meanwhile has written under our eyes
     report.seconds = time.monotonic() - started
     return report
-
-
-def passing_notes(partition: Partition) -> list[Note]:
-    """The files of a partition that are left alone because a broker's next start removes or renames them."""
-    return [
-        Note(partition.label(partition.path / name), "left_alone", "a deletion, cleaning or swap that has not ended")
-        for name in partition.passing
-    ]
 
 
 def _check_partition(

@@ -1,6 +1,7 @@
-"""The bytes of a Kafka segment's .log as far as its indexes stand on them: the heads of record batches.
+"""Kafka's log directories: the heads of record batches, partitions and segments, and the lock.
 
-Magic 2, since Kafka 0.11; big-endian, 61 bytes and the records (never looked into: they may be compressed)::
+Record batches, as far as the indexes stand on them. Magic 2, since Kafka 0.11; big-endian, 61 bytes and the records
+(never looked into: they may be compressed)::
 
      0 baseOffset         int64   offset of the first record, kept when compaction removes records
      8 batchLength        int32   bytes behind this field: the whole batch is 12 more
@@ -26,9 +27,7 @@ Magic 0 and 1, before: one record, or a compressed set of records in a wrapper t
 Kafka writes it: the leader's and the followers' append, the cleaner, recovery's cut. A crash leaves half a batch at the
 end or, where logs are preallocated, zeros. A segment is at most 2 GiB, its positions are 32 bits.
 
-What lies in a Kafka log directory: partitions, and the segments of each with the files that belong to them.
-
-::
+A log directory::
 
     LOGDIR/.lock                       locked by fcntl while a broker runs
     LOGDIR/.kafka_cleanshutdown        there after a clean stop, until the next start
@@ -37,11 +36,10 @@ What lies in a Kafka log directory: partitions, and the segments of each with th
     LOGDIR/TOPIC-N/...                 .txnindex, .snapshot, .checkpoint, leader-epoch-checkpoint, partition.metadata,
                                        and whatever ends in .deleted, .cleaned or .swap: known, and left alone
 
-Kafka's lock on a log directory: ``.lock``, an fcntl lock over the whole file, held as long as a broker runs.
-
-A check only asks whether somebody holds it. It must not hold it itself: a broker that is started meanwhile would end
-because of it. Whoever changes files holds it, and a broker that is started then ends with a clear message. The file
-is never made here: a copied directory has none, and nobody else that could be met.
+``.lock`` is held by an fcntl lock over the whole file as long as a broker runs. A check only asks whether somebody
+holds it. It must not hold it itself: a broker that is started meanwhile would end because of it. Whoever changes files
+holds it, and a broker that is started then ends with a clear message. The file is never made here: a copied directory
+has none, and nobody else that could be met.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""LogTruth: what the log says to each entry of its indexes, gathered in one pass and bounded memory.
+"""Judges each entry of an index by the log (a Verdict a slot), and puts into words what does not hold.
 
-An entry asks two questions: which batch begins at its position, and which is the first whose last offset is not before
-its offset. The questions are sorted once and answered in the order of the log, so entries may stand in any order.
-
-Each entry of an index held against the log: a verdict a slot.
+LogTruth gathers in one pass and bounded memory what the log says to each entry, which asks two questions: which batch
+begins at its position, and which is the first whose last offset is not before its offset. The questions are sorted once
+and answered in the order of the log, so entries may stand in any order.
 
 An offset entry is exact when the batch that begins at its position ends with its offset. Kafka 3.9.0 and 4.0.0 wrote
 one entry for a whole set of batches, (last offset of the set, position of its first batch): lookups from it are right
@@ -14,15 +13,10 @@ A time entry is exact when the first batch that had the timestamp, larger than a
 less will do: a lookup skips what stands before it.
 
 Whether an entry should be there at all depends on an interval that no file names, so that is not asked.
-
-What does not hold in an index file, from the verdicts of its slots and from its length.
-
-What does not hold in a log itself: faults of batches, offsets that do not go on, and how it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -33,49 +27,28 @@ from indexd.kafka.format import LOG_SIZE_MAX, NO_TIMESTAMP, Fault, Outcome
 from indexd.kafka.records import Batches, LogWalk, Slots
 from indexd.sparse.format import INT32_MAX, TIME_ENTRY_SIZE
 
-#: Columns of OffsetQuestions.answers: of the first batch whose last offset is not before the asked one its position,
+#: Columns of Questions.answers: of the first batch that reaches the number that was asked for its position,
 #: last offset and largest timestamp; the largest timestamp of all batches before it; the largest up to and with it, and
 #: the last offset of the batch that had that first. Offsets are relative to the base.
 POSITION, LAST_OFFSET, TIMESTAMP, BEFORE, SO_FAR, SO_FAR_OFFSET = range(6)
 _COLUMNS = 6
 
 
-class PositionQuestions:
-    """Asked: positions. ``is_start``: a batch begins there; ``last_offset`` is its own, relative."""
+class Questions:
+    """Which batch is the first that reaches each number, a position or relative offset.
 
-    def __init__(self, positions: NDArray[np.int64]) -> None:
-        self._order = np.argsort(positions, kind="stable")
-        self._sorted = positions[self._order]
+    ``is_reached``: there is such a batch; ``answers`` (n, 6) by the names above.
+    """
+
+    def __init__(self, asked: NDArray[np.int64]) -> None:
+        self._order = np.argsort(asked, kind="stable")
+        self._sorted = asked[self._order]
         self._next = 0
-        self.is_start = np.zeros(len(positions), dtype=np.bool_)
-        self.last_offset = np.full(len(positions), -1, dtype=np.int64)
-
-    def put(self, positions: NDArray[np.int64], last_offsets: NDArray[np.int64]) -> None:
-        """Answer by the next batches."""
-        end = int(np.searchsorted(self._sorted, positions[-1], side="right"))
-        if end <= self._next:
-            return
-        asked = self._sorted[self._next : end]
-        rows = np.minimum(np.searchsorted(positions, asked), len(positions) - 1)
-        hits = np.flatnonzero(positions[rows] == asked)
-        slots = self._order[self._next : end][hits]
-        self.is_start[slots] = True
-        self.last_offset[slots] = last_offsets[rows[hits]]
-        self._next = end
-
-
-class OffsetQuestions:
-    """Asked: relative offsets. ``is_reached``: there is such a batch; ``answers`` (n, 6) by the names above."""
-
-    def __init__(self, offsets: NDArray[np.int64]) -> None:
-        self._order = np.argsort(offsets, kind="stable")
-        self._sorted = offsets[self._order]
-        self._next = 0
-        self.is_reached = np.zeros(len(offsets), dtype=np.bool_)
-        self.answers = np.full((len(offsets), _COLUMNS), -1, dtype=np.int64)
+        self.is_reached = np.zeros(len(asked), dtype=np.bool_)
+        self.answers = np.full((len(asked), _COLUMNS), -1, dtype=np.int64)
 
     def put(self, reach: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
-        """Answer by the next batches; ``reach`` is the largest last offset up to each, ``columns`` (6, rows)."""
+        """Answer by the next batches; ``reach``, which rises, is how far each reaches, ``columns`` (6, rows)."""
         end = int(np.searchsorted(self._sorted, reach[-1], side="right"))
         if end <= self._next:
             return
@@ -92,9 +65,9 @@ class LogTruth:
     def __init__(
         self, base: int, positions: NDArray[np.int64], offsets: NDArray[np.int64], time_offsets: NDArray[np.int64]
     ) -> None:
-        self.at_position = PositionQuestions(positions)
-        self.by_offset = OffsetQuestions(offsets)
-        self.by_time_offset = OffsetQuestions(time_offsets)
+        self.at_position = Questions(positions)
+        self.by_offset = Questions(offsets)
+        self.by_time_offset = Questions(time_offsets)
         self.max_timestamp = NO_TIMESTAMP
         self._max_timestamp_offset = 0
         self._base = base
@@ -111,7 +84,7 @@ class LogTruth:
         setter = np.maximum.accumulate(np.where(so_far > before, np.arange(len(last)), -1))
         so_far_offset = np.where(setter >= 0, last[np.maximum(setter, 0)], self._max_timestamp_offset)
         columns = np.stack((batches.position, last, batches.max_timestamp, before, so_far, so_far_offset))
-        self.at_position.put(batches.position, last)
+        self.at_position.put(batches.position, columns)
         self.by_offset.put(reach, columns)
         self.by_time_offset.put(reach, columns)
         self.max_timestamp, self._max_timestamp_offset = int(so_far[-1]), int(so_far_offset[-1])
@@ -142,14 +115,15 @@ def judge_offset_slots(slots: Slots, time_slots: Slots, log: LogTruth, walk: Log
     """A Verdict for each of the slots that were read."""
     offsets, positions = slots.first, slots.second
     reached, answers = log.by_offset.is_reached, log.by_offset.answers
-    exact = log.at_position.is_start & (log.at_position.last_offset == offsets)
+    is_start = log.at_position.is_reached & (log.at_position.answers[:, POSITION] == positions)
+    exact = is_start & (log.at_position.answers[:, LAST_OFFSET] == offsets)
     # The batch with the offset stands at or behind the position, and ends with the offset: nothing is skipped.
-    safe = log.at_position.is_start & reached & (answers[:, POSITION] > positions)
+    safe = is_start & reached & (answers[:, POSITION] > positions)
     safe &= answers[:, LAST_OFFSET] == offsets
     verdicts = np.full(len(offsets), Verdict.MISMATCH, dtype=np.int64)
     of_a_set = np.flatnonzero(safe & ~exact)
     verdicts[of_a_set[_was_noted(answers[of_a_set], time_slots)]] = Verdict.OF_A_SET
-    verdicts[~log.at_position.is_start] = Verdict.NOT_AT_A_BATCH
+    verdicts[~is_start] = Verdict.NOT_AT_A_BATCH
     verdicts[positions >= walk.end] = Verdict.BEHIND_THE_LOG
     if walk.outcome in _UNREADABLE:
         verdicts[(positions >= walk.end) & (positions < walk.log_size)] = Verdict.UNKNOWN
@@ -206,36 +180,16 @@ _TIME_WHAT = {
 }
 
 
-def offset_slot_findings(label: str, slots: Slots, verdicts: NDArray[np.int64], base: int, found: Findings) -> None:
-    """The wrong slots of an OffsetIndex."""
-
-    def text(slot: int) -> str:
-        return f"entry {slot} (offset {base + int(slots.first[slot])}, position {slots.second[slot]})"
-
-    _slot_findings(label, slots, verdicts, _OFFSET_WHAT, text, found)
-
-
-def time_slot_findings(label: str, slots: Slots, verdicts: NDArray[np.int64], base: int, found: Findings) -> None:
-    """The wrong slots of a TimeIndex."""
-
-    def text(slot: int) -> str:
-        return f"entry {slot} (timestamp {slots.first[slot]}, offset {base + int(slots.second[slot])})"
-
-    _slot_findings(label, slots, verdicts, _TIME_WHAT, text, found)
-
-
-def _slot_findings(
-    label: str,
-    slots: Slots,
-    verdicts: NDArray[np.int64],
-    words: dict[Verdict, tuple[str, str]],
-    name: Callable[[int], str],
-    found: Findings,
-) -> None:
+def slot_findings(label: str, slots: Slots, verdicts: NDArray[np.int64], base: int, found: Findings) -> None:
+    """The wrong slots of an OffsetIndex, or of a TimeIndex."""
+    is_time = slots.entry_size == TIME_ENTRY_SIZE
+    words = _TIME_WHAT if is_time else _OFFSET_WHAT
     wrong = np.flatnonzero(verdicts >= WRONG)
     for slot in wrong[:KEPT_MAX].tolist():
         what, text = words[Verdict(int(verdicts[slot]))]
-        found.add(label, slot * slots.entry_size, what, f"{name(slot)}: {text}")
+        first, second = int(slots.first[slot]), int(slots.second[slot])
+        entry = f"timestamp {first}, offset {base + second}" if is_time else f"offset {base + first}, position {second}"
+        found.add(label, slot * slots.entry_size, what, f"entry {slot} ({entry}): {text}")
     for value, count in zip(*np.unique(verdicts[wrong[KEPT_MAX:]], return_counts=True), strict=True):
         found.count(words[Verdict(int(value))][0], int(count))
 

@@ -1,8 +1,10 @@
-"""rebuild: both indexes of every segment as Kafka's recovery makes them, byte for byte (spec kafka-index 8).
+"""Rebuilds both indexes of every segment as Kafka's recovery makes them, byte for byte (spec kafka-index 8).
 
-The log is never changed. Recovery would cut it where it cannot be read on; here the indexes are built up to there and
-the report says so. A file that already has the right bytes is left alone; any other is replaced by a rename, so that
-a reader finds the old or the new one, whole; the new one gets the owner and the mode of the segment's log.
+Recovery starts with empty indexes and no timestamp known, walks from position 0 by the sparse indexes' kernel, and
+ends with the largest timestamp as the last time entry; both files are trimmed to their entries. The log is never
+changed: recovery would cut it where it cannot be read on; here the indexes are built up to there and the report says
+so. A file that already has the right bytes is left alone; any other is replaced by a rename, so that a reader finds the
+old or the new one, whole; the new one gets the owner and the mode of the segment's log.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.findings import Findings
-from indexd.kafka.check import Note, OnProgress, Progress, RebuildReport, RebuiltSegment, passing_notes
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
+    Fault,
     LogDirectoryLock,
     Outcome,
     Partition,
@@ -26,9 +31,117 @@ from indexd.kafka.format import (
     log_bytes,
     refuse_while_locked,
 )
-from indexd.kafka.records import LogWalk, Recovered, recover_entries, refuse_interval
-from indexd.sparse.format import INT32_MAX, TIME_ENTRY_SIZE
+from indexd.kafka.records import Batches, LogWalk
+from indexd.kafka.report import Note, OnProgress, Progress, RebuildReport, RebuiltSegment, passing_notes
+from indexd.sparse.format import INT32_MAX, OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
+from indexd.sparse.kernel import (
+    OFFSET_ENTRY_TYPE,
+    TIME_ENTRY_TYPE,
+    final_time_entry,
+    new_state,
+    pack_entries,
+    segment_entries,
+)
 from indexd.storage.disk import Disk
+
+_ENDS_AS_WELL = "Kafka's recovery ends here as well"
+
+
+def refuse_interval(interval: int) -> None:
+    """UsageError for a number that index.interval.bytes cannot have."""
+    if not 0 <= interval <= INT32_MAX:
+        raise UsageError(f"--interval {interval} is not index.interval.bytes: 0 to {INT32_MAX}")
+
+
+class Recovered:
+    """What recovery makes of a segment: ``put`` its sound batches from the first on, then ``finish``.
+
+    ``index`` and ``time_index`` are the bytes of the files, of ``end`` bytes and ``batches`` batches of the log.
+    CorruptDataError where Kafka's own recovery fails: offsets that do not fit the base, entries whose offsets do not
+    rise. UsageError when an index would be longer than ``max_index_size`` bytes.
+    """
+
+    def __init__(self, base: int, interval: int, max_index_size: int) -> None:
+        self.index = b""
+        self.time_index = b""
+        self.end = self.batches = 0
+        self._base = base
+        self._interval = interval
+        self._max_index_size = max_index_size
+        self._state = new_state()
+        self._last = (-1, 0)  # the last offset entry's offset, and the last time entry's
+
+    @property
+    def offset_entries(self) -> int:
+        """Of ``index``."""
+        return len(self.index) // OFFSET_ENTRY_SIZE
+
+    @property
+    def time_entries(self) -> int:
+        """Of ``time_index``."""
+        return len(self.time_index) // TIME_ENTRY_SIZE
+
+    def put(self, batches: Batches) -> None:
+        """The next batches, one at least."""
+        relative = batches.last_offset - self._base
+        outside = np.flatnonzero((relative < 0) | (relative > INT32_MAX))
+        if len(outside):
+            row = int(outside[0])
+            raise CorruptDataError(
+                f"the batch at byte {batches.position[row]} ends with offset {batches.last_offset[row]}, which cannot "
+                f"be held relative to the segment's base {self._base}",
+                _ENDS_AS_WELL,
+            )
+        rows = len(batches)
+        offset_entries = np.empty((rows, 2), dtype=np.int64)
+        time_entries = np.empty((rows, 2), dtype=np.int64)
+        _, count, time_count = segment_entries(
+            batches.position, batches.size, relative, batches.max_timestamp, 0, rows, self._interval, self._state,
+            offset_entries, time_entries,
+        )  # fmt: skip
+        self._add(offset_entries[: int(count)], time_entries[: int(time_count)])
+        # The last slot is kept for the entry that recovery ends with.
+        if max(len(self.index), len(self.time_index) + TIME_ENTRY_SIZE) > self._max_index_size:
+            raise UsageError(
+                f"the segment with base {self._base} needs longer indexes than the segment.index.bytes that was given",
+                "give --max-index-size as the broker has it, and --interval as well",
+            )
+        self.end, self.batches = int(batches.position[-1] + batches.size[-1]), self.batches + rows
+
+    def finish(self) -> None:
+        """The final time entry, which may take the last slot."""
+        final = final_time_entry(self._state)
+        if final is not None:
+            self._add(np.empty((0, 2), dtype=np.int64), np.array([final], dtype=np.int64))
+
+    def _add(self, offset_entries: NDArray[np.int64], time_entries: NDArray[np.int64]) -> None:
+        last, last_time = self._last
+        for before, offsets, rise_min in ((last, offset_entries[:, 0], 1), (last_time, time_entries[:, 1], 0)):
+            row = np.flatnonzero(np.diff(offsets, prepend=before) < rise_min)
+            if len(row):
+                offset = self._base + int(offsets[row[0]])
+                raise CorruptDataError(f"the offsets of the batches do not rise at offset {offset}", _ENDS_AS_WELL)
+        self._last = (
+            int(offset_entries[-1, 0]) if len(offset_entries) else last,
+            int(time_entries[-1, 1]) if len(time_entries) else last_time,
+        )
+        self.index += pack_entries(offset_entries, OFFSET_ENTRY_TYPE)
+        self.time_index += pack_entries(time_entries, TIME_ENTRY_TYPE)
+
+
+def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int) -> Recovered:
+    """Walk a segment as recovery does: to the first batch with a fault, which recovery cuts off with all behind it."""
+    made = Recovered(base, interval, max_index_size)
+    for batches in walk:
+        faulty = np.flatnonzero(batches.fault != Fault.NONE)
+        sound = batches.first(int(faulty[0])) if len(faulty) else batches
+        if len(sound):
+            made.put(sound)
+        if len(faulty):
+            break
+    made.finish()
+    return made
+
 
 #: Kafka's defaults of index.interval.bytes and segment.index.bytes.
 INTERVAL = 4096

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
+from indexd.compare.queues import QueueComparison
 from indexd.config import Config
 from indexd.consumequeue import recover as queues_recovery
-from indexd.consumequeue.check import QueueComparison
 from indexd.consumequeue.recover import QueuesPlan, QueuesRecovered
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DisturbedError

@@ -23,7 +23,7 @@ from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
-from indexd.consumequeue.check import QueueComparison
+from indexd.compare.queues import QueueComparison
 from indexd.errors import CorruptDataError
 from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch

@@ -6,12 +6,13 @@ the log once more, and put in the place of the old ones in one step that can be 
 ``plan``     which files stay, and which ranges of the log get new ones
 ``ranges``   the log between those files, cut
 ``build``    one range built
+``broker``   the broker stopped, and the store a place for a repair
 ``run``      all of it composed, and the undo
-``swap``     the exchange, the checkpoint, and the way back
-``broker_stopped``  the broker's lock, held throughout
+``swap``     the folder of a repair, the exchange, the checkpoint, and the way back
 """
 
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end
-from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
+from indexd.repair.plan import RepairPlan, plan_repair
+from indexd.repair.ranges import RepairRange
 
 __all__ = ["BuiltRange", "RepairPlan", "RepairRange", "build_range", "check_built", "mark_end", "plan_repair"]

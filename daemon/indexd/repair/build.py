@@ -1,20 +1,14 @@
-"""One range of a plan built into new index files, as RocketMQ would write them, and made durable.
+"""Builds the ranges of a plan into new index files beside the old ones, and checks them by the audit itself.
 
 The messages are read as the audit reads them, so what it will look for is what is put in. Full files are synced by a
-thread of its own while the next one is built.
-
-What was built held against the log once more, by the audit itself.
-
-What a repair does once its plan stands: build beside, carry over what stays, check, exchange.
-
-Keys that a repair would take away: the old files have them, their messages have them, and no new file would.
-
-What is built is checked against the log by the flavour that it was built by, which cannot show that it was the wrong
-one. The old entries can: one of a key that its message has, and that this RocketMQ indexes nowhere, was put by another.
+thread of its own while the next one is built. What is built is checked by the flavour that it was built by, which
+cannot show that it was the wrong one; refuse_losses asks the old entries: one of a key that its message has, and that
+this RocketMQ indexes nowhere, was put by another.
 """
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,12 +33,13 @@ from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
-from indexd.recovery.replay import phy_offset_of, read_entries
-from indexd.repair.broker_stopped import BrokerStopped
-from indexd.repair.plan import RepairPlan, RepairRange, carry, findings_by_file
-from indexd.repair.swap import RepairFolder, check_room, swap
+from indexd.repair.broker import BrokerStopped, check_room
+from indexd.repair.plan import RepairPlan, findings_by_file
+from indexd.repair.ranges import RepairRange
+from indexd.repair.swap import RepairFolder, swap
 from indexd.storage.disk import Disk, Stamp
 
 # Behind the two times and the offset where the file begins.
@@ -477,3 +472,39 @@ def _strays(disk: Disk, config: Config, report: AuditReport, file: BrokerFile, s
         return int(matched.strays[2])
     finally:
         source.close()
+
+
+_COPY_SIZE = 1 << 20
+# What a file system says that cannot give a file a second name, or not this one.
+_NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
+
+
+def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
+    """Have ``source`` as ``target``, too, durable but for its name. What changes there must not change here.
+
+    Whether ``target`` is a file of its own: else its owner and rights are those of ``source``, and stay so.
+    """
+    if not will_change:
+        try:
+            disk.link(source, target)
+        except DiskError as error:
+            if error.errno not in _NO_LINK:
+                raise
+        else:
+            # A broker that was killed has left it in the page cache, perhaps.
+            with disk.open_read(target) as file:
+                file.fsync()
+            return False
+    _copy(disk, source, target)
+    return True
+
+
+def _copy(disk: Disk, source: Path, target: Path) -> None:
+    with disk.open_read(source) as old, disk.open_write(target, create=True) as new:
+        size = old.size()
+        new.allocate(size)
+        for position in range(0, size, _COPY_SIZE):
+            data = old.pread(_COPY_SIZE, position)
+            if data != bytes(len(data)):
+                new.pwrite(data, position)
+        new.fsync()

@@ -1,17 +1,12 @@
-"""Which index files can stay as they are: those without a finding, whose keys are all there exactly once.
+"""The plan of a repair: which index files stay as they are, and which ranges of the log get new ones.
 
-The plan of a repair: which index files stay as they are, and which parts of the log get new ones.
-
-Ranges and kept files together cover every key of the log once, in the order of the log and of the names, so a query is
-answered as over an index that was built anew. A range is built by itself: those that are not reached keep the files
-that they would have replaced.
-
-Old index files in a new index folder: as the same file where nobody will write to it, else as a copy.
+Files can stay that have no finding and all keys exactly once. Ranges and kept files together cover every key of the log
+once, in the order of the log and of the names, so a query is answered as over an index that was built anew. A range is
+built by itself: those that are not reached keep the files that they would have replaced.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +17,7 @@ from indexd.audit.causes.log_cut import log_cut
 from indexd.audit.flavour import FlavourRange
 from indexd.audit.ground import BrokerFile
 from indexd.config import Config
-from indexd.errors import DiskError
-from indexd.recovery.replay import first_entry_at
+from indexd.index.entries import first_entry_at
 from indexd.repair.ranges import Edges, Ranges, RepairRange
 from indexd.storage.disk import Disk
 
@@ -262,39 +256,3 @@ def _files(count: int) -> str:
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 100_000_000 else f"{size / 1e6:,.1f} MB"
-
-
-_COPY_SIZE = 1 << 20
-# What a file system says that cannot give a file a second name, or not this one.
-_NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
-
-
-def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
-    """Have ``source`` as ``target``, too, durable but for its name. What changes there must not change here.
-
-    Whether ``target`` is a file of its own: else its owner and rights are those of ``source``, and stay so.
-    """
-    if not will_change:
-        try:
-            disk.link(source, target)
-        except DiskError as error:
-            if error.errno not in _NO_LINK:
-                raise
-        else:
-            # A broker that was killed has left it in the page cache, perhaps.
-            with disk.open_read(target) as file:
-                file.fsync()
-            return False
-    _copy(disk, source, target)
-    return True
-
-
-def _copy(disk: Disk, source: Path, target: Path) -> None:
-    with disk.open_read(source) as old, disk.open_write(target, create=True) as new:
-        size = old.size()
-        new.allocate(size)
-        for position in range(0, size, _COPY_SIZE):
-            data = old.pread(_COPY_SIZE, position)
-            if data != bytes(len(data)):
-                new.pwrite(data, position)
-        new.fsync()

@@ -1,8 +1,6 @@
-"""What interrupted repairs have left: seen by whoever only looks, and brought to an end by the next repair.
+"""A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo.
 
-What no repair has made, or cannot be judged, is named and left alone.
-
-One repair from the first look to the last write: audit, plan, build beside, check, exchange.
+``settle`` brings to an end what interrupted repairs have left; what no repair has made is named and left alone.
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ from indexd.audit.verdict import NO_MESSAGE
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError, UnsafeStoreError
-from indexd.repair.broker_stopped import BrokerStopped
+from indexd.repair.broker import BrokerStopped, check_place, check_room
 from indexd.repair.build import BuiltRange, OnProgress, Work, refuse_losses, stamps_of
-from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
+from indexd.repair.plan import RepairPlan, plan_repair
+from indexd.repair.ranges import RepairRange
 from indexd.repair.swap import (
     Manifest,
     RepairFolder,
     Undone,
-    check_place,
-    check_room,
     finish,
     finish_undo,
     index_timestamp_of,

@@ -1,4 +1,4 @@
-"""The folder of one repair, beside the index: all that it makes, and from the exchange on all that it took away.
+"""The folder of one repair beside the index, and the exchange of the new index with the old one, and back.
 
 ::
 
@@ -10,22 +10,18 @@
 ``state`` goes from ``building`` (nothing of the store is touched) over ``ready`` (index/ is durable, and the next step
 is the exchange) to ``done``; an undo goes from there over ``undoing`` to ``undone``. The manifest is replaced by
 rename, so a crash leaves the one before or the one after. Whether an exchange has happened is told by the inode that
-STORE/index has. All of it belongs to whom STORE belongs, with the rights of STORE.
-Without a manifest that holds, a folder is nobody's of ours: it may be all that is left of an old index.
-
-The exchange of the index and what follows it, forwards and backwards; each step may be the last before a crash.
+STORE/index has. All of it belongs to whom STORE belongs, with the rights of STORE. Without a manifest that holds, a
+folder is nobody's of ours: it may be all that is left of an old index.
 
 The new index changes places with the old one in one system call. Then the checkpoint's indexMsgTimestamp is raised: an
 unclean start of the broker throws away every index file that ends behind it (spec rocketmq-store 1.4). Between the two
-the store has the repaired index and a checkpoint that does not vouch for it yet; whoever comes next finishes it.
-
-Whether STORE is a place where folders can be exchanged: looked at before anything is read or built there.
+the store has the repaired index and a checkpoint that does not vouch for it yet; whoever comes next finishes it. Each
+step may be the last before a crash.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
 import struct
@@ -466,47 +462,3 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-_COPY = "repair a copy of the store, and copy its index back"
-# Manifest, checkpoint and directories.
-_SPARE_SIZE = 1 << 20
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
-
-
-def check_place(store: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """UnsafeStoreError where STORE/index cannot change places with another folder, or the checkpoint be replaced."""
-    index, checkpoint = store / "index", store / "checkpoint"
-    if index.is_symlink():
-        raise UnsafeStoreError(f"{index} is a symbolic link: it cannot be exchanged in one step", _COPY)
-    if index.exists() and not index.is_dir():
-        raise UnsafeStoreError(f"{index} is no folder", "move it away; indexd repair makes one")
-    # A bind mount of the same file system looks like any folder, but for the list of mounts.
-    if index.is_mount() or os.fsencode(index.resolve()) in _mount_points(mounts):
-        raise UnsafeStoreError(f"{index} is a mount point: it cannot be exchanged in one step", _COPY)
-    if checkpoint.is_symlink():
-        raise UnsafeStoreError(
-            f"{checkpoint} is a symbolic link: a repair would put a file in its place",
-            "move the file that it names there; nothing was changed",
-        )
-    if checkpoint.exists() and not checkpoint.is_file():
-        raise UnsafeStoreError(f"{checkpoint} is no plain file", "move it away; indexd repair makes one")
-
-
-def check_room(disk: Disk, store: Path, size: int) -> None:
-    """UnsafeStoreError unless ``size`` bytes, and those of a manifest and a checkpoint, can be written beside."""
-    free = disk.free(store)
-    if free < size + _SPARE_SIZE:
-        raise UnsafeStoreError(
-            f"up to {size + _SPARE_SIZE:,} bytes are written beside the index, and {free:,} are free",
-            "free space on that file system; nothing was changed",
-        )
-
-
-def _mount_points(mounts: Path) -> set[bytes]:
-    # The fifth field of a line; spaces and the like in octal (man 5 proc).
-    try:
-        lines = mounts.read_bytes().splitlines()
-    except OSError:
-        return set()
-    return {_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]) for line in lines}

@@ -28,8 +28,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from indexd.storage.disk import DiskFile
-
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -205,24 +203,3 @@ def _binary(key: Callable[[int], int], low: int, high: int, entries: int, target
         else:
             low = middle
     return low, low + 1 if low < entries - 1 else -1
-
-
-def valid_entries(file: DiskFile, entry_size: int) -> int:
-    """The entries of a file of ours before its unused slots, by binary search: a segment writes no other zeros.
-
-    But one: the first time entry is all zeros if the first message came at 0 ms. It counts when another follows.
-    """
-
-    def is_used(slot: int) -> bool:
-        return any(file.pread(entry_size, slot * entry_size))
-
-    low, high = 0, file.size() // entry_size
-    if high > 1 and is_used(1):
-        low = 2
-    while low < high:
-        middle = (low + high) // 2
-        if is_used(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -14,16 +14,34 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
-from indexd.sparse.format import NO_TIMESTAMP
+from indexd.sparse.format import NO_TIMESTAMP, ActiveMark
 
 if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
     raise ImportError("indexd runs on little-endian machines only")
 
 BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
 
+#: Entries as they lie in the files; offsets relative.
+OFFSET_ENTRY_TYPE = np.dtype([("offset", ">i4"), ("position", ">i4")])
+TIME_ENTRY_TYPE = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
+
+
+def pack_entries(rows: NDArray[np.int64], entry: np.dtype[np.void]) -> bytes:
+    """Entries, rows of two numbers, as the bytes of a file."""
+    entries = np.empty(len(rows), dtype=entry)
+    for column, field in enumerate(entry.names or ()):
+        entries[field] = rows[:, column]
+    return entries.tobytes()
+
+
+def unpack_entries(data: bytes, entry: np.dtype[np.void]) -> NDArray[np.int64]:
+    """The opposite; what behind the last whole entry is no entry is left out."""
+    entries = np.frombuffer(data, entry, len(data) // entry.itemsize)
+    return np.stack([entries[field].astype(np.int64) for field in entry.names or ()], axis=1)
 
 
 def new_state() -> NDArray[np.int64]:
@@ -33,6 +51,13 @@ def new_state() -> NDArray[np.int64]:
     entry (-1: none); messages so far.
     """
     return np.array([0, NO_TIMESTAMP, 0, NO_TIMESTAMP, 0], dtype=np.int64)
+
+
+def active_mark(state: NDArray[np.int64]) -> ActiveMark:
+    """What building goes on with."""
+    return ActiveMark(
+        *(int(state[field]) for field in (BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP))
+    )
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -1,12 +1,9 @@
-"""GrowingSegment: the pair of indexes of the commitlog segment that is being read (spec kafka-index 8).
-
-What the kernel finds is kept here until it is written, so that a disk that refuses loses nothing.
-
-SparseService: an OffsetIndex and a TimeIndex for every commitlog segment, built from batches (spec kafka-index 8).
+"""SparseService: an OffsetIndex and a TimeIndex for every commitlog segment, built from batches (spec kafka-index 8).
 
 A message's logical offset is its segment's base plus its ordinal there. A segment is sealed when the first message of a
 later one is seen. The files do not depend on how the log is split into batches. The service knows no frontier: ``mark``
-says what stands now, the flusher makes that durable and writes it down.
+says what stands now, the flusher makes that durable and writes it down. What the kernel finds is kept by GrowingSegment
+until it is written, so that a disk that refuses loses nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Columns
 from indexd.errors import DiskError, IndexdError
 from indexd.sparse.format import (
@@ -37,23 +35,24 @@ from indexd.sparse.kernel import (
     MAX_TIMESTAMP,
     MAX_TIMESTAMP_OFFSET,
     MESSAGES,
+    OFFSET_ENTRY_TYPE,
+    TIME_ENTRY_TYPE,
+    active_mark,
     final_time_entry,
     message_entries,
     new_state,
+    pack_entries,
 )
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
 # Entries of either kind that are collected before they are written: 64 KiB of them.
 _ENTRIES_PER_WRITE = 8192
-# The shortest frame: no topic, no body, no properties.
-_FRAME_SIZE_MIN = 91
-_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 def slots(segment_size: int, interval: int) -> int:
     """So many offset entries a segment comes to at most: one in every ``interval`` + 1 bytes or frame."""
-    return segment_size // max(interval + 1, _FRAME_SIZE_MIN) + 1
+    return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
 
 
 class GrowingSegment:
@@ -156,13 +155,10 @@ class GrowingSegment:
     def write(self) -> None:
         """Append what is collected to the files; after a DiskError the rest of it still is."""
         if self._offset_count:
-            self.offset_index.extend(self._offset_entries[: self._offset_count].astype(">i4").tobytes())
+            self.offset_index.extend(pack_entries(self._offset_entries[: self._offset_count], OFFSET_ENTRY_TYPE))
             self._offset_count = 0
         if self._time_count:
-            entries = np.empty(self._time_count, dtype=_TIME_ENTRY)
-            entries["timestamp"] = self._time_entries[: self._time_count, 0]
-            entries["offset"] = self._time_entries[: self._time_count, 1]
-            self.time_index.extend(entries.tobytes())
+            self.time_index.extend(pack_entries(self._time_entries[: self._time_count], TIME_ENTRY_TYPE))
             self._time_count = 0
 
     def seal(self) -> SegmentMark:
@@ -191,8 +187,7 @@ class GrowingSegment:
 
     def active(self) -> ActiveMark:
         """What building goes on with."""
-        fields = (BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP)
-        return ActiveMark(*(int(self._state[field]) for field in fields))
+        return active_mark(self._state)
 
     def close(self) -> None:
         """Close both files as they are; what was collected and not written is lost."""
@@ -219,7 +214,6 @@ class SparseCounters:
     messages: int = 0
     entries: int = 0
     sealed: int = 0
-    expired_segments: int = 0
 
 
 class SparseService:
@@ -314,7 +308,6 @@ class SparseService:
         while self._sealed and self._sealed[0].base + self.segment_size <= log_begin:
             base = self._sealed.pop(0).base
             names += (index_name(base), time_index_name(base))
-            self.counters.expired_segments += 1
         for name in names:
             self._unsynced.pop(self._directory / name, None)
         self._expired += names

@@ -1,12 +1,8 @@
-"""SparseIndex: what OffsetIndex and TimeIndex have in common (spec kafka-index 2, 4 and 7).
+"""OffsetIndex and TimeIndex: Kafka's two sparse indexes over one base, SparseIndex (spec kafka-index 2 to 5, 7).
 
 They behave as Kafka's AbstractIndex does, call by call, with three differences, each for the better: a size that is too
 small is refused before a file is made; opening for reading only makes no file and closing changes none; what does not
 fit into 32 bits is refused before the first byte is written. One owner, no locks; raises DiskError.
-
-OffsetIndex: logical offset -> where its message starts, for every few KiB of a segment (spec kafka-index 3 to 5).
-
-TimeIndex: the largest timestamp so far and the offset that had it first (spec kafka-index 3 to 5).
 """
 
 from __future__ import annotations
@@ -30,7 +26,6 @@ from indexd.sparse.format import (
     TimestampOffset,
     is_in_range,
     search,
-    signed_32,
     signed_64,
 )
 from indexd.storage.disk import Disk, DiskFile
@@ -300,15 +295,6 @@ class OffsetIndex(SparseIndex[OffsetPosition]):
         slot, _ = self._search(self._offset, target)
         return OffsetPosition(self.base, 0) if slot < 0 else self._entry(slot)
 
-    def fetch_upper_bound_offset(self, fetch_offset: OffsetPosition, fetch_size: int) -> OffsetPosition | None:
-        """The first entry at ``fetch_offset.position + fetch_size`` or behind it, or None.
-
-        One that is exactly there may be passed over for the next, and the sum has 32 bits and wraps: near 2 GiB an
-        early entry is the answer. Both are Kafka's.
-        """
-        _, slot = self._search(self._position, signed_32(fetch_offset.position + fetch_size))
-        return None if slot < 0 else self._entry(slot)
-
     def sanity_check(self) -> None:
         """CorruptDataError if the last offset is below the base, or the length is not of whole entries (spec 7)."""
         if self.entries and self.last_offset < self.base:
@@ -318,9 +304,6 @@ class OffsetIndex(SparseIndex[OffsetPosition]):
 
     def _offset(self, slot: int) -> int:
         return self._offset_of(self._unpack(slot)[0])
-
-    def _position(self, slot: int) -> int:
-        return self._unpack(slot)[1]
 
     def _absolute(self, first: int, second: int) -> OffsetPosition:
         return OffsetPosition(self._offset_of(first), second)

@@ -1,354 +1,47 @@
-"""EntryCursor: the entries of all index files one behind the other, with the header as it was when each was put.
-
-Where log and entries differ: what is wrong there, and where they agree again.
-
-Both are in the order of physical offsets, so a message is the measure: the entries that point to it are held against
-its keys, those that point elsewhere belong to no message, and the next message starts afresh. An entry that points too
-high is told from missing entries by those behind it, which point lower.
-
-The log decoded again: every key of every message against the entries, and every entry against the messages.
-
-What agrees, and that should be all, goes through match_batch, as fast as the log can be read; ``resync`` takes over at
-the first difference and gives back at the next message.
-"""
+"""Decodes the log again and compares every output with it: ``indexd verify --deep``."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
+from indexd.compare.index import EntryCursor, Resync
+from indexd.compare.queues import QueueComparison, UnitDifference
+from indexd.compare.sparse import SparseComparison
 from indexd.config import Config
-from indexd.errors import DiskError
+from indexd.consumequeue.format import Unit
+from indexd.consumequeue.recover import plan as plan_queues
 from indexd.findings import Findings
-from indexd.index.check import time_difference
-from indexd.index.format import FLAVOURS, FileMark, IndexEntry, IndexHeader, IndexLayout, unpack_entry
+from indexd.flush.frontier import Frontier, Uncovered
+from indexd.index.format import FLAVOURS, FileMark, IndexHeader
 from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
 from indexd.recovery.compare import once
 from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.replay import ENTRIES_PER_READ, phy_offset_of, read_entries
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from indexd.verify.beside import BesideComparison
-from indexd.verify.ground import Compared, Ground
-
-# Entries behind one that are asked whether they point lower: a few see an offset that is a little too high, many see
-# beyond a damaged block of a file system, which holds 200.
-_NEAR = 16
-_AHEAD = 4096
-
-_BEGIN_TIMESTAMP, _END_TIMESTAMP, _BEGIN_PHY, _END_PHY, _, _COUNT = range(6)
-
-
-class EntryCursor:
-    """Stands at entry ``number`` of ``files[at]``. ``state`` is the header before that entry, as match_batch moves it.
-
-    ``on_end`` is called with the mark and the state of each file that was walked to its end.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        directory: Path,
-        layout: IndexLayout,
-        files: tuple[FileMark, ...],
-        on_end: Callable[[FileMark, IndexHeader], None],
-    ) -> None:
-        self._disk, self._directory, self.layout = disk, directory, layout
-        self._on_end = on_end
-        self.files = files
-        self.at = 0
-        self.number = 1
-        self.state = np.array(IndexHeader().values(), dtype=np.int64)
-        self.window: NDArray[np.uint32] = np.empty((0, 5), dtype=np.uint32)
-        self.position = 0
-        #: Entries that were held against a message, or found to have none.
-        self.walked = 0
-        #: Files that could not be read to their end, with the entries that were left in them.
-        self.lost: list[tuple[FileMark, int]] = []
-
-    def __repr__(self) -> str:
-        return f"EntryCursor({self.name}, entry {self.number}, {len(self.files)} files)"
-
-    @property
-    def done(self) -> bool:
-        """Behind the last entry of the last file; ``load`` finds that out."""
-        return self.at >= len(self.files)
-
-    @property
-    def name(self) -> str:
-        """What findings call the file, the last one behind its end."""
-        return f"index/{self.files[min(self.at, len(self.files) - 1)].name}" if self.files else "frontier"
-
-    @property
-    def place(self) -> int:
-        """The byte position of the entry, or of the one that would come next."""
-        if not self.files:
-            return 0
-        number = self.files[-1].header.index_count if self.done else self.number
-        return self.layout.entry_position(number)
-
-    @property
-    def left(self) -> int:
-        """Entries of the file from this one on."""
-        return 0 if self.done else self.files[self.at].header.index_count - self.number
-
-    def load(self) -> None:
-        """Have an entry in the window, unless it is done; steps over files whose entries are used up."""
-        while self.position >= len(self.window) and not self.done:
-            if self.left <= 0:
-                self._on_end(self.files[self.at], IndexHeader(*self.state.tolist()))
-                self.leave_file()
-                continue
-            mark = self.files[self.at]
-            try:
-                with self._disk.open_read(self._directory / mark.name) as file:
-                    self.window = read_entries(file, self.layout, self.number, min(self.left, ENTRIES_PER_READ))
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-                self.window = self.window[:0]
-            self.position = 0
-            if len(self.window) == 0:
-                self.lost.append((mark, self.left))
-                self.leave_file()
-
-    def leave_file(self) -> None:
-        """On to the first entry of the next file, whose header inherits this one's end (spec rocketmq-store 3.5)."""
-        header = self.files[self.at].header
-        end_time, end_phy = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
-        self.state[:] = IndexHeader(end_time, end_time, end_phy, end_phy).values()
-        self.at, self.number, self.position = self.at + 1, 1, 0
-        self.window = self.window[:0]
-
-    def entry(self) -> IndexEntry | None:
-        """The entry it stands at; None behind the last one."""
-        self.load()
-        return None if self.done else unpack_entry(self.window[self.position].tobytes())
-
-    def used(self, position: int) -> None:
-        """match_batch has taken the window's entries up to ``position`` and moved the state."""
-        self.walked += position - self.position
-        self.number += position - self.position
-        self.position = position
-
-    def put(self, phy_offset: int, store_timestamp: int) -> None:
-        """The entry belongs to that message: on to the next, with the header as its put left it."""
-        state = self.state
-        if state[_COUNT] <= 1:
-            state[_BEGIN_PHY], state[_BEGIN_TIMESTAMP] = phy_offset, store_timestamp
-        state[_END_PHY], state[_END_TIMESTAMP] = phy_offset, store_timestamp
-        state[_COUNT] += 1
-        self.used(self.position + 1)
-
-    def stray(self) -> None:
-        """The entry belongs to no message: on to the next, taking from the header's word what its put changed."""
-        header = self.files[self.at].header
-        if self.number == 1:
-            self.state[_BEGIN_TIMESTAMP] = header.begin_timestamp
-        if self.left == 1:
-            self.state[_END_TIMESTAMP] = header.end_timestamp
-        self.state[_COUNT] += 1
-        self.used(self.position + 1)
-
-    def skip_below(self, phy_offset: int) -> int:
-        """Step over entries that point below ``phy_offset``, up to the first that does not; how many they were."""
-        skipped = 0
-        while True:
-            self.load()
-            if self.done:
-                return skipped
-            stops = np.flatnonzero(_phy_offsets(self.window[self.position :]) >= phy_offset)
-            count = int(stops[0]) if len(stops) else len(self.window) - self.position
-            if count:
-                last = phy_offset_of(self.window[self.position + count - 1])
-                header = replace(self.files[self.at].header, end_phy_offset=last, index_count=self.number + count)
-                self.state[:] = header.values()
-                self.number, self.position, skipped = self.number + count, self.position + count, skipped + count
-            if len(stops):
-                return skipped
-
-    def is_outlier(self, phy_offset: int) -> bool:
-        """Whether the entry points too high: above the file's end, or above what most entries behind it point to."""
-        mark = self.files[self.at]
-        if phy_offset > mark.header.end_phy_offset:
-            return True
-        try:
-            with self._disk.open_read(self._directory / mark.name) as file:
-                ahead = read_entries(file, self.layout, self.number + 1, min(self.left - 1, _AHEAD))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            ahead = self.window[:0]  # it expires just now; the next load says so
-        offsets = _phy_offsets(ahead)
-        # Damaged ones among them, such as zeros, must not make this one look too high.
-        offsets = offsets[offsets >= mark.header.begin_phy_offset]
-        return any(2 * np.count_nonzero(part < phy_offset) > len(part) for part in (offsets[:_NEAR], offsets))
-
-
-def _phy_offsets(entries: NDArray[np.uint32]) -> NDArray[np.int64]:
-    halves = entries[:, 1:3].byteswap().astype(np.int64)
-    return halves[:, 0].astype(np.int32).astype(np.int64) << 32 | halves[:, 1]
-
-
-# A file with so many findings is not the index of this log; the rest of it is not looked at.
-GIVE_UP_AT = 10_000
-
-
-class Resync:
-    """Writes down what differs, by file. ``left_out`` are log bytes whose messages nobody asks for.
-
-    ``knows_first`` is False when a file before the first one may have expired: its entry 1 counts from its end then.
-    """
-
-    def __init__(self, cursor: EntryCursor, left_out: list[tuple[int, int]], *, knows_first: bool) -> None:
-        self.found: dict[str, Findings] = {}
-        #: Entries that point into ``left_out``.
-        self.skipped = 0
-        self._cursor = cursor
-        self._left_out = left_out
-        self._knows_first = knows_first
-
-    def __repr__(self) -> str:
-        return f"Resync({self.found}, {self._cursor})"
-
-    @property
-    def has_enough(self) -> bool:
-        """Whether the file that the cursor stands in is to be given up."""
-        return len(self.found.get(self._cursor.name, ())) >= GIVE_UP_AT
-
-    def add(self, what: str, text: str, member: int = 0) -> None:
-        """A finding at the cursor's entry; ``member`` is where in it."""
-        findings = self.found.setdefault(self._cursor.name, Findings())
-        findings.add(self._cursor.name, self._cursor.place + member, what, text)
-
-    def row(self, batch: DispatchBatch, row: int, key: int) -> None:
-        """The message of ``row``, whose keys before ``key`` have their entries; the cursor ends behind its last one."""
-        columns, cursor = batch.columns, self._cursor
-        phy_offset, timestamp = int(columns.phy_offset[row]), int(columns.store_timestamp[row])
-        first, last = (int(at) for at in columns.key_start[row : row + 2])
-        wanted = columns.key_hash[first:last].tolist()
-        got = wanted[: max(key - first, 0)]
-        wrong: list[tuple[str, int, int, int]] = []
-        missing = Counter(wanted[len(got) :])
-        lost = len(cursor.lost)
-        while (entry := cursor.entry()) is not None and not self.has_enough:
-            if entry.phy_offset != phy_offset:
-                if self._leaves_out(entry.phy_offset, phy_offset):
-                    continue
-                if len(got) >= len(wanted):
-                    break
-                if entry.phy_offset > phy_offset and not cursor.is_outlier(entry.phy_offset):
-                    break
-                if entry.key_hash != wanted[len(got)]:
-                    self.stray(entry, batch)
-                    continue
-                self.add(
-                    "entry-phy-offset",
-                    f"entry {cursor.number}: the phy offset is {entry.phy_offset}, but its key is one of the message "
-                    f"at {phy_offset}",
-                    4,
-                )
-            self._check_time(entry, phy_offset, timestamp)
-            if missing[entry.key_hash] > 0:
-                missing[entry.key_hash] -= 1
-            else:
-                wrong.append((cursor.name, cursor.place, cursor.number, entry.key_hash))
-            got.append(entry.key_hash)
-            cursor.put(phy_offset, timestamp)
-        if len(cursor.lost) == lost:  # else its entries may have been in the file that is gone
-            self._judge(phy_offset, wanted, got, wrong, list(missing.elements()))
-
-    def strays_below(self, phy_offset: int, batch: DispatchBatch | None = None) -> None:
-        """Entries that point below ``phy_offset`` and to no message that is still to come."""
-        while (entry := self._cursor.entry()) is not None and entry.phy_offset < phy_offset and not self.has_enough:
-            if not self._leaves_out(entry.phy_offset, phy_offset):
-                self.stray(entry, batch)
-
-    def stray(self, entry: IndexEntry, batch: DispatchBatch | None) -> None:
-        """An entry where none is due: of no message, of none of its keys, or once more."""
-        what, why = "entry-without-message", "where no message is due"
-        if batch is not None:
-            columns = batch.columns
-            row = int(columns.phy_offset[: batch.rows].searchsorted(entry.phy_offset))
-            if row < batch.rows and int(columns.phy_offset[row]) == entry.phy_offset:
-                first, last = (int(at) for at in columns.key_start[row : row + 2])
-                if entry.key_hash in columns.key_hash[first:last].tolist():
-                    what, why = "entry-twice", "whose message comes elsewhere and has its entries there"
-                else:
-                    what, why = "entry-without-key", "whose message has no such key"
-        number = self._cursor.number
-        self.add(what, f"entry {number}: key hash {entry.key_hash}, phy offset {entry.phy_offset}, {why}")
-        self._cursor.stray()
-
-    def _leaves_out(self, phy_offset: int, below: int) -> bool:
-        for begin, end in self._left_out:
-            if begin <= phy_offset < end and phy_offset < below:
-                self.skipped += self._cursor.skip_below(min(end, below))
-                return True
-        return False
-
-    def _check_time(self, entry: IndexEntry, phy_offset: int, timestamp: int) -> None:
-        cursor = self._cursor
-        if cursor.at == 0 and cursor.number == 1 and not self._knows_first:
-            return
-        wanted = time_difference(timestamp, int(cursor.state[0]))
-        if entry.time_diff != wanted:
-            self.add(
-                "entry-time-difference",
-                f"entry {cursor.number}: the time difference is {entry.time_diff}, but for the message at "
-                f"{phy_offset} it is {wanted}",
-                12,
-            )
-
-    def _judge(
-        self,
-        phy_offset: int,
-        wanted: list[int],
-        got: list[int],
-        wrong: list[tuple[str, int, int, int]],
-        missing: list[int],
-    ) -> None:
-        # A key without an entry and an entry without a key are one wrong hash.
-        message = f"the message at {phy_offset}"
-        for file, place, number, key_hash in wrong:
-            findings = self.found.setdefault(file, Findings())
-            if missing:
-                text = f"key hash {key_hash}, but {message} has the key {missing.pop(0)}"
-                findings.add(file, place, "entry-hash", f"entry {number}: {text}")
-            elif key_hash in wanted:
-                findings.add(file, place, "entry-twice", f"entry {number}: key hash {key_hash} of {message} once more")
-            else:
-                findings.add(
-                    file, place, "entry-without-key", f"entry {number}: {message} has no key with hash {key_hash}"
-                )
-        for key_hash in missing:
-            self.add("key-without-entry", f"{message} has a key with hash {key_hash}, and no entry for it here")
-        if not wrong and not missing and got != wanted:
-            self.add("entry-key-order", f"the entries of {message} before here are not in the order of its keys")
-
+from indexd.verify.records import StoreState, sound_queues
 
 _PAUSE = 0.002
 _NEVER = 1 << 63
+# Of a batch without keys, what the queues and the sparse indexes are built from.
+_COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
 
 
 def compare(
-    config: Config, disk: Disk, ground: Ground, findings: Findings, on_bytes: Callable[[int], None]
+    config: Config, disk: Disk, state: StoreState, findings: Findings, on_bytes: Callable[[int], None]
 ) -> Compared:
     """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
     try:
-        comparison = _Comparison(config, DataFiles(config.store.data), disk, ground, reader)
+        comparison = _Comparison(config, DataFiles(config.store.data), disk, state, reader)
         comparison.run(on_bytes)
     finally:
         reader.close()
@@ -358,15 +51,15 @@ def compare(
 
 
 class _Comparison:
-    def __init__(self, config: Config, files: DataFiles, disk: Disk, ground: Ground, reader: LogReader) -> None:
+    def __init__(self, config: Config, files: DataFiles, disk: Disk, state: StoreState, reader: LogReader) -> None:
         self.compared = Compared()
-        frontier = ground.frontier
+        frontier = state.frontier
         self._frontier, self._reader = frontier, reader
         self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
         self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
         begin = reader.log.min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
-        self._beside = BesideComparison(config, disk, files, ground, self._start)
+        self._secondary = SecondaryComparison(config, disk, files, state, self._start)
         # Entries and messages in these ranges are not held against one another.
         self._left_out = [(gap.begin, gap.end) for gap in frontier.left_out]
         for gap in frontier.uncovered:
@@ -396,19 +89,19 @@ class _Comparison:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         reader.position = self._start
         batch: DispatchBatch | None = None
-        while reader.position < frontier.phy_offset and not (self._is_over and self._beside.is_over):
+        while reader.position < frontier.phy_offset and not (self._is_over and self._secondary.is_over):
             before = reader.position
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
                 self._compare_batch(poll, batch)
-                self._beside.take(poll)
+                self._secondary.take(poll)
                 batch = poll
             elif isinstance(poll, Skipped):
                 end = min(poll.end, frontier.phy_offset)
                 compared.left_out_entries += self._leave_out(poll.begin, end)
                 self._say(f"log bytes {poll.begin} to {end} were not compared: {poll.reason}")
                 if poll.is_expired or not self._is_left_out(poll):
-                    self._beside.give_up(poll.reason)
+                    self._secondary.give_up(poll.reason)
             elif reader.is_undecided and isinstance(poll, NotYetWritten):
                 time.sleep(_PAUSE)
             else:
@@ -416,13 +109,13 @@ class _Comparison:
                 break
             on_bytes(reader.position - before)
         if not self._is_over:
-            self._strays_below(_NEVER, batch)
+            self._orphans_below(_NEVER, batch)
         if reader.position < frontier.phy_offset:
-            self._beside.give_up(f"the comparison ended at {reader.position}")
+            self._secondary.give_up(f"the comparison ended at {reader.position}")
         else:
-            self._beside.finish()
-        self._resync.found["beside"] = self._beside.findings
-        for text in self._beside.left_out:
+            self._secondary.finish()
+        self._resync.found["secondary"] = self._secondary.findings
+        for text in self._secondary.left_out:
             self._say(text)
         self._finish()
 
@@ -447,7 +140,7 @@ class _Comparison:
             self.compared.left_out_entries += self._leave_out(poll.offset, end)
             self._say(f"log bytes {poll.offset} to {end} were not compared: {poll.reason}")
             return
-        self._strays_below(poll.offset, None)
+        self._orphans_below(poll.offset, None)
         if self._is_over:
             return
         entry = self._cursor.entry()
@@ -467,7 +160,7 @@ class _Comparison:
         offsets = batch.columns.phy_offset[: batch.rows]
         row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
         if before is not None and end:
-            self._strays_below(int(offsets[0]), before)
+            self._orphans_below(int(offsets[0]), before)
         for gap in self._frontier.left_out:
             first, last = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
             if first < last:
@@ -511,13 +204,13 @@ class _Comparison:
 
     def _leave_out(self, begin: int, end: int) -> int:
         # Entries that point into [begin, end) stand for themselves; those before it have had their chance.
-        self._strays_below(begin, None)
+        self._orphans_below(begin, None)
         self._left_out.append((begin, end))
         return self._cursor.skip_below(end)
 
-    def _strays_below(self, phy_offset: int, batch: DispatchBatch | None) -> None:
+    def _orphans_below(self, phy_offset: int, batch: DispatchBatch | None) -> None:
         while not self._is_over:
-            self._resync.strays_below(phy_offset, batch)
+            self._resync.orphans_below(phy_offset, batch)
             if not self._resync.has_enough:
                 return
             self._give_up_if_needed()
@@ -539,14 +232,14 @@ class _Comparison:
         self._resume_behind = entry.phy_offset
         self.compared.left_out_entries += cursor.skip_below(entry.phy_offset + 1)
 
-    def _check_times(self, mark: FileMark, state: IndexHeader) -> None:
+    def _check_times(self, mark: FileMark, header: IndexHeader) -> None:
         # The header's times to the millisecond, which no entry knows.
-        if not mark.header.entries or state.index_count != mark.header.index_count:
+        if not mark.header.entries or header.index_count != mark.header.index_count:
             return
         found = self._resync.found.setdefault(f"index/{mark.name}", Findings())
         for name, position, here, wanted in (
-            ("begin", 0, mark.header.begin_timestamp, state.begin_timestamp),
-            ("end", 8, mark.header.end_timestamp, state.end_timestamp),
+            ("begin", 0, mark.header.begin_timestamp, header.begin_timestamp),
+            ("end", 8, mark.header.end_timestamp, header.end_timestamp),
         ):
             if here != wanted:
                 text = f"{name} timestamp {here}, but by its message it is {wanted}"
@@ -554,3 +247,145 @@ class _Comparison:
 
     def _say(self, text: str) -> None:
         self.compared.left_out.append(text)
+
+
+class SecondaryComparison:
+    """Takes the log from ``begin``, the first offset of a segment, to where the frontier ends.
+
+    ``left_out`` says in words what was not compared.
+    """
+
+    def __init__(self, config: Config, disk: Disk, files: DataFiles, state: StoreState, begin: int) -> None:
+        frontier = state.frontier
+        self._files, self._frontier = files, frontier
+        self._queues: QueueComparison | None = None
+        self._sparse: SparseComparison | None = None
+        self.findings = Findings()
+        self.left_out: list[str] = []
+        reason = _not_comparable(state)
+        if reason is not None:
+            self.left_out.append(f"queues and sparse indexes were not compared: {reason}")
+            return
+        if frontier.queues is not None:
+            self._queues = _queue_comparison(config, disk, files, frontier, begin)
+        if frontier.sparse is not None:
+            self._sparse = SparseComparison(disk, files.sparse, frontier.segment_size, frontier.sparse, begin)
+
+    @property
+    def is_over(self) -> bool:
+        """It does not want any more of the log."""
+        return self._queues is None and self._sparse is None
+
+    def take(self, batch: DispatchBatch) -> None:
+        """The next stretch of the log."""
+        if self.is_over:
+            return
+        batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.left_out)
+        if self._queues is not None:
+            self._queues.differs(batch)
+        if self._sparse is not None:
+            self._add_sparse(self._sparse, batch)
+
+    def give_up(self, reason: str) -> None:
+        """The log cannot be read there: what it comes to behind that nobody knows."""
+        if not self.is_over:
+            self.left_out.append(f"queues and sparse indexes were not compared from there on: {reason}")
+        self._end(is_whole=False)
+
+    def finish(self) -> None:
+        """The log has been given to its end."""
+        sparse = self._frontier.sparse
+        if sparse is not None and sparse.phy_offset > self._frontier.phy_offset:
+            self.left_out.append("the growing pair of sparse indexes: the disk refused before all of a drain was built")
+        elif self._sparse is not None:
+            self._add_sparse(self._sparse, None)
+        self._end(is_whole=True)
+
+    def _end(self, *, is_whole: bool) -> None:
+        if self._sparse is not None and self._sparse.gone:
+            names = self._sparse.gone
+            self.left_out.append(f"{len(names)} files of sparse indexes, {names[0]} first: they are not there")
+        if self._queues is not None:
+            self._add_queues(self._queues, is_whole=is_whole)
+        self._queues = self._sparse = None
+
+    def _add_queues(self, queues: QueueComparison, *, is_whole: bool) -> None:
+        rows = [("unit-log", found) for found in queues.differences]
+        if is_whole:
+            # What a drain that waits for the disk has written lies behind the frontier's physical offset.
+            end = self._frontier.phy_offset
+            rows += [("unit-log", found) for found in queues.more() if min(found.phy_offsets, default=0) < end]
+            rows += [("queue-min", found) for found in queues.hidden()]
+        broken = 0
+        for what, found in rows:
+            if not queues.is_whole(found):
+                broken += 1
+                continue
+            name = f"consumequeue/{found.path.relative_to(self._files.consumequeue)}"
+            text = _words(found) if what == "unit-log" else f"{_unit(found.found)} is in the log, and called expired"
+            self.findings.add(name, found.position, what, text)
+        if broken:
+            self.left_out.append(f"{broken} queues were not compared to their ends: some of their files are not there")
+
+    def _add_sparse(self, sparse: SparseComparison, batch: DispatchBatch | None) -> None:
+        for found in sparse.finish() if batch is None else sparse.take(batch):
+            self.findings.add(f"sparse/{found.name}", found.position, "entry-log", found.text)
+
+
+def _not_comparable(state: StoreState) -> str | None:
+    frontier = state.frontier
+    if frontier.queues is None and frontier.sparse is None:
+        return None
+    if state.is_opening:
+        return f"indexd, pid {state.owner}, is opening the directory"
+    if frontier.filled_offset < frontier.phy_offset:
+        return f"they are filled up to {frontier.filled_offset} only"
+    return None
+
+
+def _queue_comparison(
+    config: Config, disk: Disk, files: DataFiles, frontier: Frontier, begin: int
+) -> QueueComparison | None:
+    # Of each queue, what it holds of messages before ``begin`` is not asked.
+    marks, size = sound_queues(frontier), frontier.queue_file_size
+    if size < 1:
+        return None
+    held = plan_queues(disk, files.consumequeue, size, marks, begin, is_cut=True, is_unclean=False, log_begin=begin)
+    most = frontier.queues_limit or config.outputs.queues_max
+    return QueueComparison(disk, files.consumequeue, size, most, held.marks, marks)
+
+
+def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch:
+    # Without the messages that were passed over when the outputs were built; keys are left out.
+    offsets = batch.columns.phy_offset[: batch.rows]
+    is_covered = np.ones(batch.rows, dtype=np.bool_)
+    for gap in gaps:
+        first, last = offsets.searchsorted((gap.begin, gap.end))
+        is_covered[first:last] = False
+    if is_covered.all():
+        return batch
+    kept = {name: getattr(batch.columns, name)[: batch.rows][is_covered] for name in _COLUMNS}
+    return replace(batch, columns=batch.columns._replace(**kept), rows=int(is_covered.sum()), crc=None)
+
+
+def _words(found: UnitDifference) -> str:
+    return f"the unit is {_unit(found.found)}, by the log it is {_unit(found.wanted)}"
+
+
+def _unit(unit: Unit | None) -> str:
+    return "none" if unit is None else f"phy offset {unit.phy_offset}, size {unit.size}, tags code {unit.tags_code}"
+
+
+@dataclass(slots=True)
+class Compared:
+    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words).
+
+    ``gave_up`` are files with so many findings that the rest of them was not looked at.
+    """
+
+    messages: int = 0
+    entries: int = 0
+    expired_entries: int = 0
+    left_out_entries: int = 0
+    left_out: list[str] = field(default_factory=list)
+    gave_up: list[str] = field(default_factory=list)

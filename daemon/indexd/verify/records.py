@@ -1,19 +1,23 @@
-"""Frontier and checkpoint: sane in themselves, and what they say of one another."""
+"""What stands in a data directory, and whether its frontier and checkpoint are sane and agree."""
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import dataclass
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark
-from indexd.errors import CorruptDataError
+from indexd.errors import CorruptDataError, DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
+from indexd.index.check import Condition
 from indexd.index.format import FileMark, IndexHeader
+from indexd.query.source import known_frontier
 from indexd.sparse.format import INT32_MAX, SparseMark
 from indexd.storage.disk import Disk
+from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
-from indexd.verify.ground import Ground, look
 
 FRONTIER = "frontier"
 CHECKPOINT = "checkpoint"
@@ -131,23 +135,23 @@ def _check_mark(mark: FileMark, before: FileMark | None, frontier: Frontier, *, 
     return found
 
 
-def check_checkpoint(disk: Disk, files: DataFiles, ground: Ground, findings: Findings) -> None:
+def check_checkpoint(disk: Disk, files: DataFiles, state: StoreState, findings: Findings) -> None:
     """The checkpoint against the frontier: the same after a clean stop, never behind it while a daemon runs.
 
     After an unclean stop, too, it may be the newer one, but not the older.
     """
     for _ in range(_LOOKS):
-        text = _checkpoint_problem(disk, files, ground)
+        text = _checkpoint_problem(disk, files, state)
         if text is None:
             return
-        if ground.owner is None:
+        if state.owner is None:
             break
         time.sleep(_PAUSE)
-        ground = look(disk, files)
+        state = look(disk, files)
     findings.add(CHECKPOINT, 0, "checkpoint", text or "")
 
 
-def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | None:
+def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str | None:
     if not disk.exists(files.checkpoint):
         return "it is missing"
     data = disk.read(files.checkpoint)
@@ -159,10 +163,10 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | N
         read = StoreCheckpoint.unpack(data, files.checkpoint)
     except CorruptDataError as error:
         return error.line()
-    frontier = ground.frontier
+    frontier = state.frontier
     if read.master_flushed_offset:
         return "masterFlushedOffset is not zero"
-    may_differ = ground.owner is not None or ground.is_unclean or ground.is_opening
+    may_differ = state.owner is not None or state.is_unclean or state.is_opening
     if may_differ and read.confirm_phy_offset > frontier.phy_offset:
         return None
     full = [mark for mark in frontier.index if mark.full]
@@ -176,3 +180,73 @@ def _checkpoint_problem(disk: Disk, files: DataFiles, ground: Ground) -> str | N
         if found != wanted:
             return f"{name} is {found}, but the frontier says {wanted}"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """``owner`` holds the lock; while it ``is_opening``, recovery may be at work. ``sizes`` of the index files by name.
+
+    ``is_unclean``: no one holds the lock, and the last one who did was killed.
+    """
+
+    frontier: Frontier
+    owner: int | None
+    is_opening: bool
+    is_unclean: bool
+    sizes: dict[str, int]
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody works there, and the last one who did has stopped cleanly."""
+        return self.owner is None and not self.is_unclean
+
+    def condition(self, mark: FileMark) -> Condition:
+        """What may be asked of a file: a full one never changes again."""
+        if mark.full or self.is_at_rest:
+            return Condition.AT_REST
+        return Condition.CUT_SHORT if self.is_unclean or self.is_opening else Condition.GROWING
+
+    def same_as(self, other: StoreState) -> bool:
+        """Whether nobody came, went or wrote a frontier between the two looks."""
+        return (self.frontier, self.owner, self.is_opening, self.is_unclean) == (
+            other.frontier,
+            other.owner,
+            other.is_opening,
+            other.is_unclean,
+        )
+
+    def notes(self) -> list[str]:
+        """What is not asked because of who works there, or was killed there."""
+        if self.is_unclean:
+            return [
+                "the last stop was unclean: indexd --recover or the next start mends it; "
+                "of the open file only the entries that the frontier names were checked"
+            ]
+        if self.is_opening:
+            return [f"indexd, pid {self.owner}, is opening the directory: of the open file only entries were checked"]
+        if self.owner is not None:
+            return [f"indexd, pid {self.owner}, is at work: what it has built since the last flush was not checked"]
+        return []
+
+
+def look(disk: Disk, files: DataFiles) -> StoreState:
+    """What stands there now. Raises UsageError without a frontier, CorruptDataError for one that cannot be read."""
+    owner = owner_pid(files.lock)
+    unclean = owner is None and disk.exists(files.abort)
+    frontier = known_frontier(disk, files)
+    try:
+        sizes = {name: size for name, size in disk.list_dir(files.index) if is_index_name(name)}
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        sizes = {}
+    return StoreState(frontier, owner, owner is not None and not _is_building(disk, files, owner), unclean, sizes)
+
+
+def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
+    # A daemon writes where it stands at each drain, from the first one behind its recovery on.
+    try:
+        row = json.loads(disk.read(files.state))
+    except (DiskError, ValueError):
+        return False
+    return isinstance(row, dict) and row.get("pid") == owner and "phyOffset" in row

@@ -19,9 +19,10 @@ from indexd.consumequeue.check import check_queues
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
+from indexd.index.entries import read_slots
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
 from indexd.recovery.recover import Damage, DamagedError
-from indexd.recovery.replay import read_slots, replay_file
+from indexd.recovery.replay import replay_file
 from indexd.sparse.check import check_sparse
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
@@ -60,9 +61,9 @@ class Scrub:
             checked += mark is not None and self._check_index(mark)
         frontier = self._known()
         for queue in sound_queues(frontier):
-            checked += self._check_beside(partial(self._queue, queue[:2]))
+            checked += self._check_secondary(partial(self._queue, queue[:2]))
         for segment in frontier.sparse.sealed if frontier.sparse is not None else ():
-            checked += 2 * self._check_beside(partial(self._pair, segment.base))
+            checked += 2 * self._check_secondary(partial(self._pair, segment.base))
         return checked
 
     def _check_index(self, mark: FileMark) -> bool:
@@ -121,7 +122,7 @@ class Scrub:
             self._on_bytes(size)
         return crc
 
-    def _check_beside(self, check: Callable[[], Findings | None]) -> bool:
+    def _check_secondary(self, check: Callable[[], Findings | None]) -> bool:
         # What is wrong may be no more than that files expired while they were read: looked at again.
         found = check()
         if found is not None and len(found):

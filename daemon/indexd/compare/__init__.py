@@ -1,0 +1,8 @@
+"""The log held against what was built from it: one comparator an output. Nothing is written.
+
+``index``   the key index: every key of every message against the entries, every entry against the messages
+``queues``  ConsumeQueues: every unit
+``sparse``  OffsetIndex and TimeIndex of each segment: every entry
+
+A comparator takes the log's batches in order and yields differences; what one means is for the caller to decide.
+"""
