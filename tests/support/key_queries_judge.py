@@ -1,32 +1,48 @@
-"""Both: queries by key that came together, answered both ways, by one compiled call and plainly.
+"""Queries by key answered both ways, by one compiled call and plainly.
 
 >>> async with both(store) as way:
 ...     way.together(request("order-7") + request("order-8"))
+
+>>> judge = Judge(index)
+>>> judge.ask(by_key("order-7")).frames
+>>> judge.answered
+Counter({'compiled': 1})
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from indexd.serve.in_memory import InMemory
-from indexd.serve.remoting.command import decode_command, encode_command
-from indexd.serve.remoting.key_queries import KeyQueries
-from indexd.serve.remoting.messages import query_message
-from indexd.serve.remoting.upstream import SparingLog
+import numba
+
+from indexd.errors import IndexdError
+from indexd.query import TIME_MAX
+from indexd.query.broker_message import KeyRequest, query_message
+from indexd.serve.remoting import handlers
+from indexd.serve.remoting.command import decode_command, encode_command, last_update_fields
+from indexd.serve.remoting.context import RateLimitedLog
+from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
+from indexd.storage.disk import WouldWaitError
+from support.broker_frames import ANY_SIZE
 from support.remoting_asking import ALL_TIME, Asking, asking
+from support.serving import Log
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from indexd.query import Data
-    from indexd.query.source import Memory
+    from indexd.query import Data, QueryIndex
+    from indexd.query.broker_message import FoundFrames
     from support.data_directory import Store
 
 FRAME_MAX = 1 << 20
 FIELDS = {"topic": "T", "key": "k", "maxNum": "32", "_UNIQUE_KEY_QUERY": "false"} | ALL_TIME
+COMPILED = "compiled"
+IS_INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]  # set by the environment
 
 
 def header(fields: Any = None, /, **members: Any) -> dict[str, Any]:
@@ -56,7 +72,8 @@ class Both:
     """The compiled way, and the plain one."""
 
     def __init__(self, to: Asking) -> None:
-        self.to, self.compiled = to, KeyQueries(to.queries, SparingLog(to.log))
+        self.to = to
+        self.compiled = KeyQueries(to.queries, RateLimitedLog(to.log), handlers.size_max_of(to.queries))
 
     def together(self, data: bytes, frame_max: int = FRAME_MAX) -> tuple[int, bytes]:
         """How many of the requests are answered, and with what: the same as the plain way's answers to them."""
@@ -76,25 +93,93 @@ class Both:
     def plainly(self, frame: bytes) -> bytes:
         command = decode_command(frame)
         assert (command.code, command.flag) == (12, 0)
-        memory = self.to.queries.ask_at_once(lambda data: _exchange(data, None))
-        answer = query_message.at_once(self.to.queries, command)
-        self.to.queries.ask_at_once(lambda data: _exchange(data, memory))
-        assert answer is not None
-        return encode_command(answer)
+        opened = self.to.queries._idle[-1]
 
+        async def query(question: Callable[[Data], Any], _: object) -> Any:
+            opened.data.set_check(lambda: None)
+            opened.data.index.look_seconds = 600.0  # of the same look
+            try:
+                return question(opened.data)
+            finally:
+                opened.data.index.look_seconds = 0.0
 
-def _exchange(data: Data, memory: Memory | None) -> Memory | None:
-    # The index's own for another.
-    found, data.index.memory = data.index.memory, memory
-    return found
+        at_once: Any = SimpleNamespace(config=self.to.config, query=query)
+        try:
+            handlers.query_message(at_once, command).send(None)  # type: ignore[attr-defined]
+        except StopIteration as done:
+            return encode_command(done.value)
+        raise AssertionError("it waited")
 
 
 @asynccontextmanager
 async def both(store: Store, **keys: Any) -> AsyncIterator[Both]:
-    def remember(data: Data) -> None:
-        data.index.memory = InMemory(data.index)
-
     with asking(store, **keys) as to:
+        to.queries._compiled_of = IndexTables
         await to.key(maxNum="64")  # which opens all segments
-        await to.queries.ask(remember)
         yield Both(to)
+
+
+class Judge:
+    """One index asked both ways; counts which of them answered where something was found."""
+
+    def __init__(self, index: QueryIndex) -> None:
+        assert load_key_queries() is (None if IS_INTERPRETED else IndexTables)
+        self.index, self.tables = index, IndexTables(index)
+        self.answered: Counter[str] = Counter()
+
+    def ask(self, request: KeyRequest, size_max: int = ANY_SIZE) -> FoundFrames | str:
+        """What the plain way answers or complains of; what the compiled one answers is the same."""
+        wanted = outcome(lambda: query_message(self.index, request, size_max))
+        found = self.compiled(request, size_max)
+        if found is not None:
+            assert not isinstance(wanted, str)
+            assert found == (last_update_fields(*wanted.last_update), b"".join(wanted.frames), wanted.remark)
+        self.answered["left" if found is None else COMPILED] += isinstance(wanted, str) or bool(wanted.frames)
+        return wanted
+
+    def compiled(self, asked: KeyRequest, size_max: int = ANY_SIZE) -> tuple[dict[str, str], bytes, str | None] | None:
+        """Ext fields, body and remark."""
+        fields = {
+            "topic": asked.topic,
+            "key": asked.key,
+            "maxNum": str(asked.max_num),
+            "_UNIQUE_KEY_QUERY": str(asked.is_unique).lower(),
+            "beginTimestamp": str(asked.begin),
+            "endTimestamp": str(asked.end),
+        }
+        if asked.index_type is not None:
+            fields["indexType"] = asked.index_type
+
+        def ask_compiled(call: Callable[[IndexTables], Any]) -> Any:
+            try:
+                return call(self.tables)
+            except IndexdError as error:
+                raise WouldWaitError from error
+
+        queries: Any = SimpleNamespace(config=self.index.config, ask_compiled=ask_compiled, count=lambda *_: None)
+        log = Log()
+        found = KeyQueries(queries, RateLimitedLog(log), size_max).answer(framed(written(header(fields))), FRAME_MAX)
+        assert not log.lines
+        if found is None:
+            return None
+        answer = decode_command(found.answers[4:])
+        return answer.ext_fields, answer.body, answer.remark
+
+
+def outcome(call: Callable[[], FoundFrames]) -> FoundFrames | str:
+    """The answer, or the line of the error."""
+    try:
+        return call()
+    except IndexdError as error:
+        return error.line()
+
+
+def by_key(key: str = "k", max_num: int = 64, begin: int = 0, end: int = TIME_MAX) -> KeyRequest:
+    """A query of topic T."""
+    return KeyRequest("T", key, max_num, begin, end, False, "K")
+
+
+def frames(found: FoundFrames | str) -> int:
+    """How many an answer has."""
+    assert not isinstance(found, str), found
+    return len(found.frames)

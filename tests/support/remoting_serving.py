@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.serve.remoting.hall import Client
+    from indexd.serve.remoting.context import Client
 
 _SECONDS = 30.0
 #: Requests of the stand-in: ext fields and body back; never an answer; an exception; an answer of ``size`` bytes; an
@@ -80,9 +80,6 @@ class Obedient:
         return command.answer(0, ext_fields=command.ext_fields, body=command.body)
 
     def process_together(self, data: bytes, frame_max: int) -> None:
-        return None
-
-    def process_at_once(self, client: Client, command: RemotingCommand) -> None:
         return None
 
     def row(self) -> None:

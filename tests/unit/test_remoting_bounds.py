@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from indexd.serve.remoting import connection as remoting_connection
 from indexd.serve.remoting import connection as remoting_outflow
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.hall import Room
+from indexd.serve.remoting.context import MemoryBudget
 from support.remoting import Command, RemotingClient, encode
 from support.remoting_serving import ECHO, HANG, SIZE, RemotingServing
 from support.tls import client_context, make_certificate
@@ -129,7 +129,7 @@ def test_requests_under_way_hold_no_more_than_they_may(server: RemotingServing) 
 
 
 def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "Room", lambda: Room(held_max=3_000_000))
+    monkeypatch.setattr(remoting_server, "MemoryBudget", lambda: MemoryBudget(held_max=3_000_000))
     start = struct.pack(">i", 1_000_000) + bytes(700_000)
     with RemotingServing(tmp_path) as server, ExitStack() as stack:
         good = stack.enter_context(server.client())
@@ -144,7 +144,7 @@ def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path, monke
 
 
 def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "Room", lambda: Room(untaken_max=50_000_000))
+    monkeypatch.setattr(remoting_server, "MemoryBudget", lambda: MemoryBudget(untaken_max=50_000_000))
     with RemotingServing(tmp_path) as server, ExitStack() as stack:
         good = stack.enter_context(server.client())
         for _ in range(8):
@@ -169,12 +169,12 @@ class _Guest:
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["held", "untaken", "taken", "leave"]), st.integers(1, 60)))
 )
 def test_a_room_knows_what_is_in_it(steps: list[tuple[int, str, int]]) -> None:
-    room, guests = Room(held_max=100, untaken_max=100), [_Guest() for _ in range(6)]
+    room, guests = MemoryBudget(held_max=100, untaken_max=100), [_Guest() for _ in range(6)]
     for guest in guests:
         room.enter(guest)
     for which, what, size in steps:
         guest = guests[which]
-        if guest not in room.guests:
+        if guest not in room.clients:
             continue
         if what == "held":
             room.hold(guest, size)
@@ -184,8 +184,8 @@ def test_a_room_knows_what_is_in_it(steps: list[tuple[int, str, int]]) -> None:
         elif what == "taken":
             guest.size = max(guest.size - size, 0)  # it is not weighed yet
         for one in guests:  # those that are ended leave at once
-            if one in room.guests and (one.ended or (what == "leave" and one is guest)):
+            if one in room.clients and (one.ended or (what == "leave" and one is guest)):
                 room.leave(one)
                 room.hold(one, -one.held)
-        assert room.held == sum(one.held for one in room.guests) <= 100
-        assert room.untaken == sum(one.untaken for one in room.guests) <= 100
+        assert room.held == sum(one.held for one in room.clients) <= 100
+        assert room.untaken == sum(one.untaken for one in room.clients) <= 100

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import directory, places, upstream
+from indexd.serve.remoting import directory, link
 from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting import upstream as places
 from indexd.serve.remoting.routes import write_json
 from support.daemon import rebuild
 from support.remoting import V4_9_3
@@ -37,7 +38,7 @@ _NAME = "broker-a"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are many, and nobody is left alone for long."""
     monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(places, "_ANEW_SECONDS", 0.02)
     monkeypatch.setattr(places, "_FRESH_SECONDS", 0.05)
     monkeypatch.setattr(places, "_MISSING_SECONDS", 0.05)

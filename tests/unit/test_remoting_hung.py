@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import forward, upstream
+from indexd.serve.remoting import forward, link
 from indexd.serve.remoting import forward as lanes
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting import upstream as doubt
-from indexd.serve.remoting.link import Link, UpstreamError
-from indexd.serve.remoting.upstream import Doubt, LinkPool, LinkSettings
+from indexd.serve.remoting.link import Link, LinkPool, LinkSettings, UpstreamError
+from indexd.serve.remoting.upstream import CircuitBreaker
 from support.remoting_outlet import NAME, Behind, Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
 
@@ -37,9 +37,9 @@ _INSTEAD: dict[int, dict[str, object]] = {28: {}, 34: {}, 35: {"clientID": "x"},
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are many, and nobody is left alone for long."""
     monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(doubt, "_PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(lanes, "_MEND_SECONDS", (0.05, 0.2))
+    monkeypatch.setattr(lanes, "_REOPEN_SECONDS", (0.05, 0.2))
 
 
 @pytest.fixture
@@ -235,13 +235,13 @@ async def test_a_doubt_that_nobody_asks_about_any_more(monkeypatch: pytest.Monke
         asked.append(time.monotonic())
         raise UpstreamError("nobody")
 
-    about = Doubt(fail)
+    about = CircuitBreaker(fail)
     with pytest.raises(UpstreamError):
         await about.ask(fail)
-    assert about.is_there
+    assert about.is_open
     await asyncio.sleep(0.4)
     assert 2 < len(asked) < 15
-    assert not about.is_there
+    assert not about.is_open
     with pytest.raises(UpstreamError):
         await about.ask(fail)
     about.close()

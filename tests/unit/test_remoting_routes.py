@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.config import load
-from indexd.serve.remoting import places, upstream
+from indexd.serve.remoting import link
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.routes import Place, find_place, lead_cluster, lead_route, read_json, write_json
+from indexd.serve.remoting import upstream as places
+from indexd.serve.remoting.routes import BrokerPlace, find_place, lead_cluster, lead_route, read_json, write_json
 from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, make_data
 from support.remoting import V4_9_3, V4_9_4
@@ -53,7 +54,7 @@ _VALUES = st.recursive(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are many, and nobody is left alone for long."""
     monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(places, "_ANEW_SECONDS", 0.02)
     monkeypatch.setattr(places, "_FRESH_SECONDS", 0.05)
     monkeypatch.setattr(places, "_MISSING_SECONDS", 0.05)
@@ -237,7 +238,7 @@ def test_which_broker_is_ours(
     brokers: Brokers, settings: dict[str, str], known: str | None, wanted: tuple[str, str | None, str] | None
 ) -> None:
     config = load({"store": "/nowhere", "data": "/nowhere/data"} | settings, None, {})
-    place = find_place(_cluster(brokers), config, None if known is None else Place(known, CLUSTER))
+    place = find_place(_cluster(brokers), config, None if known is None else BrokerPlace(known, CLUSTER))
     assert (None if place is None else (place.name, place.address, place.broker_id)) == wanted
     if place is not None:
         assert place.is_registered
@@ -264,7 +265,7 @@ def test_a_broker_without_a_cluster_is_in_ours(settings: dict[str, str], name: s
 def test_a_route_of_any_shape_is_refused_or_led(value: Any) -> None:
     route = {"brokerDatas": value}
     try:
-        lead_route(route, Place(_NAME, CLUSTER), "ours:9")
+        lead_route(route, BrokerPlace(_NAME, CLUSTER), "ours:9")
     except ValueError:
         return
     assert type(route["brokerDatas"]) is list

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from indexd.serve.remoting.hall import Answered
+    from indexd.serve.remoting.context import Answered
 
 _QUERY = {"topic": "T", "key": "k", "maxNum": "32"} | ALL_TIME
 _KEYS = ("rocketmq", "12345678")

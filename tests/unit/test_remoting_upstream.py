@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from indexd.serve.remoting import link
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream
 from support.remoting_outlet import NAME, Behind, Brokers, Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
 from support.tls import make_certificate, server_context
@@ -29,7 +29,7 @@ _HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are many, and nobody is left alone for long."""
     monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(upstream, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -220,16 +220,6 @@ def test_figures_of_the_broker_with_ours(behind: Behind) -> None:
     table = client.ask(28).json()["table"]
     assert table["brokerVersionDesc"].startswith("indexd")
     assert table["indexdPhase"] == "running"
-
-
-def test_connections_that_nobody_uses_are_closed(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(upstream, "_LOOK_SECONDS", 0.05)
-    client = behind.client()
-    assert client.ask(310).code == 0
-    for peer in (behind.broker, behind.names):
-        peer.wait(lambda one: not one.open_connections())
-    assert client.ask(310).code == 0
 
 
 def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None:

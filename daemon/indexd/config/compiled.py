@@ -32,7 +32,7 @@ def prepare_compiler() -> None:
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(version("numba").encode())
     # A format's constants are frozen into the kernels.
-    constants = (package / "commitlog" / "crc.py", *package.rglob("format.py"))
+    constants = package.rglob("format.py")
     for path in sorted((*package.rglob("*kernel.py"), *constants)):
         digest.update(path.read_bytes())
     os.environ["NUMBA_CACHE_DIR"] = str(_lasting_folder(digest.hexdigest()[:16]) or _own_folder())

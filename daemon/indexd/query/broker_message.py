@@ -16,7 +16,7 @@ from indexd.commitlog.format import NotYetWritten
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.answer import KeyQuery, LastUpdate
-from indexd.query.by_key import hash_of, query_exact, query_offsets
+from indexd.query.by_key import query_exact, query_offsets
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
 from indexd.query.log import LogView
@@ -88,12 +88,6 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
     query = request.to_query(index.config.query.default_query_max_num)
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
-    if index.memory is not None:
-        key_hash = hash_of(look, query)
-        in_memory = index.memory.find(look, key_hash, max_num, query.begin, query.end, size_max)
-        if in_memory is not None:
-            remark = None if in_memory[0] else _why_nothing(look.coverage)
-            return FoundFrames(*in_memory, look.coverage.complete, remark)
     last_update, end = LastUpdate(), query.end
     frames = _Frames(index.log, size_max)
     for _ in range(_ROUNDS):

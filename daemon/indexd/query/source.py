@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
@@ -24,7 +24,6 @@ from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageEr
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
-from indexd.query.answer import LastUpdate
 from indexd.query.coverage import Behind, Coverage, gaps_in_words, make_coverage, progress, read_state, stands_at
 from indexd.query.log import Kept, LogView
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_ENTRY_SIZE, SegmentMark, index_name
@@ -70,15 +69,6 @@ class OpenIndexFile(NamedTuple):
     mark: FileMark | None
 
 
-class Memory(Protocol):
-    """``serve.in_memory.InMemory``, which has the compiler that queries do without."""
-
-    def find(
-        self, look: Look, key_hash: int, max_num: int, begin: int, end: int, size_max: int
-    ) -> tuple[tuple[bytes, ...], LastUpdate] | None:
-        """See there."""
-
-
 class QueryIndex:
     """One data directory and the log it belongs to; ``close`` it after use. Raises IndexdError of every kind."""
 
@@ -92,8 +82,6 @@ class QueryIndex:
         self._names = Kept(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
         self.largest_times: Kept[dict[int, int]] = Kept(disk, self.files.sparse, dict)
-        #: Answers queries by key from what is in memory, if there is one.
-        self.memory: Memory | None = None
         self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
         #: Grows whenever index files are opened or closed.
         self.files_opened = 0

@@ -3,8 +3,6 @@
 ``board``         Board: the figures, as the daemon's threads write them
 ``server``        ServeThread: the event loop on which the rest lives
 ``queries``       Queries: questions to the data directory
-``in_memory``     InMemory: the broker's answer out of what is in memory
-``in_memory_kernel``  the same, compiled
 ``workers``       Workers: the threads in which they are answered
 ``access_files``  what decides who may ask, as every outlet reads it
 ``http``          metrics, health, queries and the page, one ASGI application

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
 from indexd.query.log import TimeUpError
-from indexd.query.source import Memory
 from indexd.serve.board import Board
 from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.disk import HastyDisk, WouldWaitError
@@ -78,16 +77,24 @@ class TooLongError(NotAnsweredError, TimeUpError):
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
 
 
+class Compiled(Protocol):
+    """What compiled code needs of an open index (``remoting.key_queries.IndexTables``)."""
+
+    def prepare(self) -> Any:
+        """Its files as they are now, opened as far as the disk may be waited for."""
+
+
 class _Opened(NamedTuple):
     data: Data
     disk: HastyDisk
     used: float
+    compiled: Compiled | None
 
 
 class Queries:
     """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop.
 
-    ``load_memory`` is called in a thread of its own once somebody asks, for what makes the memory of an index.
+    ``load_compiled`` is called in a thread of its own at the first question, and returns what makes ``Compiled``.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class Queries:
         config: Config,
         board: Board,
         threads: int,
-        load_memory: Callable[[], Callable[[QueryIndex], Memory] | None] | None = None,
+        load_compiled: Callable[[], Callable[[QueryIndex], Compiled] | None] | None = None,
     ) -> None:
         self.config = config
         self.board = board
@@ -104,9 +111,9 @@ class Queries:
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
         self._at_once_until = 0.0
-        # Which may have something to compile: nobody waits for that.
-        self._load_memory = load_memory
-        self._memory_of: Callable[[QueryIndex], Memory] | None = None
+        # It may have to compile: nobody waits for that.
+        self._load_compiled = load_compiled
+        self._compiled_of: Callable[[QueryIndex], Compiled] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -134,35 +141,30 @@ class Queries:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
         return answer
 
-    def query_at_once(self, question: Callable[[Data], T], result: Callable[[T], str]) -> T:
-        """The same as ``query`` where all that it takes is in memory and does not take long; else WouldWaitError.
+    def ask_compiled(self, question: Callable[[Compiled], T]) -> T:
+        """What ``question`` returns, called here and now with what a worker has prepared; else WouldWaitError.
 
-        For questions that are cheap as a rule: neither a thread is asked nor the loop held up by a disk.
+        It may not take long, and the disk is not waited for. It is not counted.
         """
-        began = time.perf_counter()
-        answer = self.ask_at_once(question)
-        self.count(result(answer), began)
-        return answer
-
-    def ask_at_once(self, question: Callable[[Data], T]) -> T:
-        """The same, not counted."""
         if self._is_stopping or self.board.phase not in ANSWERING:
             raise WouldWaitError
         try:
-            data, disk, _ = opened = self._idle.pop()
+            opened = self._idle.pop()
         except IndexError:
             raise WouldWaitError from None
+        data, disk, _, compiled = opened
         self._at_once_until = time.monotonic() + _AT_ONCE_SECONDS
         data.set_check(self._check_at_once)
         disk.is_hasty, data.index.look_seconds = True, _LOOK_SECONDS
         try:
-            answer = question(data)
+            if compiled is None:
+                raise WouldWaitError
+            return question(compiled)
         except IndexdError as error:  # it may be gone for who looks anew
             raise WouldWaitError from error
         finally:
             disk.is_hasty, data.index.look_seconds = False, 0.0
             self._idle.append(opened)
-        return answer
 
     def _check_at_once(self) -> None:
         if time.monotonic() > self._at_once_until:
@@ -214,11 +216,9 @@ class Queries:
 
     def _call(self, question: Callable[[Data], T]) -> T:
         try:
-            data, disk, _ = self._idle.pop()
+            data, disk, _, compiled = self._idle.pop()
         except IndexError:
-            data, disk = self._open()
-        if data.index.memory is None and self._memory_of is not None:
-            data.index.memory = self._memory_of(data.index)
+            (data, disk), compiled = self._open(), None
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
@@ -233,22 +233,35 @@ class Queries:
         data.set_check(check)
         try:
             answer = question(data)
+            compiled = self._prepare(data, compiled)
         except TurnOverError:
-            self._idle.append(_Opened(data, disk, time.monotonic()))
+            self._idle.append(_Opened(data, disk, time.monotonic(), compiled))
             raise
         except BaseException:
             data.close()
             raise
-        self._idle.append(_Opened(data, disk, time.monotonic()))
+        self._idle.append(_Opened(data, disk, time.monotonic(), compiled))
         return answer
 
-    def _load(self, load_memory: Callable[[], Callable[[QueryIndex], Memory] | None]) -> None:
-        self._memory_of = load_memory()
+    def _prepare(self, data: Data, compiled: Compiled | None) -> Compiled | None:
+        # Opens here, where the disk may be waited for, what ``ask_compiled`` needs to be open.
+        if self._compiled_of is None:
+            return None
+        data.set_check(lambda: None)
+        compiled = compiled or self._compiled_of(data.index)
+        data.index.look_seconds = _LOOK_SECONDS  # the question has just looked
+        with suppress(IndexdError):
+            compiled.prepare()
+        data.index.look_seconds = 0.0
+        return compiled
+
+    def _load(self, load_compiled: Callable[[], Callable[[QueryIndex], Compiled] | None]) -> None:
+        self._compiled_of = load_compiled()
 
     def _open(self) -> tuple[Data, HastyDisk]:
-        load_memory, self._load_memory = self._load_memory, None
-        if load_memory is not None:
-            threading.Thread(target=self._load, args=(load_memory,), name="query-compile", daemon=True).start()
+        load_compiled, self._load_compiled = self._load_compiled, None
+        if load_compiled is not None:
+            threading.Thread(target=self._load, args=(load_compiled,), name="query-compile", daemon=True).start()
         disk = HastyDisk()
         try:
             return Data(disk, self.config, open_index(disk, self.config)), disk

@@ -1,8 +1,8 @@
-"""Access: who may ask: the networks, the certificate, and the signature that RocketMQ's ACL has clients make.
+"""Who may ask over remoting: networks, TLS certificate, and the signature that RocketMQ's ACL has clients make.
 
-A signature is HMAC-SHA1 with the secret key over the values of all ext fields but itself, by the order of their
-names, and the body, in base64 (AclClientRPCHook). Clients up to 4.9.3 leave out ``_UNIQUE_KEY_QUERY``. There is no time
-and no number in it: who has seen a request can send it again. TLS keeps it from being seen.
+A signature is HMAC-SHA1 with the secret key over the values of all ext fields but itself, in the order of their
+names, and the body, in base64 (AclClientRPCHook). Clients up to 4.9.3 leave out ``_UNIQUE_KEY_QUERY``. It contains no
+time and no number: whoever has seen a request can send it again. TLS keeps it from being seen.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The numbers of the protocol, as RocketMQ 5.4.0 names them: those that something here asks for, and no others.
-
-RemotingCommand: one frame of the protocol, in both forms of its header.
+"""RemotingCommand: one frame of the protocol, in both forms of its header.
 
 ::
 
@@ -28,7 +26,7 @@ from indexd.commitlog.decoder import decode_utf8
 
 
 class RequestCode(IntEnum):
-    """What is asked. Other numbers are no error: they are passed on, or answered as not supported."""
+    """What is asked, by RocketMQ 5.4.0's names. Other numbers are no error: passed on, or answered as not supported."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -345,3 +343,8 @@ def _utf8(text: str) -> bytes:
 
 def _low_short(number: int) -> int:
     return (number & 0xFFFF ^ 0x8000) - 0x8000
+
+
+def last_update_fields(timestamp: int, phy_offset: int) -> dict[str, str]:
+    """The ext fields of an answer to QUERY_MESSAGE: what the newest index file's header says."""
+    return {"indexLastUpdateTimestamp": str(timestamp), "indexLastUpdatePhyoffset": str(phy_offset)}

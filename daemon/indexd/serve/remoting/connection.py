@@ -1,8 +1,6 @@
-"""Inflow: the bytes of frames that have come to a connection and are not taken yet.
+"""Connection: reads frames of one client, writes the answers, and bounds what the client may keep waiting.
 
-Outflow: the bytes that leave a connection, and whether its client takes them.
-
-Connection: bytes of one client to commands, answers to bytes, and bounds on what the client may keep waiting.
+Inflow holds bytes that are no whole frame yet; Outflow writes, and knows whether the client takes its answers.
 
 A frame has so many seconds from its first byte to its last, an answer so many to be taken, and who says nothing for
 long is closed: each connection is looked at once a second. Requests run side by side; where too many are under way, or
@@ -26,7 +24,7 @@ from indexd.serve.remoting.command import (
     encode_command,
     frame_size,
 )
-from indexd.serve.remoting.hall import Hall, weight_of
+from indexd.serve.remoting.context import ServerContext, weight_of
 
 # What is copied rather than kept where it can grow.
 _SMALL_SIZE = 1 << 14
@@ -162,32 +160,27 @@ class Outflow:
 
 #: What the requests that run at once for one connection may hold together.
 UNDER_WAY_BYTES_MAX = 32 << 20
-#: Requests that came together and are answered one by one before anybody else's turn.
-AT_ONCE_MAX = 16
 #: For a whole frame, and one second more for each so many bytes of it that have come.
 FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
 #: Until a client has sent its first whole frame; later the idle time-out counts.
 FIRST_SECONDS = 30.0
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
-# Answers to requests that came together leave together, up to one of this size.
-_TOGETHER_SIZE = 1 << 13
 
 
 class Connection(asyncio.Protocol):
-    """One client, and what ``client.Client`` says of it."""
+    """One client; ``context.Client`` is what the processor sees of it, ``context.Measured`` what the budget does."""
 
-    def __init__(self, hall: Hall, peer: str, local: str, *, is_tls: bool) -> None:
-        self._hall, self.peer, self.local, self._is_tls = hall, peer, local, is_tls
+    def __init__(self, context: ServerContext, peer: str, local: str, *, is_tls: bool) -> None:
+        self._context, self.peer, self.local, self._is_tls = context, peer, local, is_tls
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._outflow: Outflow | None = None
-        #: Of the room: bytes of requests, and of answers that were not taken.
+        #: The budget's: bytes of requests, and of answers that were not taken.
         self.held = self.untaken = 0
         self.is_closed = self.was_made = False
-        # What came of frames that have not begun to run; how many that came together were answered at once.
+        # What came of frames that have not begun to run.
         self._inflow = Inflow()
-        self._answered_at_once = 0
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
@@ -206,12 +199,12 @@ class Connection(asyncio.Protocol):
         """It is there, its TLS handshake done."""
         self._transport, self.was_made = cast("asyncio.Transport", transport), True
         self._outflow = Outflow(self._transport, is_tls=self._is_tls, on_resume=self._resume)
-        self._hall.room.enter(self)
+        self._context.memory.enter(self)
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of frames."""
         self._is_fresh = True
-        self._hall.counts.received_bytes += len(data)
+        self._context.counts.received_bytes += len(data)
         if not self.is_closed:
             before = len(self._inflow)
             self._inflow.add(data)
@@ -235,27 +228,27 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
         """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
         self.is_closed = True
-        room = self._hall.room
-        room.leave(self)
-        room.hold(self, -len(self._inflow))
+        memory = self._context.memory
+        memory.leave(self)
+        memory.hold(self, -len(self._inflow))
         self._inflow.clear()
         for task, (_, is_awaited) in self._tasks.items():
-            if is_awaited or room.is_tight:
+            if is_awaited or memory.is_tight:
                 task.cancel()
         self._transport = self._outflow = None
         self._call_back()
 
     def send(self, command: RemotingCommand) -> None:
-        """See ``client.Client``."""
+        """See ``context.Client``."""
         if self.is_closed:
             return
         try:
             self._write(encode_command(command))
         except FrameError as error:
-            self._hall.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
+            self._context.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """See ``client.Client``."""
+        """See ``context.Client``."""
         self._calls.append(call)
         if self.is_closed and self._transport is None:
             self._call_back()
@@ -265,17 +258,17 @@ class Connection(asyncio.Protocol):
             try:
                 self._calls.pop()()
             except Exception as error:  # noqa: BLE001 - the others are told as well
-                self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
+                self._context.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
 
     def weigh(self) -> int:
         """Bytes of answers that it has not taken."""
         return 0 if self._outflow is None else self._outflow.weigh()
 
     def end(self, reason: str) -> None:
-        """Close it at once, without a word; ``reason`` is one of ``counts.CLOSURES``."""
+        """Close it at once, without a word; ``reason`` is one of ``context.CLOSURES``."""
         if not self.is_closed and self._transport is not None:
             self.is_closed = True
-            self._hall.counts.closed[reason] += 1
+            self._context.counts.closed[reason] += 1
             self._transport.abort()
 
     def leave(self) -> None:
@@ -304,7 +297,7 @@ class Connection(asyncio.Protocol):
             self._frame_at = now
         elif self._inflow and now - self._frame_at > FRAME_SECONDS + len(self._inflow) / FRAME_BYTES_PER_SECOND:
             self.end("slow")
-        patience = self._hall.idle_seconds if self._has_asked else min(self._hall.idle_seconds, FIRST_SECONDS)
+        patience = self._context.idle_seconds if self._has_asked else min(self._context.idle_seconds, FIRST_SECONDS)
         # Whether a client is still there cannot be seen where its bytes are not read.
         is_quiet = self._is_silent or (not self._tasks and untaken == 0)
         if is_quiet and now - self._active_at > patience:
@@ -313,7 +306,7 @@ class Connection(asyncio.Protocol):
     def _weigh(self) -> int:
         untaken = self.weigh()
         if untaken != self.untaken:
-            self._hall.room.keep(self, untaken)
+            self._context.memory.keep(self, untaken)
         return untaken
 
     # --- frames in --------------------------------------------------------------------------------------------------
@@ -323,70 +316,48 @@ class Connection(asyncio.Protocol):
             self._outflow is None
             or self._outflow.is_stalled
             or self._is_leaving
-            or len(self._tasks) >= self._hall.under_way_max
+            or len(self._tasks) >= self._context.under_way_max
             or self._under_way >= UNDER_WAY_BYTES_MAX
         )
 
     def _take(self, held: int) -> None:
-        # Begin what is whole and may begin; keep the rest, of which the room knows ``held`` bytes.
-        self._answered_at_once = 0
-        inflow, frame_max = self._inflow, self._hall.frame_max
-        answers = self._answer_together()
+        # Begin what is whole and may begin; keep the rest, of which the budget knows ``held`` bytes.
+        inflow, frame_max = self._inflow, self._context.frame_max
+        self._answer_together()
         try:
             while inflow and not self.is_closed and not self._is_full():
                 frame = inflow.take(frame_max)
                 if frame is None:
                     break
-                answer = self._begin(frame)
-                if answer is not None:
-                    answers.append(answer)
-                    if len(answer) >= _TOGETHER_SIZE:
-                        self._write_all(answers)
+                self._begin(frame)
         except FrameError as error:
-            self._hall.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
-            self._write_all(answers)
+            self._context.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
             self.end("bytes")
-        self._write_all(answers)
         has_taken = inflow.drop_taken()
         self._has_asked |= has_taken
         left = len(inflow)
         if left and (has_taken or not held):  # another frame has begun
             self._frame_at = self._loop.time()
         if left != held:
-            self._hall.room.hold(self, left - held)
+            self._context.memory.hold(self, left - held)
         self._read_or_wait()
 
-    def _answer_together(self) -> list[bytes]:
+    def _answer_together(self) -> None:
         fresh = b"" if self.is_closed or self._is_full() else self._inflow.fresh
-        done = self._hall.processor.process_together(fresh, self._hall.frame_max)
-        if done is None:
-            return []
-        self._inflow.skip(done.size)
-        self._hall.counts.ended(done.request_code, done.response_code, done.requests)
-        return [done.answers]
+        done = self._context.processor.process_together(fresh, self._context.frame_max)
+        if done is not None:
+            self._inflow.skip(done.size)
+            self._context.counts.ended(done.request_code, done.response_code, done.requests)
+            self._write(done.answers)
 
-    def _begin(self, frame: bytes | bytearray) -> bytes | None:
-        # The answer if there is one at once.
+    def _begin(self, frame: bytes | bytearray) -> None:
         command = decode_command(frame)
-        if self._answered_at_once < AT_ONCE_MAX:
-            answer = self._hall.processor.process_at_once(self, command)
-            if answer is not None:
-                self._answered_at_once += 1
-                self._hall.counts.ended(command.code, answer.code)
-                return encode_command(answer)
         size = weight_of(frame)
         task = self._loop.create_task(self._answer(command))
         self._tasks[task] = (size, not command.is_oneway and not command.is_response)
         task.add_done_callback(self._done)
         self._under_way += size
-        self._hall.room.hold(self, size)
-        return None
-
-    def _write_all(self, answers: list[bytes]) -> None:
-        # In one call to the system, which costs as much as an answer does.
-        if answers:
-            self._write(answers[0] if len(answers) == 1 else b"".join(answers))
-            answers.clear()
+        self._context.memory.hold(self, size)
 
     def _read_or_wait(self) -> None:
         is_full = self._is_full()
@@ -401,25 +372,25 @@ class Connection(asyncio.Protocol):
     async def _answer(self, command: RemotingCommand) -> None:
         data = b""
         try:
-            answer = await self._hall.processor.process(self, command)
+            answer = await self._context.processor.process(self, command)
             if answer is not None:
                 data = encode_command(answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
-            self._hall.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
+            self._context.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
             answer = command.answer(ResponseCode.SYSTEM_ERROR, "a defect: the daemon's log says more")
             data = encode_command(answer)
         if command.is_response:
             return
-        self._hall.counts.ended(command.code, None if answer is None else answer.code)
+        self._context.counts.ended(command.code, None if answer is None else answer.code)
         if data and not command.is_oneway:
             self._write(data)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         size, _ = self._tasks.pop(task)
         self._under_way -= size
-        self._hall.room.hold(self, -size)
+        self._context.memory.hold(self, -size)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._hall.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
+            self._context.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
         if self._is_silent and not self.is_closed:
             self._take(len(self._inflow))
         self._close_if_done()
@@ -432,7 +403,7 @@ class Connection(asyncio.Protocol):
         if self.is_closed or self._transport is None or self._outflow is None or self._transport.is_closing():
             return
         self._is_fresh = True
-        self._hall.counts.sent_bytes += len(data)
+        self._context.counts.sent_bytes += len(data)
         self._outflow.write(data)
         if self._outflow.is_stalled:
             self._read_or_wait()

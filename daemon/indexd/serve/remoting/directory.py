@@ -1,8 +1,8 @@
 """Directory: routes of topics and the cluster (GET_ROUTEINFO_BY_TOPIC, GET_BROKER_CLUSTER_INFO), leading to this port.
 
-With a name server behind us its answers count, made to lead here. One that is gone, or was started anew and has heard
-of no broker yet, must not make clients forget what they had: what it said last is said again. Only what it never spoke
-of is answered from the data directory, for reading.
+With a name server upstream its answers count, rewritten to lead here. One that is gone, or was started anew and has
+heard of no broker yet, must not make clients forget what they had: what it said last is said again. Only what it never
+spoke of is answered from the data directory, for reading.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from indexd.config import Config
+from indexd.consumequeue.format import QueueMark, is_topic_name, queue_id_of
+from indexd.errors import DiskError
+from indexd.query import Data
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import RemotingCommand, ResponseCode
+from indexd.serve.remoting.context import Client, RateLimitedLog
 from indexd.serve.remoting.forward import Forwarder
-from indexd.serve.remoting.hall import Client
+from indexd.serve.remoting.handlers import handler, text
 from indexd.serve.remoting.link import UpstreamError
-from indexd.serve.remoting.messages import handler, text
 from indexd.serve.remoting.routes import (
+    BrokerPlace,
     Json,
-    Place,
-    QueueNums,
     TooLargeError,
     lead_cluster,
     lead_route,
@@ -32,7 +34,7 @@ from indexd.serve.remoting.routes import (
     wants_standard,
     write_json,
 )
-from indexd.serve.remoting.upstream import PATIENCE_SECONDS, SparingLog
+from indexd.serve.remoting.upstream import PATIENCE_SECONDS
 
 # Bytes of routes that are kept, and how a topic is shown.
 _KEPT_MAX = 8 << 20
@@ -43,7 +45,7 @@ _HINT = "give node_id, the broker's brokerName, or broker_address"
 class Directory:
     """One for an outlet. ``forwarder``: None without upstream_namesrv."""
 
-    def __init__(self, config: Config, queries: Queries, forwarder: Forwarder | None, log: SparingLog) -> None:
+    def __init__(self, config: Config, queries: Queries, forwarder: Forwarder | None, log: RateLimitedLog) -> None:
         self._config, self._queries, self._forwarder, self._log = config, queries, forwarder, log
         self._own = own_place(config)
         self._queue_nums = QueueNums()
@@ -64,18 +66,18 @@ class Directory:
             return await self._without(client, command)
         topic = command.ext_fields.get("topic", "")
         if answer.code == ResponseCode.SUCCESS:
-            await self._forwarder.whereabouts.look(within=PATIENCE_SECONDS)
+            await self._forwarder.locator.look(within=PATIENCE_SECONDS)
             led = self._led(client, command, answer)
             if led.code == ResponseCode.SUCCESS:
                 self._kept.keep(topic, answer.body)
             return led
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answered, whereabouts = time.monotonic(), self._forwarder.whereabouts
-            place = await whereabouts.look(anew=True, within=PATIENCE_SECONDS)
+            answered, locator = time.monotonic(), self._forwarder.locator
+            place = await locator.look(anew=True, within=PATIENCE_SECONDS)
             if place is None or not place.is_registered:
                 found = await self._without(client, command)
                 return found if found.code == ResponseCode.SUCCESS else answer
-            if whereabouts.sure_at >= answered:
+            if locator.sure_at >= answered:
                 self._kept.forget(topic)  # it knows the broker, and the broker has no such topic
         return answer
 
@@ -83,17 +85,17 @@ class Directory:
         """GET_BROKER_CLUSTER_INFO (106): a ClusterInfo."""
         cluster, place = make_cluster(self._place(), self._address(client)), None
         if self._forwarder is not None:
-            whereabouts = self._forwarder.whereabouts
+            locator = self._forwarder.locator
             try:
                 answer = await self._forwarder.ask_names(command)
                 if answer.code != ResponseCode.SUCCESS:
                     return answer
                 cluster = read_json(answer.body)
-                place, self._cluster = whereabouts.note(cluster), answer.body
+                place, self._cluster = locator.note(cluster), answer.body
             except UpstreamError as error:
                 self._log.warning("upstream_failed", code=command.code, problem=str(error))
                 if self._cluster is not None:
-                    cluster, place = read_json(self._cluster), whereabouts.known
+                    cluster, place = read_json(self._cluster), locator.known
             except ValueError as error:
                 return self._unread(command, answer, error)
         if place is not None:
@@ -102,7 +104,7 @@ class Directory:
 
     def _led(self, client: Client, command: RemotingCommand, answer: RemotingCommand) -> RemotingCommand:
         # A route that cannot be made to lead here goes on as it is: the client works, only its queries pass us by.
-        place = None if self._forwarder is None else self._forwarder.whereabouts.known
+        place = None if self._forwarder is None else self._forwarder.locator.known
         try:
             route = read_json(answer.body)
             if place is None:
@@ -139,8 +141,8 @@ class Directory:
 
         return await answer(self._queries, command)
 
-    def _place(self) -> Place:
-        known = None if self._forwarder is None else self._forwarder.whereabouts.known
+    def _place(self) -> BrokerPlace:
+        known = None if self._forwarder is None else self._forwarder.locator.known
         return known or self._own
 
     def _address(self, client: Client) -> str:
@@ -170,3 +172,35 @@ class _Kept:
         body = self._bodies.pop(topic, None)
         if body is not None:
             self._size -= len(topic) + len(body)
+
+
+class QueueNums:
+    """How many queues a topic has in a data directory, by what the frontier says and by folders newer than that."""
+
+    def __init__(self) -> None:
+        self._marks: tuple[QueueMark, ...] | None = None
+        self._highest: dict[str, int] = {}
+
+    def of(self, data: Data, topic: str) -> int:
+        """The highest queue id, and one; 0 for a topic without any. 1 where no ConsumeQueues are built.
+
+        To be called in a thread that may wait for the disk, by several at once if they like.
+        """
+        frontier = data.index.look().frontier
+        if frontier.queues is None:
+            return 1
+        if not is_topic_name(topic):
+            return 0
+        if frontier.queues is not self._marks:
+            highest: dict[str, int] = {}
+            for mark in frontier.queues:
+                highest[mark.topic] = max(mark.queue_id, highest.get(mark.topic, -1))
+            self._highest, self._marks = highest, frontier.queues
+        try:
+            folders = data.index.disk.list_dirs(data.index.files.consumequeue / topic)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            folders = []
+        ids = (queue_id_of(name) for name in folders)
+        return max((number for number in ids if number is not None), default=self._highest.get(topic, -1)) + 1

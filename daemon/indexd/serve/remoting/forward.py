@@ -1,10 +1,8 @@
-"""Lane: the way of a client's requests to the broker, one that is shared or one of its own.
+"""Forwarder: what the index does not answer goes to a name server or to the broker, and the answer back.
 
-Forwarder: what is no query of ours goes to a name server or to the broker, and the answer back.
-
-The broker knows a client by its connection: it sends rebalancing, transaction checks and late answers there. So whoever
-has sent HEART_BEAT has a connection of its own to the broker from then on, which ends with its own; what the broker
-asks there goes to the client, and what the client answers back. All others share one.
+The broker knows a client by its connection: it sends rebalancing, transaction checks and late answers there. So each
+client has a connection of its own to the broker, its Channel, which ends with its own; what the broker asks there goes
+to the client, and what the client answers back.
 
 Headers go on as JSON, whatever the client writes, and each answer comes back in the client's form: a JSON header has
 room for the mark by which a circle of daemons is noticed, and no signature covers it.
@@ -19,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from indexd.config import Config
@@ -32,10 +29,14 @@ from indexd.serve.remoting.command import (
     RequestCode,
     ResponseCode,
 )
-from indexd.serve.remoting.hall import Client
-from indexd.serve.remoting.link import Link, UpstreamError
-from indexd.serve.remoting.places import NameServers, Whereabouts
-from indexd.serve.remoting.upstream import PATIENCE_SECONDS, Doubt, LinkPool, SparingLog, read_link_settings
+from indexd.serve.remoting.context import Client, RateLimitedLog
+from indexd.serve.remoting.link import Link, LinkPool, UpstreamError, read_link_settings
+from indexd.serve.remoting.upstream import (
+    PATIENCE_SECONDS,
+    BrokerLocator,
+    CircuitBreaker,
+    NameServers,
+)
 
 # Questions of the broker that a client has not answered, and clients (by clientID) that share a connection.
 _ASKED_MAX = 1024
@@ -43,7 +44,7 @@ _CLIENTS_MAX = 16
 # What a heartbeat takes beside its texts.
 _HEARTBEAT_SIZE = 1024
 # What a client whose connection to the broker was lost waits for before it is made again, unless it asks something.
-_MEND_SECONDS = (1.0, 30.0)
+_REOPEN_SECONDS = (1.0, 30.0)
 _OF_WHO_IS_THERE = frozenset({RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT})
 
 
@@ -68,150 +69,53 @@ class Budget:
         self._left += size
 
 
-class Lane:
-    """A way to the broker that clients share; requests keep their order even where a connection has yet to be made."""
+class Channel:
+    """A client's way to the broker, over a connection of its own; ``heartbeats`` bounds what is kept for all clients.
 
-    def __init__(self, pool: LinkPool, whereabouts: Whereabouts) -> None:
-        self._pool, self._whereabouts = pool, whereabouts
-        self._link: Link | None = None
-        self._lock = asyncio.Lock()
-        self._waiting = 0
-        self._making: asyncio.Task[Link] | None = None
-
-    async def link(self, command: RemotingCommand | None) -> Link:  # noqa: ARG002 - for those that look at it
-        """The connection for that request, to be sent at once: before anything else happens in the loop.
-
-        UpstreamError, whose text names the broker. Who stops waiting for it does not keep it from being made.
-        """
-        link = self._usable()
-        if link is not None and self._waiting == 0:
-            return link
-        self._waiting += 1
-        try:
-            async with self._lock:
-                return self._usable() or await self._renew()
-        finally:
-            self._waiting -= 1
-
-    def leave_word(self, command: RemotingCommand) -> None:
-        """That request is answered by another, for the broker does not answer in time."""
-
-    def close(self) -> None:
-        """No connection is made any more."""
-        if self._making is not None:
-            self._making.cancel()
-
-    def _usable(self) -> Link | None:
-        link = self._link
-        if link is None or not link.is_open:
-            return None
-        known = self._whereabouts.known_address()
-        return link if known is None or known == link.address else None
-
-    async def _renew(self) -> Link:
-        if self._making is None:
-            self._making = asyncio.create_task(self._make())
-            self._making.add_done_callback(self._made)
-        return await asyncio.shield(self._making)
-
-    def _made(self, task: asyncio.Task[Link]) -> None:
-        self._making = None
-        if not task.cancelled():
-            task.exception()  # whoever waited may have gone
-
-    async def _make(self) -> Link:
-        address = await self._whereabouts.address()
-        try:
-            link = await self._open(address)
-        except UpstreamError as error:
-            moved = await self._whereabouts.address(anew=True)
-            if moved == address:
-                raise no_answer(address, error) from error
-            try:
-                link = await self._open(moved)
-            except UpstreamError as second:
-                raise no_answer(moved, second) from second
-        self._link = link
-        return link
-
-    async def _open(self, address: str) -> Link:
-        return await self._pool.get(address)
-
-
-class OwnLane(Lane):
-    """That of a client which the broker knows; ``heartbeats`` bounds what is kept for all such clients.
-
-    A connection that ended is made again, and tells the broker at once what the client's last heartbeat said: it would
-    wait half a minute for the next one, and refuse to be asked for messages meanwhile. A client may only wait to be
-    called: for one that asks nothing it is made all the same, later each time.
+    Requests keep their order even where the connection has yet to be made. A connection that ended is made again and
+    tells the broker at once what the client's last heartbeats said: it would wait half a minute for the next one, and
+    refuse to be asked for messages meanwhile. A client that has sent heartbeats may only wait to be called: for it the
+    connection is made again even if it asks nothing, later each time.
     """
 
-    def __init__(self, pool: LinkPool, whereabouts: Whereabouts, client: Client, heartbeats: Budget) -> None:
-        super().__init__(pool, whereabouts)
-        self._client, self._budget = client, heartbeats
+    def __init__(self, pool: LinkPool, locator: BrokerLocator, client: Client, heartbeats: Budget) -> None:
+        self._pool, self._locator, self._client, self._budget = pool, locator, client, heartbeats
+        self._link: Link | None = None
+        self._lock = asyncio.Lock()
+        self._opening: asyncio.Task[Link] | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._heartbeats: dict[str, RemotingCommand] = {}
+        # Opaques of the broker's requests that the client has not answered.
         self._asked: OrderedDict[int, None] = OrderedDict()
-        self._has_left = False
-        # The link by which the broker has heard all heartbeats.
-        self._told: Link | None = None
-        self._mending: asyncio.Task[None] | None = None
+        self._pending, self._has_left = 0, False
 
-    async def link(self, command: RemotingCommand | None) -> Link:
-        """The same."""
-        if command is not None:
-            self._remember(command)
+    async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand | None:
+        """The broker's answer, None to a one-way request; UpstreamError, whose text names the broker.
+
+        Who stops waiting does not keep the connection from being made.
+        """
+        self._pending += 1
         try:
-            link = await super().link(command)
-            if self._told is not link:
-                self._told = link
-                for heartbeat in self._heartbeats.values():
-                    if heartbeat is not command:
-                        link.tell(replace(heartbeat, flag=ONEWAY_FLAG))
+            link = await self._open_link(command)
+            try:
+                if not command.is_oneway:
+                    return await link.ask(command, seconds)
+                link.tell(command)
+            except UpstreamError as error:
+                raise no_answer(link.address, error) from error
+            return None
         finally:
-            self._mend_if_lost()
-        return link
+            self._pending -= 1
+            self._close_if_left()
 
-    def leave_word(self, command: RemotingCommand) -> None:
-        """The same: the broker hears who is there and who is not as soon as it listens again."""
+    def note(self, command: RemotingCommand) -> None:
+        """That request is answered by another: the broker hears who is there as soon as it listens again."""
         if command.code in _OF_WHO_IS_THERE:
             self._remember(command)
-            if self._link is not None and self._is_told():
-                with suppress(UpstreamError):  # it is told anew by the next connection
+            if self._link is not None and self._link.is_open:
+                with suppress(UpstreamError):  # it is told by the next connection
                     self._link.tell(replace(command, flag=ONEWAY_FLAG))
-        self._mend_if_lost()
-
-    async def _make(self) -> Link:
-        if self._link is not None:
-            self._link.close()
-        link = await super()._make()
-        self._asked.clear()
-        link.on_end = self._mend_if_lost
-        if self._has_left:
-            link.close()
-        return link
-
-    def _is_told(self) -> bool:
-        return self._told is not None and self._told is self._link and self._told.is_open
-
-    def _mend_if_lost(self) -> None:
-        if self._mending is None and self._heartbeats and not self._has_left and not self._is_told():
-            self._mending = asyncio.create_task(self._mend())
-
-    async def _mend(self) -> None:
-        seconds, most = _MEND_SECONDS
-        try:
-            while self._heartbeats and not self._is_told():
-                # Not all of a broker's clients in the same moment.
-                await asyncio.sleep(random.uniform(seconds / 2, seconds))
-                async with self._pool.mending:
-                    with suppress(UpstreamError):
-                        await self.link(None)
-                seconds = min(2 * seconds, most)
-        finally:
-            self._mending = None
-
-    async def _open(self, address: str) -> Link:
-        return await self._pool.open(address, self._ask_client)
+        self._reopen_if_lost()
 
     def respond(self, command: RemotingCommand) -> None:
         """What the client answers to a question of the broker's; dropped if there is none that it answers."""
@@ -220,14 +124,90 @@ class OwnLane(Lane):
             self._link.tell(command)
 
     def leave(self) -> None:
-        """The client has gone: the broker is to know."""
+        """The client has gone: the connection ends when its last one-way requests are sent."""
         while self._heartbeats:
             self._forget(next(iter(self._heartbeats)))
         self._has_left = True
-        if self._mending is not None:
-            self._mending.cancel()
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._close_if_left()
+
+    def close(self) -> None:
+        """No connection is made any more."""
+        if self._opening is not None:
+            self._opening.cancel()
+
+    async def _open_link(self, command: RemotingCommand | None) -> Link:
+        # The caller sends before anything else happens in the loop.
+        try:
+            async with self._lock:
+                return self._usable() or await self._open_anew()
+        finally:
+            if command is not None:
+                self._remember(command)
+            self._reopen_if_lost()
+
+    def _usable(self) -> Link | None:
+        link = self._link
+        if link is None or not link.is_open:
+            return None
+        known = self._locator.known_address()
+        return link if known is None or known == link.address else None
+
+    async def _open_anew(self) -> Link:
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[Link]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # whoever waited may have gone
+        self._close_if_left()
+
+    async def _open(self) -> Link:
         if self._link is not None:
             self._link.close()
+        address = await self._locator.address()
+        try:
+            link = await self._pool.open(address, self._ask_client)
+        except UpstreamError as error:
+            moved = await self._locator.address(anew=True)
+            if moved == address:
+                raise no_answer(address, error) from error
+            try:
+                link = await self._pool.open(moved, self._ask_client)
+            except UpstreamError as second:
+                raise no_answer(moved, second) from second
+        self._link = link
+        self._asked.clear()
+        for heartbeat in self._heartbeats.values():
+            link.tell(replace(heartbeat, flag=ONEWAY_FLAG))
+        link.on_end = self._reopen_if_lost
+        return link
+
+    def _close_if_left(self) -> None:
+        if self._has_left and not self._pending and self._link is not None:
+            self._link.close()
+
+    def _reopen_if_lost(self) -> None:
+        is_open = self._link is not None and self._link.is_open
+        if self._reopening is None and self._heartbeats and not self._has_left and not is_open:
+            self._reopening = asyncio.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        seconds, most = _REOPEN_SECONDS
+        try:
+            while self._heartbeats and not (self._link is not None and self._link.is_open):
+                # Not all of a broker's clients in the same moment.
+                await asyncio.sleep(random.uniform(seconds / 2, seconds))
+                async with self._pool.mending:
+                    with suppress(UpstreamError):
+                        await self._open_link(None)
+                seconds = min(2 * seconds, most)
+        finally:
+            self._reopening = None
 
     def _ask_client(self, command: RemotingCommand) -> None:
         if not command.is_oneway:
@@ -301,25 +281,27 @@ class Forwarder:
     ``mark``: what this process is known by among those that pass requests on, a word of its own.
     """
 
-    def __init__(self, config: Config, log: SparingLog, credentials: Credentials | None, mark: str) -> None:
+    def __init__(self, config: Config, log: RateLimitedLog, credentials: Credentials | None, mark: str) -> None:
         self._log, self._mark = log, mark
         self._timeout = config.remoting.upstream_timeout
         self._pool = LinkPool(read_link_settings(config))
         self.names = NameServers(config.remoting.upstream_namesrv, self._pool)
-        self.whereabouts = Whereabouts(config, self.names, credentials, log.warning, {_VIA: mark})
-        self._shared = Lane(self._pool, self.whereabouts)
+        self.locator = BrokerLocator(config, self.names, credentials, log.warning, {_VIA: mark})
         self._heartbeats = Budget(_HEARTBEATS_MAX)
-        self._lanes: dict[Client, OwnLane] = {}
+        self._channels: dict[Client, Channel] = {}
         self._patience = min(PATIENCE_SECONDS, self._timeout)
-        self._names_doubt, self._broker_doubt = Doubt(self._probe_names), Doubt(self._probe_broker)
+        self._names_breaker, self._broker_breaker = (
+            CircuitBreaker(self._probe_names),
+            CircuitBreaker(self._probe_broker),
+        )
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
 
     def __repr__(self) -> str:
-        return f"Forwarder({self.names}, {len(self._lanes)} clients of the broker, {self._pool})"
+        return f"Forwarder({self.names}, {len(self._channels)} clients of the broker, {self._pool})"
 
     def row(self) -> dict[str, Any]:
         """For the board: where to, how many connections, and what became of requests (counters)."""
-        place = self.whereabouts.known
+        place = self.locator.known
         address = None if place is None else place.address
         return {"nameServer": self.names.address, "broker": address, "links": len(self._pool.ends), **self._counts}
 
@@ -367,11 +349,11 @@ class Forwarder:
         # What is one-way is answered as well there: that is the proof that it came.
         asked = replace(command, flag=0, form=Form.JSON)
         if seconds is None:
-            asking = self._names_doubt.ask(lambda: self.names.ask(asked, self._timeout, self._patience))
+            asking = self._names_breaker.ask(lambda: self.names.ask(asked, self._timeout, self._patience))
         else:
             asking = self.names.ask(asked, seconds)
         answer = await self._counted(asking)
-        self._names_doubt.answered()
+        self._names_breaker.answered()
         answer.form = command.form
         return answer
 
@@ -382,76 +364,57 @@ class Forwarder:
 
         ``is_short``: no longer than a client waits, for there is another answer.
         """
-        lane = self._lane(client, command)
+        channel = self._channel(client)
         asked = replace(command, form=Form.JSON)
-        if command.is_oneway:
-            await self._counted(self._tell_broker(lane, asked))
-            return None
-        if is_short:
-            if self._broker_doubt.is_there:
-                lane.leave_word(asked)
-            answer = await self._counted(self._broker_doubt.ask(lambda: self._ask_in_time(lane, asked)))
+        if is_short and not command.is_oneway:
+            if self._broker_breaker.is_open:
+                channel.note(asked)
+            asking = self._broker_breaker.ask(lambda: self._ask_in_time(channel, asked))
         else:
-            answer = await self._counted(self._ask_broker(lane, asked, _patience(command)))
-        self._broker_doubt.answered()
-        answer.form = command.form
+            asking = channel.ask(asked, _patience(command))
+        answer = await self._counted(asking)
+        if answer is not None:
+            self._broker_breaker.answered()
+            answer.form = command.form
         return answer
 
     def respond(self, client: Client, command: RemotingCommand) -> None:
         """A client's response to what the broker has asked it; any other is dropped."""
-        lane = self._lanes.get(client)
-        if lane is not None:
+        channel = self._channels.get(client)
+        if channel is not None:
             with suppress(UpstreamError):  # the broker has gone meanwhile
-                lane.respond(command)
+                channel.respond(command)
 
     async def close(self) -> None:
         """Close every connection, within half a second."""
-        for doubt in (self._names_doubt, self._broker_doubt):
-            doubt.close()
-        for lane in (self._shared, *self._lanes.values()):
-            lane.close()
+        for breaker in (self._names_breaker, self._broker_breaker):
+            breaker.close()
+        for channel in self._channels.values():
+            channel.close()
         await self._pool.close()
 
-    def _lane(self, client: Client, command: RemotingCommand) -> Lane:
-        if command.code == RequestCode.HEART_BEAT and client not in self._lanes:
-            if client.is_closed:
-                raise UpstreamError("the client has gone")
-            self._lanes[client] = OwnLane(self._pool, self.whereabouts, client, self._heartbeats)
-            client.on_close(partial(self._left, client))
-        return self._lanes.get(client, self._shared)
+    def _channel(self, client: Client) -> Channel:
+        channel = self._channels.get(client)
+        if channel is None:
+            channel = self._channels[client] = Channel(self._pool, self.locator, client, self._heartbeats)
+            client.on_close(lambda: self._channels.pop(client).leave())
+        return channel
 
-    async def _ask_broker(self, lane: Lane, command: RemotingCommand, seconds: float) -> RemotingCommand:
-        link = await lane.link(command)
-        try:
-            return await link.ask(command, seconds)
-        except UpstreamError as error:
-            raise no_answer(link.address, error) from error
-
-    async def _ask_in_time(self, lane: Lane, command: RemotingCommand) -> RemotingCommand:
+    async def _ask_in_time(self, channel: Channel, command: RemotingCommand) -> RemotingCommand | None:
         try:
             async with asyncio.timeout(self._patience):
-                return await self._ask_broker(lane, command, self._timeout)
+                return await channel.ask(command, self._timeout)
         except TimeoutError:
-            address = self.whereabouts.known_address()
+            address = self.locator.known_address()
             error = UpstreamError(f"no answer within {self._patience:g} s")
             raise no_answer(address or "an address that is not known yet", error) from None
 
-    async def _tell_broker(self, lane: Lane, command: RemotingCommand) -> None:
-        link = await lane.link(command)
-        try:
-            link.tell(command)
-        except UpstreamError as error:
-            raise no_answer(link.address, error) from error
-
     async def _probe_names(self) -> None:
-        await self.names.ask(self.whereabouts.request(), self._timeout)
+        await self.names.ask(self.locator.request(), self._timeout)
 
     async def _probe_broker(self) -> None:
-        command = self.whereabouts.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-        await self._ask_broker(self._shared, command, self._timeout)
-
-    def _left(self, client: Client) -> None:
-        self._lanes.pop(client).leave()
+        link = await self._pool.get(await self.locator.address(anew=True))
+        await link.ask(self.locator.request(RequestCode.GET_BROKER_RUNTIME_INFO), self._timeout)
 
     async def _counted(self, answer: Awaitable[T]) -> T:
         try:

@@ -1,20 +1,227 @@
-"""Queries by key from the bytes of their requests to the bytes of their answers, all that came together in one call.
+"""Compiled: answers to queries by key, from the bytes of the requests to the bytes of the answers, in one call.
 
-The twin of ``command``, ``messages.query_message`` and ``query.broker_message`` for what nearly all clients send: a
-JSON header without blanks and escapes, alone in its frame, of members that are known here; and for answers that have
-messages. It ends at the first request that is anything else: that one, and those behind it, are theirs.
+The compiled form of ``command``, ``processor.query_message``, ``query.by_key.query_offsets`` and ``LogView.frame`` for
+what nearly all clients send and find: a JSON header without blanks and escapes, alone in its frame, of known members;
+index files and messages that are sound, of common size and in the page cache; at least one message found. It stops at
+the first request that is anything else; that one and those behind it are answered by the plain code.
+
+Nothing is waited for: reads are RWF_NOWAIT. The interpreter lock is held all the while: a call takes some microseconds,
+and a thread that releases the lock at each read may wait milliseconds to get it back.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 
-from indexd.commitlog.bytes_kernel import hash_utf8, key_hash, load_u32, same_bytes
-from indexd.serve.in_memory_kernel import END_PHY, END_TIME, LEFT, SCRATCH, find_offsets, read_frames, refill
+from indexd.commitlog import format as frame
+from indexd.commitlog.bytes_kernel import CRC_TABLES, hash_utf8, key_hash, load_u32, load_u64, same_bytes, signed_32
+from indexd.commitlog.kernel import check_crc, head, walk
+from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
 from indexd.serve.remoting.command import RequestCode
+
+#: Somebody else has to answer: it is not in memory, not sound, too much, or takes too long.
+LEFT = -1
+#: Columns of ``headers``: begin and end time, end offset, index count, and whether that is final.
+BEGIN_TIME, END_TIME, END_PHY, COUNT, IS_FULL = range(5)
+#: Members of ``sizes``: first segment's base, segment, slots and entries of an index file, largest frame.
+FIRST_BASE, SEGMENT, SLOTS, ENTRIES, FRAME_MAX = range(5)
+#: The part of ``buffer`` before the frames, and what is read of a frame that is not known to be longer.
+SCRATCH = 4096
+_ENTRIES_PER_READ = 204
+# Of all files, and entries of all chains: a call is ended within a millisecond.
+_READS_MAX, _STEPS_MAX = 1000, 10_000
+# Members of ``work``: memory for a struct iovec, and how many reads and steps are left.
+_ADDRESS, _SIZE, _READS, _STEPS = range(4)
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_MESSAGE = int(frame.Outcome.MESSAGE)
+_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
+_NONE = int(frame.Reason.NONE)
+_0 = np.uint64(0)
+_1 = np.uint64(1)
+_4 = np.uint64(4)
+
+# By its name, so that what is compiled can be kept; not compiled, by the same one.
+_preadv2: Any = types.ExternalFunction(
+    "preadv2", types.intp(types.int32, types.uintp, types.int32, types.int64, types.int32)
+)
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set by the environment
+    _interpreted = ctypes.CDLL(None).preadv2
+    _interpreted.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
+    _interpreted.restype = ctypes.c_ssize_t
+
+    def _preadv2(*numbers: int) -> int:
+        return int(_interpreted(*map(int, numbers)))
+
+
+@numba.njit
+def _read(fd, buffer, at, size, position, work):  # type: ignore[no-untyped-def]  # numba infers the types
+    # Whether all of it was there, and may still be read.
+    if work[_READS] == _0:
+        return False
+    work[_READS] -= _1
+    work[_ADDRESS] = np.uint64(buffer.ctypes.data) + np.uint64(at)
+    work[_SIZE] = np.uint64(size)
+    address = np.uintp(work.ctypes.data)
+    count = _preadv2(np.int32(fd), address, np.int32(1), np.int64(position), np.int32(_NOWAIT))
+    return count == size
+
+
+@numba.njit(inline="always")
+def _int(buffer, at):  # type: ignore[no-untyped-def]
+    return np.int64(signed_32(load_u32(buffer, np.uint64(at))))
+
+
+@numba.njit(inline="always")
+def _long(buffer, at):  # type: ignore[no-untyped-def]
+    return np.int64(load_u64(buffer, np.uint64(at)))
+
+
+@numba.njit
+def _walk_chain(fd, entries_at, entries_max, header, number, key_hash, begin, end, places, found, most, buffer, work):  # type: ignore[no-untyped-def]
+    # IndexFileReader.select_phy_offset: how many are found by now, or LEFT.
+    count, base = header[COUNT], header[BEGIN_TIME]
+    if number <= 0 or number > count or count <= 1:
+        return found
+    first, last, wanted = 0, -1, 1
+    while found < most:
+        if work[_STEPS] == _0:
+            return LEFT
+        work[_STEPS] -= _1
+        if number < first or number > last:
+            if number >= entries_max:
+                return LEFT
+            first, last = max(number - wanted + 1, 0), number
+            if not _read(fd, buffer, 0, (last - first + 1) * ENTRY_SIZE, entries_at + first * ENTRY_SIZE, work):
+                return LEFT
+        at = (number - first) * ENTRY_SIZE
+        time_diff, previous = _int(buffer, at + 12), _int(buffer, at + 16)
+        if time_diff < 0:
+            break
+        time = base + time_diff * 1000  # wraps, as a Java long
+        if _int(buffer, at) == key_hash and begin <= time <= end:
+            if found >= len(places):
+                return LEFT
+            places[found] = _long(buffer, at + 4)
+            found += 1
+        if previous <= 0 or previous > count or previous == number or time < begin:
+            break
+        if previous > number:  # no chain that was written so: whoever counts its steps has to end it
+            return LEFT
+        wanted = _ENTRIES_PER_READ if number - _ENTRIES_PER_READ < previous < number else 1
+        number = previous
+    return found
+
+
+@numba.njit
+def _find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buffer, work):  # type: ignore[no-untyped-def]
+    # query.by_key.query_offsets, ascending: how many there are in ``places``, or LEFT.
+    slot_at = HEADER_SIZE + SLOT_SIZE * (key_hash % sizes[SLOTS])
+    entries_at = HEADER_SIZE + SLOT_SIZE * sizes[SLOTS]
+    found = 0
+    for i in range(len(files)):
+        fd, header = files[i], headers[i]
+        number = np.int64(0)
+        if not header[IS_FULL]:  # it grows: the header is read behind the slot
+            if not _read(fd, buffer, 0, SLOT_SIZE, slot_at, work):
+                return LEFT
+            number = _int(buffer, 0)
+            if not _read(fd, buffer, 0, HEADER_SIZE, 0, work):
+                return LEFT
+            header[BEGIN_TIME], header[END_TIME] = _long(buffer, 0), _long(buffer, 8)
+            header[END_PHY], header[COUNT] = _long(buffer, 24), max(_int(buffer, 36), 1)
+        first, last = header[BEGIN_TIME], header[END_TIME]
+        if (begin < first and end > last) or first <= begin <= last or first <= end <= last:
+            if header[IS_FULL]:
+                if not _read(fd, buffer, 0, SLOT_SIZE, slot_at, work):
+                    return LEFT
+                number = _int(buffer, 0)
+            found = _walk_chain(
+                fd,
+                entries_at,
+                sizes[ENTRIES],
+                header,
+                number,
+                key_hash,
+                begin,
+                end,
+                places,
+                found,
+                most,
+                buffer,
+                work,
+            )
+            if found == LEFT:
+                return LEFT
+        if first < begin or found >= most:
+            break
+    _sort(places, found)
+    return found
+
+
+@numba.njit
+def _sort(places, count):  # type: ignore[no-untyped-def]
+    # They come newest first, so that turned round they are nearly ascending.
+    for i in range(count // 2):
+        places[i], places[count - 1 - i] = places[count - 1 - i], places[i]
+    for i in range(1, count):
+        place, j = places[i], i
+        while j > 0 and places[j - 1] > place:
+            places[j] = places[j - 1]
+            j -= 1
+        places[j] = place
+
+
+@numba.njit
+def _read_frame(segments, sizes, phy_offset, at, size_max, buffer, work):  # type: ignore[no-untyped-def]
+    # LogView.frame into ``buffer`` from ``at`` on: its size, or LEFT.
+    size = sizes[SEGMENT]
+    number = (phy_offset - sizes[FIRST_BASE]) // size
+    if phy_offset < sizes[FIRST_BASE] or number >= len(segments) or segments[number] < 0:
+        return LEFT
+    position = phy_offset % size
+    want = min(SCRATCH, size - position)
+    pos, base = np.uint64(at), np.uint64(phy_offset) - np.uint64(at)
+    segment_end, frame_max = np.uint64(phy_offset - position + size), np.uint64(sizes[FRAME_MAX])
+    outcome, total = _NOT_YET, np.uint64(want)
+    for _ in range(2):
+        want = np.int64(total)
+        if at + want > len(buffer) or not _read(segments[number], buffer, at, want, position, work):
+            return LEFT
+        outcome, _, total = head(buffer, pos, pos + np.uint64(want), base, segment_end, frame_max)
+        if outcome != _NOT_YET or total <= np.uint64(want) or total > np.uint64(size_max):
+            break
+    if outcome != _MESSAGE or total > np.uint64(size_max):
+        return LEFT
+    flags, magic = load_u32(buffer, pos + np.uint64(36)), load_u32(buffer, pos + _4)
+    agree, body, body_end, _, _, properties = walk(buffer, pos, pos + total, magic, flags)
+    if not agree or check_crc(buffer, pos, pos + total, body, body_end, properties, CRC_TABLES) != _NONE:
+        return LEFT
+    return np.int64(total)
+
+
+@numba.njit
+def _read_frames(segments, sizes, places, count, at, size_max, buffer, work):  # type: ignore[no-untyped-def]
+    # The frames at ``count`` offsets, ``size_max`` bytes at most, into ``buffer`` from ``at``: the end, or LEFT.
+    end = np.int64(at)
+    for i in range(count):
+        size = _read_frame(segments, sizes, places[i], end, size_max - (end - at), buffer, work)
+        if size == LEFT:
+            return np.int64(LEFT)
+        end += size
+    return end
+
+
+@numba.njit
+def _refill(work):  # type: ignore[no-untyped-def]
+    # Sets how much one call may read and walk.
+    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
+
 
 #: Members of ``limits``: requests of one call; the largest frame of a request; bytes of messages in an answer; messages
 #: in an answer, and in one to a query for a unique key.
@@ -43,7 +250,7 @@ _DIGITS_MAX = 19
 _INT_END, _LONG_END = np.uint64(1 << 31), np.uint64(1 << 63)
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _OPEN, _CLOSE = b'"\\,:{}'
 _BLANK, _DELETE, _ZERO, _NINE = b" \x7f09"
-_HASH, _31, _0, _10 = np.uint64(ord("#")), np.uint64(31), np.uint64(0), np.uint64(10)
+_HASH, _31, _10 = np.uint64(ord("#")), np.uint64(31), np.uint64(10)
 
 
 def pack(*texts: str) -> tuple[Any, Any]:
@@ -202,7 +409,7 @@ def _find(data, request, limits, files, headers, sizes, places, buffer, work):  
     topic_hash = hash_utf8(data, np.uint64(fields[_TOPIC, 0]), np.uint64(fields[_TOPIC, 1]), _0)
     java_hash = hash_utf8(data, np.uint64(fields[_KEY, 0]), np.uint64(fields[_KEY, 1]), topic_hash * _31 + _HASH)
     times = fields[_BEGIN_TIME, 0], fields[_END_TIME, 0]
-    return find_offsets(files, headers, sizes, np.int64(key_hash(java_hash)), most, *times, places, buffer, work)
+    return _find_offsets(files, headers, sizes, np.int64(key_hash(java_hash)), most, *times, places, buffer, work)
 
 
 @numba.njit
@@ -220,11 +427,13 @@ def answer_together(  # type: ignore[no-untyped-def]
 ):
     """How many requests, from the first on, are answered; ``said`` has where they and the answers end.
 
-    ``data`` uint8, what came; ``limits`` and ``said`` int64; ``request`` int64 of REQUEST_SHAPE, to work with;
-    ``pieces`` and ``piece_ends``: what ``pack`` makes of the text of an answer's header around its three numbers: time
-    and offset of the last update, opaque. The answers are in ``buffer`` from SCRATCH on; the rest as ``answer`` has it.
+    ``data`` uint8, what came; ``limits`` and ``said`` int64. ``files`` and ``segments`` int64, descriptors, -1 for a
+    segment that is not open; index files newest first, with ``headers``, (n, 5) int64, of which those of files that
+    grow are written here. ``places`` int64, for offsets; ``buffer`` uint8, with the answers from SCRATCH on; ``work``
+    four uint64 and ``request`` int64 of REQUEST_SHAPE, to work with. ``pieces`` and ``piece_ends``: what ``pack`` makes
+    of the text of an answer's header around its three numbers: time and offset of the last update, opaque.
     """
-    refill(work)
+    _refill(work)
     at, out, count = np.int64(0), np.int64(SCRATCH), 0
     while count < limits[TOGETHER] and len(data) - at > _HEADS_SIZE and len(buffer) - out > _HEADER_MAX:
         size = np.int64(load_u32(data, np.uint64(at)))
@@ -238,7 +447,7 @@ def answer_together(  # type: ignore[no-untyped-def]
         if found <= 0 or headers[0, END_TIME] < 0 or headers[0, END_PHY] < 0:
             break
         body = _write_header(headers[0], request[_OPAQUE, 0], pieces, piece_ends, buffer, out)
-        end = read_frames(segments, sizes, places, found, body, limits[BODY], buffer, work)
+        end = _read_frames(segments, sizes, places, found, body, limits[BODY], buffer, work)
         if end == LEFT:
             break
         _write_word(end - out - 4, buffer, out)

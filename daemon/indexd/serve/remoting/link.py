@@ -1,4 +1,4 @@
-"""Link: one connection to a name server or a broker, shared by many requests.
+"""Connections to name servers and brokers: Link, one of them, and LinkPool, those that are open or have failed.
 
 A request goes out under an ``opaque`` of its link's and comes back under its own. What cannot be had is an
 UpstreamError, whose text says why; whoever asked decides what the client is told.
@@ -12,8 +12,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
+from indexd.config import Config, split_address
+from indexd.errors import UsageError
 from indexd.serve.remoting.command import (
     LENGTH_SIZE,
     FrameError,
@@ -48,13 +52,11 @@ class Link(asyncio.Protocol):
 
     def __init__(self, address: str, ends: dict[str, Link], frame_max: int, on_request: OnRequest | None) -> None:
         self.address = address
-        #: Monotonic, seconds: when it was last asked.
-        self.used = time.monotonic()
         #: Set when it is over.
         self.ended = asyncio.Event()
         #: Called when it is over, however it ends.
         self.on_end: Callable[[], None] | None = None
-        self._received = self.used
+        self._received = time.monotonic()
         self._ends, self._end = ends, ""
         self._frame_max, self._on_request = frame_max, on_request
         self._opaque = itertools.count(1)
@@ -70,11 +72,6 @@ class Link(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether a request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody waits for an answer."""
-        return not self._waiting
 
     async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand:
         """The answer, under the request's own ``opaque``; UpstreamError if there is none within ``seconds``."""
@@ -128,7 +125,6 @@ class Link(asyncio.Protocol):
             raise UpstreamError(str(error)) from error
         finally:
             command.opaque = own
-        self.used = time.monotonic()
         transport.write(frame)
 
     # --- asyncio.Protocol ---
@@ -206,3 +202,148 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+# After a connection that failed, others are told so at once for this long.
+_RETRY_SECONDS = 1.0
+# Connections to those that wait for a broker, after it was lost: so many are made at once.
+_MENDED_AT_ONCE = 16
+# At a stop: what was written may take so long to be sent.
+_CLOSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """``timeout``: seconds for a connection to be there, TLS included; ``frame_max``: the largest frame, in bytes."""
+
+    timeout: float
+    frame_max: int
+    tls: ssl.SSLContext | None
+
+
+def read_link_settings(config: Config) -> LinkSettings:
+    """UsageError if the authorities (upstream_ca_file) cannot be used.
+
+    An authority that is given vouches for whatever bears its certificate, as RocketMQ's own clients have it, which call
+    brokers by address. The system's authorities vouch for anybody, so that the name has to be right as well.
+    """
+    remoting, tls = config.remoting, None
+    if remoting.upstream_tls:
+        path = remoting.upstream_ca_file
+        try:
+            tls = ssl.create_default_context(cafile=None if path is None else str(path))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot use {path} (upstream_ca_file): {reason}", "give certificates in PEM") from error
+        tls.check_hostname = path is None
+    return LinkSettings(remoting.upstream_timeout, remoting.remoting_frame_max, tls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outage:
+    why: str
+    since: float  # seconds since the epoch
+    again: float  # monotonic: when a connection is tried again
+
+
+class LinkPool:
+    """Opens connections, and remembers where none could be made; those that ``get`` opens are shared and stay open."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self._settings = settings
+        self._links: dict[str, Link] = {}
+        self._opening: dict[str, asyncio.Task[Link]] = {}
+        self._outages: dict[str, _Outage] = {}
+        self._trials: dict[str, asyncio.Lock] = {}
+        #: Held by who makes a connection that no request waits for.
+        self.mending = asyncio.Semaphore(_MENDED_AT_ONCE)
+        #: Every link that is open, by its own end: a client that comes from there is ourselves.
+        self.ends: dict[str, Link] = {}
+
+    def __repr__(self) -> str:
+        return f"LinkPool({len(self.ends)} links)"
+
+    @property
+    def timeout(self) -> float:
+        """What a connection may take, in seconds."""
+        return self._settings.timeout
+
+    async def get(self, address: str) -> Link:
+        """The shared connection; UpstreamError if there can be none now."""
+        link = self._links.get(address)
+        if link is not None and link.is_open:
+            return link
+        task = self._opening.get(address)
+        if task is None:
+            task = self._opening[address] = asyncio.create_task(self._share(address))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits may have gone
+        return await asyncio.shield(task)
+
+    async def open(self, address: str, on_request: OnRequest | None = None) -> Link:
+        """A connection of the caller's own, who closes it; ``on_request`` takes what the other side asks.
+
+        Where nobody answered before, one at a time tries, and the others wait for what becomes of it. UpstreamError.
+        """
+        if address in self._outages:
+            async with self._trials.setdefault(address, asyncio.Lock()):
+                outage = self._outages.get(address)
+                if outage is not None and time.monotonic() < outage.again:
+                    raise UpstreamError(f"{outage.why}, since {_clock(outage.since)}")
+                if outage is not None:
+                    return await self._connect_noted(address, on_request)
+        return await self._connect_noted(address, on_request)
+
+    def note(self, address: str, why: str, seconds: float = _RETRY_SECONDS) -> float:
+        """Nobody answers there, for that reason: it is not tried again within ``seconds``. Since when (epoch, s)."""
+        before = self._outages.get(address)
+        since = time.time() if before is None else before.since
+        self._outages[address] = _Outage(why, since, time.monotonic() + seconds)
+        return since
+
+    async def close(self) -> None:
+        """Close every connection, those that were handed out too, and see them closed."""
+        for task in self._opening.values():
+            task.cancel()
+        for end in (Link.close, Link.abort):  # TLS has a word to say at the end, and may not get an answer
+            links = list(self.ends.values())
+            for link in links:
+                end(link)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    for link in links:
+                        await link.ended.wait()
+        self._links.clear()
+
+    async def _share(self, address: str) -> Link:
+        try:
+            link = self._links[address] = await self.open(address)
+        finally:
+            del self._opening[address]
+        return link
+
+    async def _connect_noted(self, address: str, on_request: OnRequest | None) -> Link:
+        try:
+            link = await self._connect(address, on_request)
+        except UpstreamError as error:
+            raise UpstreamError(f"{error}, since {_clock(self.note(address, str(error)))}") from error
+        self._outages.pop(address, None)
+        return link
+
+    async def _connect(self, address: str, on_request: OnRequest | None) -> Link:
+        settings = self._settings
+        try:
+            host, port = split_address(address)
+            names: dict[str, Any] = {} if settings.tls is None else {"ssl": settings.tls, "server_hostname": host}
+            async with asyncio.timeout(settings.timeout):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: Link(address, self.ends, settings.frame_max, on_request), host, port, **names
+                )
+        except TimeoutError:
+            raise UpstreamError(f"no connection within {settings.timeout:g} s") from None
+        except (OSError, ValueError, OverflowError) as error:  # the last two: no host or port can be named so
+            raise UpstreamError(reason_of(error)) from error
+        return link
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

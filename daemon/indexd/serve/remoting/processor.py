@@ -1,4 +1,4 @@
-"""RemotingProcessor: a request, by its code, to what answers it: the index, the directory of routes, or upstream."""
+"""RemotingProcessor: passes each request to what answers it: the index, the directory of routes, or upstream."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from indexd.config import Config
 from indexd.query.source import topics_of
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
-from indexd.serve.remoting import messages
-from indexd.serve.remoting import messages as offsets
-from indexd.serve.remoting import messages as runtime
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.command import RemotingCommand, RequestCode, ResponseCode
+from indexd.serve.remoting.context import Answered, Client, RateLimitedLog
 from indexd.serve.remoting.directory import Directory
 from indexd.serve.remoting.forward import REGISTRATIONS, Forwarder
-from indexd.serve.remoting.hall import Answered, Client
+from indexd.serve.remoting.handlers import (
+    get_broker_runtime_info,
+    get_earliest_msg_storetime,
+    get_max_offset,
+    get_min_offset,
+    handler,
+    indexd_figures,
+    pull_message,
+    query_message,
+    search_offset_by_timestamp,
+    size_max_of,
+    table_body,
+    view_message_by_id,
+)
 from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.link import UpstreamError
-from indexd.serve.remoting.messages import QueryHandler, handler
 from indexd.serve.remoting.routes import read_json
-from indexd.serve.remoting.upstream import SparingLog
 
 _NO_UPSTREAM = "indexd answers queries, and has no upstream_namesrv to pass others to"
 _IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it by way of another"
@@ -56,22 +65,17 @@ def _refuse(command: RemotingCommand) -> RemotingCommand:
 
 #: What the index answers, whoever stands behind it.
 _OURS: dict[int, Answer] = {
-    RequestCode.QUERY_MESSAGE: messages.query_message,
-    RequestCode.VIEW_MESSAGE_BY_ID: messages.view_message_by_id,
-}
-# Those that are answered where they are read, when the disk need not be asked.
-_AT_ONCE: dict[int, QueryHandler] = {
-    RequestCode.QUERY_MESSAGE: messages.query_message,
-    RequestCode.VIEW_MESSAGE_BY_ID: messages.view_message_by_id,
+    RequestCode.QUERY_MESSAGE: query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: view_message_by_id,
 }
 #: What it answers where no broker does.
 _INSTEAD: dict[int, Answer] = {
-    RequestCode.PULL_MESSAGE: messages.pull_message,
-    RequestCode.GET_BROKER_RUNTIME_INFO: runtime.get_broker_runtime_info,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search_offset_by_timestamp,
-    RequestCode.GET_MAX_OFFSET: offsets.get_max_offset,
-    RequestCode.GET_MIN_OFFSET: offsets.get_min_offset,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.get_earliest_msg_storetime,
+    RequestCode.PULL_MESSAGE: pull_message,
+    RequestCode.GET_BROKER_RUNTIME_INFO: get_broker_runtime_info,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: search_offset_by_timestamp,
+    RequestCode.GET_MAX_OFFSET: get_max_offset,
+    RequestCode.GET_MIN_OFFSET: get_min_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: get_earliest_msg_storetime,
     RequestCode.HEART_BEAT: _succeed,
     RequestCode.UNREGISTER_CLIENT: _succeed,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _no_groups,
@@ -83,33 +87,26 @@ _HELD = frozenset({RequestCode.PULL_MESSAGE})
 
 
 class RemotingProcessor:
-    """One for an outlet; a ``client.Processor``. UsageError if the certificates for upstream cannot be used."""
+    """One for an outlet; a ``context.Processor``. UsageError if the certificates for upstream cannot be used."""
 
     def __init__(self, config: Config, board: Board, log: Any, access: Access, queries: Queries) -> None:
         self._access, self._board, self._queries = access, board, queries
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         has_upstream = bool(config.remoting.upstream_namesrv)
         self._forwarder = Forwarder(config, self._log, access.credentials, board.boot_id) if has_upstream else None
         is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
-        self._key_queries = KeyQueries(queries, self._log) if is_plain else None
+        self._key_queries = KeyQueries(queries, self._log, size_max_of(queries)) if is_plain else None
         self._directory = Directory(config, queries, self._forwarder, self._log)
 
     def __repr__(self) -> str:
         return f"RemotingProcessor({self._directory}, {self._forwarder})"
 
     def process_together(self, data: bytes, frame_max: int) -> Answered | None:
-        """See ``client.Processor``."""
+        """See ``context.Processor``."""
         return None if self._key_queries is None else self._key_queries.answer(data, frame_max)
 
-    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:  # noqa: ARG002 - as the protocol has it
-        """See ``client.Processor``. A query of ours does not go on, so that it need not be marked."""
-        query = _AT_ONCE.get(command.code)
-        if query is None or command.flag or self._access.refusal(command) is not None:
-            return None
-        return query.at_once(self._queries, command)
-
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        """See ``client.Processor``."""
+        """See ``context.Processor``."""
         forwarder = self._forwarder
         if forwarder is not None:
             if forwarder.is_ourselves(client):
@@ -181,7 +178,7 @@ class RemotingProcessor:
         # The broker's table, with what indexd says of itself beside it.
         try:
             table = read_json(answer.body)["table"]
-            body = runtime.table_body(table | runtime.indexd_figures(self._board))
+            body = table_body(table | indexd_figures(self._board))
         except (ValueError, KeyError, TypeError):
             return answer
         return replace(answer, body=body)

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexd.config import Config
-from indexd.consumequeue.format import QueueMark, is_topic_name, queue_id_of
-from indexd.errors import DiskError
-from indexd.query import Data
 from indexd.serve.remoting.command import V4_9_4, RemotingCommand
 
 MASTER = "0"
@@ -35,7 +32,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BrokerPlace:
     """Where the broker whose log this is stands: RocketMQ's brokerName, its cluster, its address in routes.
 
     ``broker_id``: 0 unless it is a slave. ``address``: None if nobody knows. ``others``: the addresses of its slaves.
@@ -50,10 +47,10 @@ class Place:
     is_registered: bool = False
 
 
-def own_place(config: Config) -> Place:
+def own_place(config: Config) -> BrokerPlace:
     """What the configuration alone says."""
     node = config.node
-    return Place(node.node_id or socket.gethostname(), _cluster_of(config), node.broker_address)
+    return BrokerPlace(node.node_id or socket.gethostname(), _cluster_of(config), node.broker_address)
 
 
 def _cluster_of(config: Config) -> str:
@@ -124,7 +121,7 @@ def _key(name: str, is_by_number: bool) -> str:
 # --- our own ----------------------------------------------------------------------------------------------------
 
 
-def make_route(place: Place, address: str, queue_nums: int) -> Json:
+def make_route(place: BrokerPlace, address: str, queue_nums: int) -> Json:
     """A route that leads to ``address`` alone, for reading."""
     queues = {
         "brokerName": place.name,
@@ -136,7 +133,7 @@ def make_route(place: Place, address: str, queue_nums: int) -> Json:
     return {"brokerDatas": [make_broker(place, address)], "filterServerTable": {}, "queueDatas": [queues]}
 
 
-def make_broker(place: Place, address: str) -> Json:
+def make_broker(place: BrokerPlace, address: str) -> Json:
     """A BrokerData."""
     return {
         "brokerAddrs": {place.broker_id: address},
@@ -146,7 +143,7 @@ def make_broker(place: Place, address: str) -> Json:
     }
 
 
-def make_cluster(place: Place, address: str) -> Json:
+def make_cluster(place: BrokerPlace, address: str) -> Json:
     """A ClusterInfo of this one broker."""
     return {
         "brokerAddrTable": {place.name: make_broker(place, address)},
@@ -154,42 +151,10 @@ def make_cluster(place: Place, address: str) -> Json:
     }
 
 
-class QueueNums:
-    """How many queues a topic has in a data directory, by what the frontier says and by folders newer than that."""
-
-    def __init__(self) -> None:
-        self._marks: tuple[QueueMark, ...] | None = None
-        self._highest: dict[str, int] = {}
-
-    def of(self, data: Data, topic: str) -> int:
-        """The highest queue id, and one; 0 for a topic without any. 1 where no ConsumeQueues are built.
-
-        To be called in a thread that may wait for the disk, by several at once if they like.
-        """
-        frontier = data.index.look().frontier
-        if frontier.queues is None:
-            return 1
-        if not is_topic_name(topic):
-            return 0
-        if frontier.queues is not self._marks:
-            highest: dict[str, int] = {}
-            for mark in frontier.queues:
-                highest[mark.topic] = max(mark.queue_id, highest.get(mark.topic, -1))
-            self._highest, self._marks = highest, frontier.queues
-        try:
-            folders = data.index.disk.list_dirs(data.index.files.consumequeue / topic)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            folders = []
-        ids = (queue_id_of(name) for name in folders)
-        return max((number for number in ids if number is not None), default=self._highest.get(topic, -1)) + 1
-
-
 # --- the name server's, made to lead to us ----------------------------------------------------------------------
 
 
-def find_place(cluster: Json, config: Config, known: Place | None) -> Place | None:
+def find_place(cluster: Json, config: Config, known: BrokerPlace | None) -> BrokerPlace | None:
     """The broker whose log this is, among those of a ClusterInfo; None if none of them is known to be.
 
     That of broker_address, else that of the name (node_id, brokerName), else ``known``, which was found before, else,
@@ -214,7 +179,7 @@ def find_place(cluster: Json, config: Config, known: Place | None) -> Place | No
     return None
 
 
-def lead_route(route: Json, place: Place, address: str) -> None:
+def lead_route(route: Json, place: BrokerPlace, address: str) -> None:
     """Put ``address`` in the place of the broker's, in a route or a broker's own place in it. ValueError: no route."""
     brokers = route.get("brokerDatas")
     if type(brokers) is not list or not all(_is_broker(broker) for broker in brokers):
@@ -229,7 +194,7 @@ def lead_route(route: Json, place: Place, address: str) -> None:
         brokers.append(make_broker(place, address))
 
 
-def lead_cluster(cluster: Json, place: Place, address: str) -> None:
+def lead_cluster(cluster: Json, place: BrokerPlace, address: str) -> None:
     """The same in a ClusterInfo that ``find_place`` took; a broker that is down stands there with our address."""
     table = cluster["brokerAddrTable"]
     if place.name in table:
@@ -241,18 +206,18 @@ def lead_cluster(cluster: Json, place: Place, address: str) -> None:
         names.append(place.name)
 
 
-def _lead(broker: Json, place: Place, address: str) -> None:
+def _lead(broker: Json, place: BrokerPlace, address: str) -> None:
     # A slave that stands in for its master (enableActingMaster) is no place of ours.
     addresses = broker["brokerAddrs"]
     if place.broker_id in addresses and addresses[place.broker_id] not in place.others:
         addresses[place.broker_id] = address
 
 
-def _place(broker: Json, broker_id: str, address: str | None, config: Config) -> Place:
+def _place(broker: Json, broker_id: str, address: str | None, config: Config) -> BrokerPlace:
     others = frozenset(other for number, other in broker["brokerAddrs"].items() if number != broker_id)
     cluster = broker.get("cluster")
     name = cluster if type(cluster) is str and cluster else _cluster_of(config)
-    return Place(broker["brokerName"], name, address, broker_id, others, is_registered=True)
+    return BrokerPlace(broker["brokerName"], name, address, broker_id, others, is_registered=True)
 
 
 def _is_broker(broker: Any) -> bool:

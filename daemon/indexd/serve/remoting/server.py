@@ -1,4 +1,4 @@
-"""serve_remoting: connections on a socket that listens already, until it is told to stop."""
+"""The remoting server: accepts connections on a listening socket until it is told to stop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
 from indexd.serve.remoting.connection import Connection
-from indexd.serve.remoting.hall import Hall, Processor, RemotingCounts, Room
+from indexd.serve.remoting.context import MemoryBudget, Processor, RateLimitedLog, RemotingCounts, ServerContext
 from indexd.serve.remoting.key_queries import load_key_queries
 from indexd.serve.remoting.processor import RemotingProcessor
-from indexd.serve.remoting.upstream import SparingLog
 
 #: Without an upstream no request needs more: the largest are signed queries, and the heartbeats of clients.
 FRAME_MAX_ALONE = 1 << 20
@@ -83,10 +82,10 @@ class RemotingServer:
         is_alone = not remoting.upstream_namesrv
         frame_max = min(remoting.remoting_frame_max, FRAME_MAX_ALONE) if is_alone else remoting.remoting_frame_max
         self._board, self._log, self._access = board, log, access
-        self._counts, self._room = RemotingCounts(), Room()
+        self._counts, self._memory = RemotingCounts(), MemoryBudget()
         under_way_max = UNDER_WAY_MAX if is_alone else UNDER_WAY_UPSTREAM_MAX
         times = (remoting.remoting_idle_timeout, under_way_max)
-        self._hall = Hall(processor, self._room, self._counts, SparingLog(log), frame_max, *times)
+        self._context = ServerContext(processor, self._memory, self._counts, RateLimitedLog(log), frame_max, *times)
         self._most = _connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
         self._address = address_of(*listening.getsockname()[:2])
         self._listening = listening.dup()
@@ -121,11 +120,11 @@ class RemotingServer:
             self._tell()
 
     def _tell(self) -> None:
-        upstream = self._hall.processor.row()
+        upstream = self._context.processor.row()
         self._board.outlets["remoting"] = {**self._counts.row(self._address), "upstream": upstream}
 
     def _connections(self) -> list[Connection]:
-        return [guest for guest in self._room.guests if isinstance(guest, Connection)]
+        return [client for client in self._memory.clients if isinstance(client, Connection)]
 
     async def _leave(self) -> None:
         for task in self._opening:
@@ -160,7 +159,7 @@ class RemotingServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors: they wait in the kernel meanwhile
-                self._hall.log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
+                self._context.log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
                 loop.remove_reader(self._listening)
                 loop.call_later(_PAUSE_SECONDS, self._listen)
                 return
@@ -179,10 +178,10 @@ class RemotingServer:
 
     def _refusal(self, host: str) -> str | None:
         if not self._access.admits(host):
-            self._hall.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
+            self._context.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
             return "allow"
         if self._counts.connections >= self._most:
-            self._hall.log.warning("remoting_full", connections=self._counts.connections)
+            self._context.log.warning("remoting_full", connections=self._counts.connections)
             return "full"
         return None
 
@@ -190,7 +189,7 @@ class RemotingServer:
         try:
             peer.setblocking(False)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self._hall, name, address_of(*peer.getsockname()[:2]), is_tls=self._is_tls)
+            connection = Connection(self._context, name, address_of(*peer.getsockname()[:2]), is_tls=self._is_tls)
             connection.on_close(self._release)
         except OSError:  # gone already
             peer.close()

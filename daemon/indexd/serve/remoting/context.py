@@ -1,77 +1,14 @@
-"""Client and Processor: what a connection is to those who answer, and what they are to it.
-
-RemotingCounts: what the connections did since the start, in plain numbers that the event loop alone changes.
-
-Room: what all connections together may hold of this process's memory. Where it is too much, the largest goes.
-
-Hall: what all connections of a server share.
-"""
+"""What the connections of one remoting server share: counters, the memory budget, the log, and what answers them."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from indexd.serve.remoting.command import RemotingCommand, RequestCode, ResponseCode
-from indexd.serve.remoting.upstream import SparingLog
-
-
-class Answered(NamedTuple):
-    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
-
-    request_code: int
-    response_code: int
-    requests: int
-    size: int
-    answers: bytes
-
-
-class Client(Protocol):
-    """One connection, in the event loop's thread. Nothing here raises when it is closed already."""
-
-    @property
-    def peer(self) -> str:
-        """Who it is: ``127.0.0.1:53122``, IPv6 in brackets, an IPv4-mapped address as IPv4."""
-
-    @property
-    def local(self) -> str:
-        """Our address as this client has reached it: ``127.0.0.1:10976``."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing that is sent can arrive any more."""
-
-    def send(self, command: RemotingCommand) -> None:
-        """A request to the client, or an answer that comes late; dropped when it is closed."""
-
-    def on_close(self, call: Callable[[], None]) -> None:
-        """Call it once when the connection ends, however it ends; at once if it has ended."""
-
-
-class Processor(Protocol):
-    """What answers. One for all connections."""
-
-    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
-        """The same for as many requests at the begin of ``data`` as can be answered by one call. Never raises."""
-
-    def process_at_once(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer to a request that waits for nothing, and takes a moment; None: ``process`` it. Never raises."""
-
-    async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
-
-        Requests of one connection begin in their order and may end in any. What it raises closes nothing: the client
-        is told SYSTEM_ERROR.
-        """
-
-    def row(self) -> Mapping[str, Any] | None:
-        """What the board shows of the way upstream; None where there is none."""
-
-    async def close(self) -> None:
-        """Let go of everything; after the last connection has ended."""
-
 
 #: Why one that came was not let in; why one that was in was closed by us.
 REFUSALS = ("allow", "full", "tls")
@@ -151,7 +88,7 @@ def result_of(request: int, response: int | None) -> str:
 
 HELD_MAX = 256 << 20
 UNTAKEN_MAX = 256 << 20
-# Room is made for more than the one that has just asked, or each of the next would look at all again.
+# MemoryBudget is made for more than the one that has just asked, or each of the next would look at all again.
 _MAKE_RATIO = 0.75
 # What a task takes, whatever its request holds; and its fields, as objects, beside their bytes.
 _TASK_SIZE = 4096
@@ -159,8 +96,8 @@ _FIELD_SIZE = 16
 _HEADER_MASK = 0xFFFFFF
 
 
-class Guest(Protocol):
-    """A connection, as the room sees it; both numbers are the room's to keep."""
+class Measured(Protocol):
+    """A connection as MemoryBudget sees it, which alone changes both numbers."""
 
     held: int
     untaken: int
@@ -169,10 +106,10 @@ class Guest(Protocol):
         """How much of its answers it has not taken, now."""
 
     def end(self, reason: str) -> None:
-        """Close it at once; it leaves the room by itself, later."""
+        """Close it at once; it calls ``leave`` by itself, later."""
 
 
-class Room:
+class MemoryBudget:
     """Sizes in bytes: ``held`` are requests, unfinished and under way; ``untaken`` answers, as of each one's last look.
 
     What a connection leaves behind (requests under way when it closed) is held until it ends.
@@ -180,52 +117,52 @@ class Room:
 
     def __init__(self, held_max: int = HELD_MAX, untaken_max: int = UNTAKEN_MAX) -> None:
         self._held_max, self._untaken_max = held_max, untaken_max
-        self.guests: set[Guest] = set()
+        self.clients: set[Measured] = set()
         self.held = self.untaken = 0
 
     def __repr__(self) -> str:
-        return f"Room({len(self.guests)} connections, {self.held} bytes held, {self.untaken} untaken)"
+        return f"MemoryBudget({len(self.clients)} connections, {self.held} bytes held, {self.untaken} untaken)"
 
     @property
     def is_tight(self) -> bool:
         """Whether half of what may be held is."""
         return 2 * self.held > self._held_max
 
-    def enter(self, guest: Guest) -> None:
+    def enter(self, client: Measured) -> None:
         """It may hold something from now on."""
-        self.guests.add(guest)
+        self.clients.add(client)
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, client: Measured) -> None:
         """Its answers are gone with it; what it holds still is given back by ``hold``."""
-        self.guests.discard(guest)
-        self.untaken -= guest.untaken
-        guest.untaken = 0
+        self.clients.discard(client)
+        self.untaken -= client.untaken
+        client.untaken = 0
 
-    def hold(self, guest: Guest, size: int) -> None:
+    def hold(self, client: Measured, size: int) -> None:
         """So much more, or less."""
-        guest.held += size
+        client.held += size
         self.held += size
         if size > 0 and self.held > self._held_max:
             self._make(lambda one: one.held, self.held - int(_MAKE_RATIO * self._held_max))
 
-    def keep(self, guest: Guest, untaken: int) -> None:
+    def keep(self, client: Measured, untaken: int) -> None:
         """So much it has not taken now."""
-        self.untaken += untaken - guest.untaken
-        guest.untaken = untaken
+        self.untaken += untaken - client.untaken
+        client.untaken = untaken
         if self.untaken > self._untaken_max:
-            for one in self.guests:
+            for one in self.clients:
                 size = one.weigh()
                 self.untaken += size - one.untaken
                 one.untaken = size
             if self.untaken > self._untaken_max:
                 self._make(lambda one: one.untaken, self.untaken - int(_MAKE_RATIO * self._untaken_max))
 
-    def _make(self, size_of: Callable[[Guest], int], size: int) -> None:
-        for guest in sorted(self.guests, key=size_of, reverse=True):
+    def _make(self, size_of: Callable[[Measured], int], size: int) -> None:
+        for client in sorted(self.clients, key=size_of, reverse=True):
             if size <= 0:
                 return
-            size -= size_of(guest)
-            guest.end("memory")
+            size -= size_of(client)
+            client.end("memory")
 
 
 def weight_of(frame: bytes | bytearray) -> int:
@@ -234,17 +171,92 @@ def weight_of(frame: bytes | bytearray) -> int:
     return _TASK_SIZE + len(frame) + _FIELD_SIZE * header_size
 
 
+class Answered(NamedTuple):
+    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
+
+    request_code: int
+    response_code: int
+    requests: int
+    size: int
+    answers: bytes
+
+
+class Client(Protocol):
+    """One connection, in the event loop's thread. Nothing here raises when it is closed already."""
+
+    @property
+    def peer(self) -> str:
+        """Who it is: ``127.0.0.1:53122``, IPv6 in brackets, an IPv4-mapped address as IPv4."""
+
+    @property
+    def local(self) -> str:
+        """Our address as this client has reached it: ``127.0.0.1:10976``."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing that is sent can arrive any more."""
+
+    def send(self, command: RemotingCommand) -> None:
+        """A request to the client, or an answer that comes late; dropped when it is closed."""
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it once when the connection ends, however it ends; at once if it has ended."""
+
+
+class Processor(Protocol):
+    """What answers. One for all connections."""
+
+    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
+        """The answers to as many requests at the begin of ``data`` as one compiled call can answer. Never raises."""
+
+    async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
+
+        Requests of one connection begin in their order and may end in any. What it raises closes nothing: the client
+        is told SYSTEM_ERROR.
+        """
+
+    def row(self) -> Mapping[str, Any] | None:
+        """What the board shows of the way upstream; None where there is none."""
+
+    async def close(self) -> None:
+        """Let go of everything; after the last connection has ended."""
+
+
+_LOG_SECONDS = 60.0
+
+
+class RateLimitedLog:
+    """For the events of one outlet: their names are few and fixed, so nothing here grows."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._said: dict[str, tuple[float, int]] = {}  # event -> (when, left out since)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """As structlog's, with ``left_out``: such lines since the one before, where there were any."""
+        now = time.monotonic()
+        at, left_out = self._said.get(event, (-_LOG_SECONDS, 0))
+        if now - at < _LOG_SECONDS:
+            self._said[event] = (at, left_out + 1)
+            return
+        self._said[event] = (now, 0)
+        if left_out:
+            fields["left_out"] = left_out
+        self._log.warning(event, **fields)
+
+
 @dataclass(frozen=True, slots=True)
-class Hall:
+class ServerContext:
     """``frame_max``: bytes of a request, its length field not counted; ``idle_seconds`` without any sign of life.
 
     ``under_way_max``: requests that run at once for one connection, long polls among them.
     """
 
     processor: Processor
-    room: Room
+    memory: MemoryBudget
     counts: RemotingCounts
-    log: SparingLog
+    log: RateLimitedLog
     frame_max: int
     idle_seconds: float
     under_way_max: int

@@ -1,10 +1,8 @@
-"""What a request asks for: its ext fields, read as the broker reads them; and what is said when there is no answer.
+"""Handlers of requests that the index answers: queries, queue offsets and times, and the daemon's own figures.
 
-Messages by key, by physical offset and by queue offset, as frames (spec rocketmq-store 9.3-9.5, 9.8).
-
-Queue offsets by store time, the least and the largest, and the earliest store time (spec 5.5, 5.7).
-
-The index's own figures, as the table of texts in which a broker shows its (``mqadmin brokerStatus``).
+``handler`` turns what a query raises into an answer; ``text`` and ``whole`` read ext fields as the broker does.
+Messages are sent as frames (spec rocketmq-store 9.3-9.5, 9.8), figures as the table of texts in which a broker shows
+its own (``mqadmin brokerStatus``).
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 from indexd import __version__
 from indexd.commitlog.decoder import parse_java_number
@@ -25,47 +23,14 @@ from indexd.query import broker_message as broker
 from indexd.query.broker_message import FoundFrames, KeyRequest, earliest_time, queue_bounds
 from indexd.serve.board import Board
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
-from indexd.serve.remoting.command import VERSION, RemotingCommand, ResponseCode
+from indexd.serve.remoting.command import VERSION, RemotingCommand, ResponseCode, last_update_fields
 
-T = TypeVar("T")
 Handler = Callable[[Queries, RemotingCommand], Awaitable[RemotingCommand]]
 _SHOWN_MAX = 80
 
 
 class FieldError(Exception):
     """An ext field is missing or of no use; str(): which, and why."""
-
-
-class Asking(NamedTuple, Generic[T]):
-    """A request as a question to the data: what is asked, how the board counts the answer, and what is sent."""
-
-    question: Callable[[Data], T]
-    result: Callable[[T], str]
-    answer: Callable[[T], RemotingCommand]
-
-
-class QueryHandler:
-    """The handler of a query proper: ``ask`` reads the request. It raises nothing, as those of ``handler``."""
-
-    def __init__(self, ask: Callable[[Queries, RemotingCommand], Asking[Any]]) -> None:
-        self._ask = ask
-        self._patient = handler(self._answer)
-
-    def at_once(self, queries: Queries, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer if nothing has to be waited for; None: it takes a call."""
-        try:
-            asking = self._ask(queries, command)
-            return asking.answer(queries.query_at_once(asking.question, asking.result))
-        except Exception:  # noqa: BLE001 - whatever it is, the patient way meets it again, and says it
-            return None
-
-    async def __call__(self, queries: Queries, command: RemotingCommand) -> RemotingCommand:
-        """See ``Handler``."""
-        return await self._patient(queries, command)
-
-    async def _answer(self, queries: Queries, command: RemotingCommand) -> RemotingCommand:
-        asking = self._ask(queries, command)
-        return asking.answer(await queries.query(asking.question, asking.result))
 
 
 def handler(answer: Handler) -> Handler:
@@ -128,8 +93,8 @@ _PULL_CODES = {
 }
 
 
-@QueryHandler
-def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[FoundFrames, bytes]]:
+@handler
+async def query_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
     """QUERY_MESSAGE (12): the broker's own answer, or the exact one where the configuration says so."""
     request = KeyRequest(
         text(command, "topic"),
@@ -147,30 +112,22 @@ def query_message(queries: Queries, command: RemotingCommand) -> Asking[tuple[Fo
         found = ask(data.index, request, size_max)
         return found, b"".join(found.frames)  # put together here: the event loop has others to serve
 
-    def answer(asked: tuple[FoundFrames, bytes]) -> RemotingCommand:
-        found, body = asked
-        header = last_update_fields(*found.last_update)
-        code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
-        return command.answer(code, found.remark, header, body)
-
-    return Asking(question, lambda asked: _result(asked[0]), answer)
+    found, body = await queries.query(question, lambda asked: _result(asked[0]))
+    code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
+    return command.answer(code, found.remark, last_update_fields(*found.last_update), body)
 
 
-@QueryHandler
-def view_message_by_id(queries: Queries, command: RemotingCommand) -> Asking[bytes | NotFound]:
+@handler
+async def view_message_by_id(queries: Queries, command: RemotingCommand) -> RemotingCommand:
     """VIEW_MESSAGE_BY_ID (33): one frame, or a remark that names the offset."""
     phy_offset, size_max = whole(command, "offset"), size_max_of(queries)
-
-    def answer(found: bytes | NotFound) -> RemotingCommand:
-        if isinstance(found, NotFound):
-            return command.answer(ResponseCode.SYSTEM_ERROR, found.reason)
-        return command.answer(ResponseCode.SUCCESS, body=found)
-
-    return Asking(
+    found = await queries.query(
         lambda data: broker.view_message(data.index, phy_offset, size_max),
         lambda found: EMPTY_COVERED if isinstance(found, NotFound) else FOUND,  # it is the log itself that is asked
-        answer,
     )
+    if isinstance(found, NotFound):
+        return command.answer(ResponseCode.SYSTEM_ERROR, found.reason)
+    return command.answer(ResponseCode.SUCCESS, body=found)
 
 
 @handler
@@ -195,11 +152,6 @@ async def pull_message(queries: Queries, command: RemotingCommand) -> RemotingCo
     if code is None:  # there is no queue, or nothing in it
         code = ResponseCode.PULL_NOT_FOUND if queue_offset == 0 else ResponseCode.PULL_OFFSET_MOVED
     return command.answer(code, found.status, header, b"".join(found.frames))
-
-
-def last_update_fields(timestamp: int, phy_offset: int) -> dict[str, str]:
-    """What an answer to a query by key says of the newest index file, beside its messages."""
-    return {"indexLastUpdateTimestamp": str(timestamp), "indexLastUpdatePhyoffset": str(phy_offset)}
 
 
 def _index_type(command: RemotingCommand) -> str | None:
