@@ -68,9 +68,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Built], Any]]] = {
 def check_mended(daemon: Daemon, built: Built) -> None:
     assert daemon.terminate() == 0
     config = config_for(built.store, built.data, sparse_interval=INTERVAL)
-    assert_same_index(built.data, undisturbed(config, built.root / "whole"))
+    whole = undisturbed(config, built.root / "whole")
+    assert_same_index(built.data, whole)
     report = check(built.data, deep=True)
-    assert (kinds(report), report.notes) == ({}, [])
+    # The clock of this log goes back, and no broker is there to be asked: that is noted of any index of it.
+    assert (kinds(report), report.notes) == ({}, check(whole, deep=True).notes)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

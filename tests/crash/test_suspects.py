@@ -108,6 +108,12 @@ def test_the_broker_does_not_know_them_at_the_next_start(config: Config, tmp_pat
         assert len(data.by_key("T", "n00000").hits) == 1
 
 
+def test_a_rebuild_that_can_ask_the_broker_leaves_them_out(config: Config, tmp_path: Path) -> None:
+    offsets = cut(tmp_path / "store")
+    done = rebuild(config, Disk(), tmp_path / "out", lambda *_: None, Named(offsets[107]))
+    assert (done.phy_offset, done.messages, done.unproven_bytes) == (offsets[107], 107, 0)
+
+
 def test_the_broker_knows_them_at_the_next_start(config: Config, tmp_path: Path) -> None:
     offsets = write(tmp_path / "store", [*range(5000, 5100), *range(100)])
     reopen(config)

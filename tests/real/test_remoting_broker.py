@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon, compile_kernels
-from support.rocketmq import REAL, Broker
+from support.naive import naive_frames
+from support.rocketmq import REAL, Broker, mqadmin
 from support.rocketmq_jvm import OLD_CLIENT
 from support.rocketmq_tools import Row, Said, Tools, address_of
 
@@ -126,6 +127,14 @@ def test_mqadmin_says_what_it_says_of_the_broker(side: Side) -> None:
     assert len(found) == len(side.said[:QUERIES]) - 4, side.said  # those that ask for nothing
     side.daemon.wait_caught_up()
     check_what_mqadmin_says(side, side.tools(address).admin(commands(side.rows, address)), address)
+
+
+def test_mqadmin_lists_the_topics_of_the_index(side: Side) -> None:
+    side.daemon.wait_caught_up()
+    said = mqadmin(address_of(side.daemon), "topicList", home=side.home / "topics")
+    # Log lines of its own come first.
+    topics = said.rpartition("safe fallback point")[2].split()
+    assert topics == sorted({frame.topic for frame in naive_frames(side.broker.store / "commitlog", 1 << 20)}), said
 
 
 def test_the_same_with_the_broker_stopped(side: Side) -> None:

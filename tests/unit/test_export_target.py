@@ -202,7 +202,7 @@ def _killed_in_a_fork(config: Config, to: Path, mode: str, steps: int) -> bool:
         code = 1
         try:
             for name in ("rename", "unlink", "open_write", "remove_dir", "make_dir"):
-                setattr(outputs.Disk, name, counted(getattr(outputs.Disk, name)))
+                setattr(outputs.OutputDisk, name, counted(getattr(outputs.OutputDisk, name)))
             export_here(config, to, mode=mode, columns=("phyOffset", "topic"))
             code = 0
         finally:

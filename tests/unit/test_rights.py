@@ -15,11 +15,12 @@ from indexd.errors import BusyError, DiskError
 from indexd.storage.disk import Disk, DiskFile, OutputDisk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from support.daemon import compile_kernels, indexd, indexd_here
+from support.missing import need_root, requires
 from support.repairing import holed_store, repair, tree
 from support.small_log import SIZES, write_log
 
 OTHER = 4321
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to write in another user's directory: sudo")
+AS_ROOT = requires(lambda: need_root("write in another user's directory"))
 PRECIOUS = b"root's own, and nobody else's to change"
 
 

@@ -9,7 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,9 +132,11 @@ def _here(config: Config, out: Path) -> Rebuilt:
     prepare_compiler()
     from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
+    from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - the same
 
-    with ProgressBar("rebuild") as bar:
-        return build(config, Disk(), out, bar.to)
+    disk = Disk()
+    with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
+        return build(config, disk, out, bar.to, limit)
 
 
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:

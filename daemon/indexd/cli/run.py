@@ -21,7 +21,7 @@ def register(commands: Any, common: Parser) -> None:
 def run(args: argparse.Namespace, config: Config) -> int:
     """Run until a signal says stop."""
     prepare_compiler()
-    from indexd.service import run_daemon  # noqa: PLC0415 - loads numba
+    from indexd.service.start import run_daemon  # noqa: PLC0415 - loads numba
 
     run_daemon(config, lambda: load(given_flags(args), config_file(args), os.environ))
     return 0
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
 def recover(args: argparse.Namespace, config: Config) -> int:
     """Verify and mend the data directory, catch up with the log, and say what was done."""
     prepare_compiler()
-    from indexd.service import recover_now  # noqa: PLC0415 - loads numba
+    from indexd.service.recovering import recover_now  # noqa: PLC0415 - loads numba
 
     report = recover_now(config)
     if wants_json(args):

@@ -18,6 +18,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import list_segments
+from indexd.commitlog.tail import LogLimit
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.errors import BusyError, UsageError
@@ -61,8 +62,13 @@ class Rebuilt:
     unproven_bytes: int = 0
 
 
-def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None]) -> Rebuilt:
-    """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread."""
+def rebuild(
+    config: Config, disk: Disk, out: Path, on_progress: Callable[[int, int], None], log_limit: LogLimit | None = None
+) -> Rebuilt:
+    """Build ``out`` from the store; ``on_progress`` gets (bytes done, bytes in all) from the building thread.
+
+    ``log_limit`` is asked about suspects.
+    """
     store = check_store(config)
     check_outside(config, out, "--out")
     check_target(disk, out)
@@ -77,6 +83,7 @@ def rebuild(config: Config, disk: Disk, out: Path, on_progress: Callable[[int, i
         options = replace(once(reader_options(config)), check_tail=False, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
+        reader.log_limit = log_limit
         reader.refresh()
         reader.position = reader.log.min_offset or 0
         fresh = fresh_frontier(config, store)

@@ -13,8 +13,3 @@
 ``progress``    how far a recovery is
 ``log``         structlog, set up once
 """
-
-from indexd.service.recovering import recover_now
-from indexd.service.start import run_daemon
-
-__all__ = ["recover_now", "run_daemon"]

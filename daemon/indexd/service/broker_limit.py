@@ -5,7 +5,7 @@ only, and the answer's body is ``{"table": {"commitLogMinOffset": "0", "commitLo
 listens there may be anything: sizes are bounded, one deadline covers the whole exchange, and nothing is asked again
 here but on a connection that the broker had closed meanwhile.
 
-Where the broker of a store listens, when ``broker_address`` does not say it.
+Where the broker of a store listens: what ``broker_address`` or broker.conf says, else found by the lock's holder.
 
 Nothing is sent to a port that is not known to be the broker's own: its port for replicas takes any bytes for a
 replica's acknowledgement. A broker listens on ``listenPort`` and, for what must not wait, on the port two below.
@@ -232,6 +232,8 @@ class BrokerFinder:
 
     def _candidate(self) -> tuple[str | None, str]:
         # Where to ask, or None and why not.
+        if self._config.node.broker_address is not None:
+            return self._config.node.broker_address, ""
         if self._config.store.broker_conf is not None:
             facts = self._config.broker
             address = f"{facts.broker_ip1 or '127.0.0.1'}:{facts.listen_port}"

@@ -249,16 +249,25 @@ class BrokerWatch:
         self.log_limit.close()
 
     def _look_at_lock(self) -> BrokerLock:
-        if self._store is None:
-            return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
-        path = self._store / "lock"
-        if time.monotonic() < self._processes_due:
-            lock = look_at_lock(path, proc=None)
+        if self._store is not None and time.monotonic() < self._processes_due:
+            lock = look_at_lock(self._store / "lock", proc=None)
             return self._nobody if lock.how == "none" else lock
-        lock = look_at_lock(path)
+        lock = _lock_of(self._store)
         if lock.how in ("none", "unknown"):
             self._nobody, self._processes_due = lock, time.monotonic() + _PROCESSES_SECONDS
         return lock
+
+
+def suspects_limit(config: Config, disk: Disk) -> BrokerLimit:
+    """For a command that reads the log once: the broker is asked about suspects alone; to be closed."""
+    finder = BrokerFinder(config, partial(_lock_of, config.store.store), partial(list_log, config, disk))
+    return BrokerLimit(finder, retry_max=config.node.broker_check_interval)
+
+
+def _lock_of(store: Path | None) -> BrokerLock:
+    if store is None:
+        return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
+    return look_at_lock(store / "lock")
 
 
 def list_log(config: Config, disk: Disk) -> SegmentList:

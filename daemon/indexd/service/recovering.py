@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import Any
 
 from indexd.commitlog.segments import list_segments
@@ -12,6 +13,7 @@ from indexd.flush.flusher import Building
 from indexd.flush.frontier import remove_abort
 from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import Opened, check_store, reader_options
+from indexd.service.broker_watch import suspects_limit
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress
 from indexd.service.start import open_for_run
@@ -32,13 +34,15 @@ def recover_now(config: Config) -> dict[str, Any]:
     lock.acquire()
     try:
         started = time.monotonic()
-        opened = open_for_run(config, disk, files, log, forced=True)
-        opened.reader.set_options(once(reader_options(config)))
-        log_left = WholeLog(opened.reader)
-        entries = opened.outputs.index.counters.entries
-        messages = opened.outputs.messages
-        with RecoveryProgress(log, disk, files) as progress:
-            problem = _catch_up(opened, log_left, progress)
+        with closing(suspects_limit(config, disk)) as limit:
+            opened = open_for_run(config, disk, files, log, forced=True, log_limit=limit)
+            opened.reader.set_options(once(reader_options(config)))
+            opened.reader.log_limit = limit
+            log_left = WholeLog(opened.reader)
+            entries = opened.outputs.index.counters.entries
+            messages = opened.outputs.messages
+            with RecoveryProgress(log, disk, files) as progress:
+                problem = _catch_up(opened, log_left, progress)
         Building(opened.outputs, opened.flusher).finish()
         remove_abort(disk, files.abort)
         disk.unlink(files.state)

@@ -71,7 +71,7 @@ class _Named:
         self._operation, self._path = operation, path
 
     def __enter__(self) -> None:
-        pass
+        os.fspath(self._path)  # a place that is not on this machine raises here, by its whole name
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if isinstance(error, OSError):
