@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from indexd.commitlog.segments import list_segments
@@ -33,7 +34,7 @@ def recover_now(config: Config) -> dict[str, Any]:
     try:
         started = time.monotonic()
         opened = open_for_run(config, disk, files, log, forced=True)
-        opened.reader.set_options(once(reader_options(config)))
+        opened.reader.set_options(replace(once(reader_options(config)), take_older=True))
         log_left = WholeLog(opened.reader)
         entries = opened.outputs.index.counters.entries
         messages = opened.outputs.messages
