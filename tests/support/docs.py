@@ -1,4 +1,4 @@
-"""docs/configuration.md, made from the settings themselves: ``scripts/docs`` writes it, a test says whether it is current."""
+"""docs/configuration.md, made from the settings: ``scripts/docs`` writes it, a test says whether it is current."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _HEAD = """\
 Made by `scripts/docs` from the settings; do not edit it.
 
 Each key is a flag of every command that uses it (`indexd COMMAND --help-all`), a key in
-[config/indexd.toml](../config/indexd.toml), which says the reason of each, and a variable in the environment. Flags win over
-the environment, that over the file given with `-c` (else `/etc/indexd/indexd.toml`), that over the broker's own file given
-with `--broker-conf`, that over the default. A wrong value is refused with its source.
+[config/indexd.toml](../config/indexd.toml), which says the reason of each, and a variable in the environment. Flags win
+over the environment, that over the file given with `-c` (else `/etc/indexd/indexd.toml`), that over the broker's own
+file given with `--broker-conf`, that over the default. A wrong value is refused with its source.
 
-Sizes are bytes, or text such as `64MiB`, `100MB`; durations a number in the key's unit, or text such as `500ms`, `3s`, `1h`.
+Sizes are bytes, or text such as `64MiB`, `100MB`; durations a number in the key's unit, or text such as `500ms`, `1h`.
 """
 
 

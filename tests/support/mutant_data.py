@@ -9,12 +9,12 @@ from pathlib import Path
 from indexd.index.format import IndexLayout
 from support.reading import patch
 
-#: Kinds of bytes that were overwritten in a file which nothing but a whole reading looks at.
-BYTES = "bit"
+#: What is said of bytes that were overwritten, the file's size and name the same: only a whole reading sees them all.
+IN_PLACE = "in place: "
 
 
 def damage_data(data: Path, layout: IndexLayout, rand: random.Random) -> str:
-    """Damage it; what was done, in words, which begin with ``BYTES`` where bytes of a sound size changed in place."""
+    """Damage it; what was done, in words, which begin with ``IN_PLACE`` where sizes and names stay."""
     files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != "lock")
     group = rand.choice(["index", "index", "consumequeue", "sparse", "records"])
     records = [path for path in files if path.parent == data]
@@ -34,6 +34,7 @@ def damage_data(data: Path, layout: IndexLayout, rand: random.Random) -> str:
             file.write(bytes(rand.choice([1, 20, 4096])))
     elif kind == "zero":
         path.write_bytes(bytes(path.stat().st_size))
+        return f"{IN_PLACE}{name} all zeros"
     elif kind == "copy":  # another of the same kind, made later
         number = "".join(c for c in path.name if c.isdigit())
         other = path.with_name(path.name.replace(number, f"{int(number) + 1:0{len(number)}d}") if number else "more")
@@ -44,7 +45,8 @@ def damage_data(data: Path, layout: IndexLayout, rand: random.Random) -> str:
         ours, theirs = path.read_bytes(), other.read_bytes()
         path.write_bytes(theirs)
         other.write_bytes(ours)
-        return f"{name} and {other.relative_to(data)} the other way round"
+        is_in_place = len(ours) == len(theirs)
+        return f"{IN_PLACE if is_in_place else ''}{name} and {other.relative_to(data)} the other way round"
     else:
         path.with_name(rand.choice(["strange", "1", path.name + ".tmp"])).write_bytes(rand.randbytes(40))
         return f"a strange file beside {name}"
@@ -65,7 +67,7 @@ def _flip(path: Path, data: Path, layout: IndexLayout, rand: random.Random) -> s
             end = begin + 4
     at = rand.randrange(begin, max(end, begin + 1))
     if at >= len(content):
-        return f"{BYTES} of nothing"
+        return f"{IN_PLACE}nothing"
     bit = rand.randrange(8)
     patch(path, at, bytes([content[at] ^ 1 << bit]))
-    return f"{BYTES} {bit} of byte {at}{' (' + where + ')' if where else ''} of {path.relative_to(data)}"
+    return f"{IN_PLACE}bit {bit} of byte {at}{' (' + where + ')' if where else ''} of {path.relative_to(data)}"

@@ -26,7 +26,7 @@ _REFUSALS = (1, 2, 3, 4, 5)
 
 
 class Question(NamedTuple):
-    """``kind``: key, unique, queue, log time. ``number`` is the queue offset or the time."""
+    """``kind``: key, unique, queue, queue time, log time. ``number`` is the queue offset or the time."""
 
     kind: str
     topic: str = ""
@@ -72,6 +72,8 @@ def python_surface(data: Data) -> Surface:
                 return _reply(data.by_key(topic, key, max_num=_MOST, index_type=kind[0].upper()).to_json())
             if kind == "queue":
                 return _reply(data.by_queue(topic, queue, number, max_num=1000).to_json())
+            if kind == "queue time":
+                return _reply(data.at_time(topic, queue, number).to_json())
             return _reply(data.log_at_time(number).to_json())
         except IndexdError:
             return None
@@ -88,6 +90,7 @@ def http_surface(server: Serving) -> Surface:
             "key": ("by-key", {"topic": topic, "key": key, "max": 1000, "indexType": "K"}),
             "unique": ("by-unique-key", {"topic": topic, "id": key, "max": 1000}),
             "queue": ("by-queue-offset", {"topic": topic, "queue": queue, "offset": number, "max": 1000}),
+            "queue time": ("by-time", {"topic": topic, "queue": queue, "time": number}),
             "log time": ("by-time", {"time": number}),
         }[kind]
         got = server.get(f"/api/v1/messages/{where}", params=parameters)
@@ -108,6 +111,7 @@ def command_surface(data: Path) -> Surface:
             "key": ["query-key", f"--topic={topic}", f"--key={key}", "--index-type=K", "--max=10000"],
             "unique": ["query-unique-key", f"--topic={topic}", f"--msg-id={key}", "--max=10000"],
             "queue": ["query-offset", f"--topic={topic}", f"-i{queue}", f"--offset={number}", "--max=1000"],
+            "queue time": ["query-time", f"--topic={topic}", f"-i{queue}", f"--timestamp={number}"],
             "log time": ["query-time", "--log", f"--timestamp={number}"],
         }[kind]
         code, out = run_command(*words, "--json", "--data", str(data))
@@ -157,6 +161,10 @@ def _reply(row: dict[str, Any]) -> Reply:
     )
 
 
+def _queue_of(message: NaiveMessage) -> tuple[str, int] | None:
+    return (message.topic, message.queue_id) if message.sys_flag & 0xC in (0x0, 0x8) else None
+
+
 class Oracle:
     """``wanted`` are the intact messages, ``removed`` those that were cut off and must be gone."""
 
@@ -188,7 +196,7 @@ class Oracle:
             found += [Question("key", message.topic, key) for key in split_keys(message.keys)]
             if message.uniq_key and self._has_unique_keys:
                 found.append(Question("unique", message.topic, message.uniq_key))
-        if message.sys_flag & 0xC in (0x0, 0x8):
+        if _queue_of(message) is not None:
             found.append(Question("queue", message.topic, "", message.queue_id))
         return found
 
@@ -208,14 +216,24 @@ class Oracle:
             tally["found"] += len(offsets & found)
 
     def check_times(self, surface: Surface, messages: Iterable[NaiveMessage], tally: Counter[str]) -> None:
-        """Ask where in the log the time of each message begins: there, or before."""
+        """Ask where in the log, and in its queue, the time of each message begins: there, or before."""
         for message in messages:
-            question = Question("log time", number=message.store_timestamp)
-            reply = surface(question)
-            tally["questions"] += 1
-            if reply is not None and (not reply.complete or any(at <= message.phy_offset for at in reply.found)):
-                continue
-            self._check_found(question, reply, message.phy_offset, tally)
+            questions = [Question("log time", number=message.store_timestamp)]
+            if self._is_rising(message):
+                queue = message.topic, "", message.queue_id
+                questions.append(Question("queue time", *queue, message.store_timestamp))
+            for question in questions:
+                reply = surface(question)
+                tally["questions"] += 1
+                if reply is not None and (not reply.complete or any(at <= message.phy_offset for at in reply.found)):
+                    continue
+                self._check_found(question, reply, message.phy_offset, tally)
+
+    def _is_rising(self, message: NaiveMessage) -> bool:
+        # A broker halves a queue: where times fall it may come out anywhere, and so does the daemon.
+        queue = _queue_of(message)
+        times = [one.store_timestamp for one in self.wanted if _queue_of(one) == queue]
+        return queue is not None and times == sorted(times)
 
     def _pages(self, surface: Surface, question: Question, tally: Counter[str]) -> Iterable[Reply]:
         for _ in range(_PAGES_MAX):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
+from indexd.errors import CorruptDataError
 from indexd.flush.flusher import Building
 from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.recovery.compare import WholeLog, once
@@ -69,8 +70,11 @@ def reopen(config: Config, *, unclean: bool = False, forced: bool = False) -> Re
 
 
 def undisturbed(config: Config, out: Path) -> Path:
-    """What a build of the log as it is now makes of it."""
-    rebuild(config, Disk(), out, lambda *_: None)
+    """What a build of the log as it is now makes of it, be it a new daemon's: behind a cut may stand older frames."""
+    try:
+        rebuild(config, Disk(), out, lambda *_: None)
+    except CorruptDataError:
+        reopen(config.model_copy(update={"store": config.store.model_copy(update={"data": out})}))
     return out
 
 

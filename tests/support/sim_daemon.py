@@ -20,6 +20,7 @@ from indexd.flush.flusher import Building, Progress
 from indexd.flush.frontier import remove_abort
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery.open import Opened
+from indexd.recovery.recover import NO_DAMAGE, Damage
 from indexd.service.daemon import can_wait, has_work
 from indexd.service.instance import Starts
 from indexd.service.start import open_for_run
@@ -58,7 +59,9 @@ class SimDaemon:
     ``pid`` is what its files say; in a container it is the same one in each life.
     """
 
-    def __init__(self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False) -> None:
+    def __init__(
+        self, config: Config, disk: Disk, *, pid: int = 1, forced: bool = False, damage: Damage = NO_DAMAGE
+    ) -> None:
         self.pid = pid
         self.config, self.disk = config, disk
         self.files = DataFiles(config.store.data)
@@ -67,7 +70,7 @@ class SimDaemon:
         self.starts = Starts(disk, self.files.starts, config.recovery)
         if disk.exists(self.files.abort):
             self.starts.begin()
-        self.opened = self._open(forced=forced)
+        self.opened = self._open(forced, damage)
         self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.flusher.frontier)
         self.building = Building(self.opened.outputs, self.opened.flusher)
         self.outputs, self.flusher, self.reader = self.opened.outputs, self.opened.flusher, self.opened.reader
@@ -85,9 +88,9 @@ class SimDaemon:
     def __repr__(self) -> str:
         return f"SimDaemon({self.outputs}, queue={len(self.queue)}, sent={self.sent is not None})"
 
-    def _open(self, *, forced: bool) -> Opened:
+    def _open(self, forced: bool, damage: Damage) -> Opened:
         try:
-            return open_for_run(self.config, self.disk, self.files, self.log, forced=forced)
+            return open_for_run(self.config, self.disk, self.files, self.log, forced=forced, damage=damage)
         except DiskError as error:
             # A process that waits for room tries it again and again.
             if error.is_full and isinstance(self.disk, SimDisk) and self.disk.still_open:

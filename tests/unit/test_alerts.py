@@ -1,4 +1,4 @@
-"""Alert rules and dashboard name what is exported; every alert is tried both ways and has its section in the runbook."""
+"""Alert rules and dashboard name what is exported; every alert is tried both ways and has a section in the runbook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents: current where they are made from the program, short where that is promised, and no link leads nowhere."""
+"""The documents: current where the program makes them, short where that is promised; every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.docs import PAGE, configuration
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")), *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
 
 

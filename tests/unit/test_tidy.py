@@ -96,7 +96,7 @@ def test_each_lint_exception_has_its_reason() -> None:
 def test_paths_that_documents_name_exist() -> None:
     missing = [
         f"{document} names {name}"
-        for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+        for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *map(str, (ROOT / "docs").glob("*.md")))
         for name in re.findall(
             r"`((?:daemon|scripts|tests|config|systemd)/[\w./-]*)`", (ROOT / document).read_text(encoding="utf-8")
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ def write(directory: Path, count: int, *, times: list[int] | None = None) -> lis
         return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": f"k{at}"}, store_timestamp=at)) for at in stamps]
 
 
-def read(directory: Path, *, skip_corrupt: bool = False) -> tuple[WholeLog, list[int]]:
+def read(directory: Path, *, skip_corrupt: bool = False, take_older: bool = False) -> tuple[WholeLog, list[int]]:
     import time
 
     reader = open_reader(directory, time.monotonic, settle=0.01, corrupt_after=5.0, skip_corrupt=skip_corrupt)
-    reader.set_options(once(reader._options))
+    reader.set_options(replace(once(reader._options), take_older=take_older))
     log = WholeLog(reader)
     offsets: list[int] = []
     for item in log:
@@ -73,3 +74,23 @@ def test_what_an_older_log_left_behind_the_end_is_not_the_log(tmp_path: Path, sk
 def test_a_clock_that_steps_back_costs_a_settle_time_and_no_message(tmp_path: Path) -> None:
     wanted = write(tmp_path, 30, times=[*range(500, 515), *range(400, 415)])
     assert read(tmp_path)[1] == wanted
+
+
+def test_a_build_of_a_log_leaves_older_frames_behind_its_end_to_nobody(tmp_path: Path) -> None:
+    """They may be its own: no end of the log for who takes them, but an error, or passed over and not proven."""
+    older = write(tmp_path, 30, times=list(range(100, 130)))
+    with CommitLogWriter(tmp_path, SEGMENT_SIZE) as writer:
+        wanted = [writer.append(FrameSpec("T", b"y" * 77, {"KEYS": "n"}, store_timestamp=at)) for at in range(500, 510)]
+        end = writer.max_offset
+    with pytest.raises(CorruptDataError, match=f"offset {end}"):
+        read(tmp_path, take_older=True)
+    _, offsets = read(tmp_path, skip_corrupt=True, take_older=True)
+    assert offsets == wanted + [at for at in older if at > end]
+
+
+def test_zeros_before_intact_frames_are_no_end_of_a_build(tmp_path: Path) -> None:
+    wanted = write(tmp_path, 30)
+    patch(tmp_path / f"{0:020d}", wanted[0], bytes(wanted[1]))
+    with pytest.raises(CorruptDataError, match="offset 0 "):
+        read(tmp_path, take_older=True)
+    assert read(tmp_path, skip_corrupt=True, take_older=True)[1] == wanted[1:]

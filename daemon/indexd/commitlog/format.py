@@ -94,7 +94,7 @@ _TEXTS = {
     Reason.PROPERTY_CRC: "a frame that its property CRC denies",
     Reason.DELAY_LEVEL: "a DELAY property that is no number",
     Reason.INNER_BATCH: "INNER_NUM or INNER_BASE that is no number",
-    Reason.ZEROS_BEFORE_END: "zeros before the end of a segment that is closed",
+    Reason.ZEROS_BEFORE_END: "zeros before the end of a segment that is closed, or before frames",
     Reason.DLEDGER: "a DLedger entry",
     Reason.CUT_OFF: "a frame that is cut off by the end of its segment",
     Reason.BAD_BLANK: "a blank record that does not end where its segment does",

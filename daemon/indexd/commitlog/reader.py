@@ -73,6 +73,9 @@ class ReaderOptions:
     settle: float = 0.05
     corrupt_after: float = 5.0
     skip_corrupt: bool = False
+    #: Frames behind bytes that are none are of the log even if they are older than what stands before: nobody can rule
+    #: it out who reads the log once. Else they are what a longer log that was cut has left.
+    take_older: bool = False
     verify_crc: bool = False
     #: CRC of every frame of the segment being written; a rebuild leaves it to the newest frame.
     check_tail: bool = True
@@ -282,8 +285,19 @@ class LogReader:
         return self._cursor.buffer[: self._cursor.fill(self.position, HEAD_SIZE)].tobytes()
 
     def frames_follow(self) -> bool:
-        """Whether the log goes on behind unreadable bytes at ``position``, as far as can be told."""
+        """Whether the log goes on behind unreadable bytes at ``position``, as far as can be told (``take_older``)."""
         return self._cursor.holds(self.position) and (self._is_closed or self._next_of_log() is not None)
+
+    def pass_over(self, until: int) -> None:
+        """Go on behind what cannot be read: at the next proven frame or segment, at ``until`` at the latest."""
+        if self._cursor.holds(self.position):
+            found = self._next_proven(NEVER)
+            begin = self._segment.end if found is None else found
+        else:
+            later = self.log.after(self.position)
+            begin = until if later is None else later.base
+        self.position = min(begin, until)
+        self._settling.clear()
 
     def _next_of_log(self) -> int | None:
         # The next proven frame, if it is of this log: a later one is not older than what was read, the broker knows it,
@@ -297,7 +311,8 @@ class LogReader:
         vouched = None if self.log_limit is None else self.log_limit.ask(found)
         if vouched is not None:
             return found if found < vouched else None
-        return found if timestamp >= self.last_timestamp or self._is_damaged_frame(found) else None
+        is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
+        return found if is_wanted else None
 
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
@@ -451,7 +466,7 @@ class LogReader:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         self._settling.clear()
         self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, _QUIET_LOOKS
-        return NotYetWritten(self.position)
+        return self._meet_zeros()
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
@@ -487,14 +502,24 @@ class LogReader:
                 f"{path} is a DLedger log, which is not read",
                 "point --store at a broker that runs without enableDLegerCommitLog",
             )
+        target = self._next_of_log() if self._options.skip_corrupt else None
+        if target is None and self._options.skip_corrupt and self._is_closed:
+            target = self._segment.end
+        return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
+
+    def _meet_zeros(self) -> NotYetWritten | Corrupt | Skipped:
+        # The end of the log, or damage: a broker that writes a frame behind has written here before.
+        target = self._next_of_log() if self._options.take_older else None
+        if target is None or self._cursor.has_bytes(self.position):
+            return NotYetWritten(self.position)
+        reason = Reason.ZEROS_BEFORE_END
         if self._options.skip_corrupt:
-            target = self._next_of_log()
-            if target is None and self._is_closed:
-                target = self._segment.end
-            if target is not None:
-                self.counters.corrupt_found += 1
-                return self._skip_to(Skipped(self.position, target, reason.text))
-        return Corrupt(self.position, reason.text, path)
+            return self._skip_corrupt(target, reason)
+        return Corrupt(self.position, reason.text, self._segment.path)
+
+    def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
+        self.counters.corrupt_found += 1
+        return self._skip_to(Skipped(self.position, target, reason.text))
 
     def _skip_to(self, skipped: Skipped) -> Skipped:
         self.counters.pass_over(skipped)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -440,6 +441,10 @@ class Outputs:
         if batch.unproven_from is not None:
             gap = Uncovered(batch.unproven_from, batch.end_offset, UNPROVEN)
             self.uncovered = add_uncovered(self.uncovered, gap)
+
+    def leave_out(self, gap: Uncovered) -> None:
+        """A range of what is built already cannot be read any more."""
+        self.uncovered = reduce(add_uncovered, sorted((*self.uncovered, gap), key=lambda one: one.begin), ())
 
     def check_log(self) -> None:
         """DisturbedError if the log no longer says what was built from it, as far as a quick look tells."""

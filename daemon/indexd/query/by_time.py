@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from struct import Struct
 from typing import Any, Literal, get_args
@@ -141,7 +141,10 @@ def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundar
         return QueueTimeAnswer(topic, queue_id, timestamp, boundary, None, 0, 0, None, None, coverage, none)
     with queue:
         begin = coverage.log_begin or 0
-        offset = offset_by_time(queue, index.log.store_timestamp, timestamp, boundary, begin)
+        times = _Times(index.log.store_timestamp, begin)
+        offset = offset_by_time(queue, times, timestamp, boundary, begin)
+        if times.has_unread:
+            coverage = replace(coverage, is_cut_off=True)
         phy_offset = store_timestamp = None
         why: str | None = None
         hits: tuple[QueueHit, ...] = ()
@@ -159,6 +162,19 @@ def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundar
     return QueueTimeAnswer(
         topic, queue_id, timestamp, boundary, offset, *bounds, phy_offset, store_timestamp, coverage, why, hits
     )
+
+
+class _Times:
+    """The store times that a search sees; ``has_unread``: one that the log should hold cannot be read."""
+
+    def __init__(self, store_time: StoreTime, min_phy_offset: int) -> None:
+        self._store_time, self._min_phy_offset = store_time, min_phy_offset
+        self.has_unread = False
+
+    def __call__(self, phy_offset: int, size: int) -> int:
+        found = self._store_time(phy_offset, size)
+        self.has_unread = self.has_unread or (found == _UNKNOWN and phy_offset >= self._min_phy_offset)
+        return found
 
 
 def _search(queue: UnitSource, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int) -> int:

@@ -11,16 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from indexd.commitlog.batcher import DispatchBatch, before
-from indexd.commitlog.format import NotYetWritten
+from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.compare.queues import QueueComparison
 from indexd.config import Config
 from indexd.consumequeue import recover as queues_recovery
 from indexd.consumequeue.recover import QueuesPlan, QueuesRecovered
 from indexd.consumequeue.store import ConsumeQueueStore
-from indexd.errors import DisturbedError
 from indexd.flush.flusher import Outputs
-from indexd.flush.frontier import Frontier
+from indexd.flush.frontier import Frontier, Uncovered
 from indexd.sparse import recover as sparse_recovery
 from indexd.sparse.format import SparseMark
 from indexd.sparse.recover import SparsePlan
@@ -230,8 +229,8 @@ def refill(
 ) -> None:
     """Read the log from ``begin`` to where ``outputs`` stand, for all but the key index.
 
-    ``commit`` is told now and then before which physical offset all is filled. DisturbedError when the log does not
-    reach that far any more.
+    ``commit`` is told now and then before which physical offset all is filled. What cannot be read (any more) is left
+    out, and noted as uncovered.
     """
     end, committed = outputs.phy_offset, begin
     reader.position = begin
@@ -247,5 +246,10 @@ def refill(
             on_progress(batch.end_offset)
         elif isinstance(poll, NotYetWritten) and reader.is_undecided:
             time.sleep(_PAUSE)
-        elif not isinstance(poll, Skipped) and reader.position < end:  # a segment's end is passed without a batch
-            raise DisturbedError(f"the log ends at {poll.offset}, and it was indexed up to {end}")
+        elif isinstance(poll, Skipped):
+            if not poll.is_expired:
+                outputs.leave_out(Uncovered(poll.begin, min(poll.end, end), poll.reason))
+        elif reader.position < end:  # a segment's end is passed without a batch
+            reader.pass_over(end)
+            reason = poll.reason if isinstance(poll, Corrupt) else Reason.ZEROS_BEFORE_END.text
+            outputs.leave_out(Uncovered(poll.offset, reader.position, reason))

@@ -50,8 +50,8 @@ class Comparison:
     has_expired: bool = False
     #: A physical offset before which the messages of the comparison are counted.
     anchor: int = 0
-    #: What the queues hold of the same stretch.
-    queues: QueueComparison | None = None
+    #: What the queues hold of the log from a physical offset on, up to ``end``; None where that cannot be compared.
+    queues_from: Callable[[int], QueueComparison | None] = lambda _: None
     #: All that was noted of the log is as it was: where queues say something else, it is they that are damaged.
     is_same_log: bool = False
 
@@ -69,11 +69,20 @@ class Compared:
     tail: deque[Stretch] = field(default_factory=lambda: deque(maxlen=64))
     #: The queues agree with the log before this physical offset and not behind it; None: as far as was compared.
     queues_until: int | None = None
-    #: Where the comparison went on behind damage; it counts from there.
+    #: What is known of the log behind the last damage; ``before_anchor`` counts up to there.
     since: Evidence | None = None
+
+    def copy(self) -> Compared:
+        """What agrees so far."""
+        return replace(self, tail=self.tail.copy())
+
+    def pass_over(self, behind: Evidence) -> None:
+        """There is damage before ``behind``: nobody knows how many messages it held."""
+        self.since, self.before_anchor = behind, self.messages
 
     def add(self, batch: DispatchBatch, stop: int, anchor: int) -> None:
         """The rows of ``batch`` before physical offset ``stop`` agree."""
+        anchor = anchor if self.since is None else self.since.phy_offset
         offsets = batch.columns.phy_offset[: batch.rows]
         agreeing = int(np.searchsorted(offsets, stop))
         self.messages += agreeing
@@ -188,29 +197,31 @@ def compare_with_log(
 
 def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]) -> Agreed:
     reader, begin, end = comparison.reader, comparison.reader.position, comparison.end
-    # Behind a stretch that cannot be read nobody knows what units it came to.
-    compared, compared_until, queues = Compared(), begin, comparison.queues
+    # Behind a stretch that cannot be read nobody knows what units it came to: they are compared anew from there on.
+    compared, compared_until, queues = Compared(), begin, comparison.queues_from(begin)
+    sound = compared.copy()
     unreadable: list[int] = []
     while reader.position < end or not cursor.is_done:
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
             # The newest message of the log: there it is, it only has to prove itself.
             time.sleep(_SETTLE_PAUSE)
-        elif isinstance(poll, Skipped):
-            cursor.seek(poll.end)
-            compared_until, queues = poll.end, None
-        elif isinstance(poll, (NotYetWritten, Corrupt)):
+            continue
+        if isinstance(poll, (NotYetWritten, Corrupt)):
             behind = comparison.first_behind(poll.offset, compared.store_timestamp)
-            if behind is not None:
-                unreadable.append(poll.offset)
-                compared, compared_until = Compared(since=behind), behind.phy_offset
-                reader.position = compared_until
-                cursor.seek(compared_until)
-                queues = None
-                continue
-            # An entry before it is of a message that stood where the segment before ends now.
-            stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
-            return _without_more(queues, begin, Agreed(stop, compared, f"the log holds no message at offset {stop}"))
+            if behind is None:
+                # An entry before it is of a message that stood where the segment before ends now.
+                stop = compared_until if cursor.phy_offset < poll.offset else poll.offset
+                agreed = Agreed(stop, compared, f"the log holds no message at offset {stop}")
+                return _without_more(queues, Agreed(begin, sound), agreed)
+            # Frame by frame from the next one on: the log may have been cut behind it, and before what is known.
+            unreadable.append(poll.offset)
+            compared.pass_over(behind)
+            reader.pass_over(behind.phy_offset)
+        if not isinstance(poll, DispatchBatch):
+            begin = compared_until = reader.position
+            cursor.seek(begin)
+            sound, queues = compared.copy(), comparison.queues_from(begin)
         else:
             differs = _match(cursor, flavour, poll, compared_until, end)
             if differs is None and poll.end_offset > end and _frame_before(poll, compared_until, end) != end:
@@ -222,33 +233,33 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
                     compared.queues_until, queues, found = found, None, None
                 differs = _first(differs, found)
             if differs == begin:
-                return Agreed(begin, Compared(), f"the queues say something else than the log from offset {begin} on")
+                return Agreed(begin, sound, f"the queues say something else than the log from offset {begin} on")
             compared.add(poll, end if differs is None else differs, comparison.anchor)
             if differs is not None:
                 reason = f"the log says something else from offset {differs} on"
-                return _without_more(queues, begin, Agreed(differs, compared, reason))
+                return _without_more(queues, Agreed(begin, sound), Agreed(differs, compared, reason))
             compared_until = poll.end_offset
             on_progress(poll.end_offset)
     if queues is not None and queues.more():
         if comparison.is_same_log:
             compared.queues_until = begin
             return Agreed(None, compared)
-        return Agreed(begin, Compared(), f"the queues hold more than the log from offset {begin} on")
+        return Agreed(begin, sound, f"the queues hold more than the log from offset {begin} on")
     if unreadable:
         return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 
-def _without_more(queues: QueueComparison | None, begin: int, agreed: Agreed) -> Agreed:
+def _without_more(queues: QueueComparison | None, sound: Agreed, agreed: Agreed) -> Agreed:
     # A message without keys that entered a queue, and where it stood the log has one that enters none: only the unit
-    # that is left over tells.
+    # that is left over tells; then no more than ``sound`` agrees.
     assert agreed.phy_offset is not None
     if queues is None:
         return agreed
     left = min((offset for more in queues.more() for offset in more.phy_offsets), default=agreed.phy_offset)
     if left >= agreed.phy_offset:
         return agreed
-    return Agreed(begin, Compared(), f"the queues name a message at {left} that the log does not hold")
+    return replace(sound, reason=f"the queues name a message at {left} that the log does not hold")
 
 
 def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:

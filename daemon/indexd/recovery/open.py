@@ -29,7 +29,7 @@ from indexd.commitlog.tail import LogLimit
 from indexd.config import Config, OutputsConfig
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
-from indexd.consumequeue import store as queue_units
+from indexd.consumequeue import queues as queue_units
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher, Outputs, Witness
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
@@ -202,7 +202,7 @@ class Standing:
     def messages_counted(self, compared: Compared, phy_offset: int) -> int:
         """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
         if compared.since is not None:
-            return compared.since.messages + compared.messages
+            return compared.since.messages + compared.messages - compared.before_anchor
         if self._anchor is None:
             # All of it has expired.
             before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
@@ -388,8 +388,8 @@ def _base(
 
 def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:
     comparison = standing.comparison(end)
-    queues = beside.comparison(comparison.reader.position, end)
-    return replace(comparison, queues=queues, is_same_log=standing.is_same_log)
+    queues_from = partial(beside.comparison, end=end)
+    return replace(comparison, queues_from=queues_from, is_same_log=standing.is_same_log)
 
 
 def _commit(
@@ -424,7 +424,6 @@ def _load(index: IndexService, recovered: Recovered, beside: Beside, base: Front
 def _refill(
     config: Config, disk: Disk, outputs: Outputs, flusher: Flusher, begin: int, on_progress: OnProgress
 ) -> None:
-    # What is passed over here was passed over when the key index was built, and is in ``uncovered``.
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()

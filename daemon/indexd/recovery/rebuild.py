@@ -80,7 +80,7 @@ def rebuild(
     lock.acquire()
     try:
         files = _emptied(config, disk, beside)
-        options = replace(once(reader_options(config)), check_tail=False, workers=_WORKERS)
+        options = replace(once(reader_options(config)), check_tail=False, take_older=True, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
         reader.log_limit = log_limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from indexd.commitlog.segments import list_segments
@@ -36,7 +37,7 @@ def recover_now(config: Config) -> dict[str, Any]:
         started = time.monotonic()
         with closing(suspects_limit(config, disk)) as limit:
             opened = open_for_run(config, disk, files, log, forced=True, log_limit=limit)
-            opened.reader.set_options(once(reader_options(config)))
+            opened.reader.set_options(replace(once(reader_options(config)), take_older=True))
             opened.reader.log_limit = limit
             log_left = WholeLog(opened.reader)
             entries = opened.outputs.index.counters.entries

@@ -130,7 +130,7 @@ class SplitReader:
     def __init__(self, disk: Disk, config: Config, split: Split) -> None:
         self._disk = disk
         self.split = split
-        options = replace(once(reader_options(config)), check_tail=False)
+        options = replace(once(reader_options(config)), check_tail=False, take_older=True)
         self._reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options, split.begin)
         self._log = WholeLog(self._reader)
         self._file: tuple[Segment, DiskFile] | None = None
