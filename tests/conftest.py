@@ -42,7 +42,7 @@ settings.register_profile(
 )
 settings.register_profile("interpreted", parent=settings.get_profile("ci"), max_examples=50)
 settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=20)
-_PROFILE = os.environ.get("INDEXD_TEST_PROFILE", "ci" if _JIT and not _CHECKED else "interpreted")
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JIT and not _CHECKED else "interpreted")
 settings.load_profile(_PROFILE)
 
 
