@@ -18,7 +18,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import NotYetWritten
 from indexd.commitlog.reader import Poll
 from indexd.config.load import load
-from indexd.dispatch import reput
+from indexd.dispatch import reput as throttle
 from indexd.dispatch.reput import Throttle
 from indexd.errors import DiskError
 from indexd.recovery.open import reader_options
@@ -148,7 +148,7 @@ class Bounded:
     log_end: int = 0
     hurried: int = 0
 
-    def reput(self, **bounds: int) -> Throttle:
+    def throttle(self, **bounds: int) -> Throttle:
         def hurry() -> None:
             self.hurried += 1
 
@@ -159,62 +159,62 @@ class Bounded:
 
 def test_catching_up_keeps_to_the_rate() -> None:
     bounded = Bounded(Reader(size=1000, end=100_000))
-    reput = bounded.throttle(rate_max=10_000)
-    while not isinstance(reput.poll(), NotYetWritten):
+    throttle = bounded.throttle(rate_max=10_000)
+    while not isinstance(throttle.poll(), NotYetWritten):
         pass
     assert bounded.stop.now - 100 == pytest.approx(10, abs=0.2)
-    assert reput.rate_seconds == pytest.approx(bounded.stop.now - 100)
+    assert throttle.rate_seconds == pytest.approx(bounded.stop.now - 100)
     assert max(bounded.stop.waits) <= 0.5
 
 
 def test_what_comes_while_it_is_caught_up_is_read_at_once() -> None:
     bounded = Bounded(Reader(size=500, end=0))
-    reput = bounded.throttle(rate_max=10_000)
+    throttle = bounded.throttle(rate_max=10_000)
     for _ in range(100):  # 5000 bytes a second, in bursts
         bounded.reader.end += 500
-        assert isinstance(reput.poll(), DispatchBatch)
+        assert isinstance(throttle.poll(), DispatchBatch)
         bounded.stop.now += 0.1
-        reput.poll()
+        throttle.poll()
     assert bounded.stop.waits == []
 
 
 def test_a_broker_that_writes_faster_than_the_rate_is_followed() -> None:
     # 40,000 bytes a second are written, 10,000 allowed.
     bounded = Bounded(Reader(size=1000, end=0))
-    reput = bounded.throttle(rate_max=10_000)
+    throttle = bounded.throttle(rate_max=10_000)
     began, most = bounded.stop.now, 0
     while bounded.stop.now - began < 600:
         bounded.reader.end = bounded.log_end = int((bounded.stop.now - began) * 40_000) // 1000 * 1000
-        reput.poll()
+        throttle.poll()
         bounded.stop.now += 0.001
         most = max(most, bounded.reader.end - bounded.reader.position)
     assert most < 60 * 40_000
     assert bounded.reader.end - bounded.reader.position < 10_000  # it has caught up again and stays so
-    assert reput.rate() == pytest.approx(50_000, rel=0.1)
+    assert throttle.rate() == pytest.approx(50_000, rel=0.1)
 
 
 def test_a_stop_ends_a_wait_for_the_rate() -> None:
     bounded = Bounded(Reader(size=1_000_000, end=10_000_000))
-    reput = bounded.throttle(rate_max=1000)
-    reput.poll()
+    throttle = bounded.throttle(rate_max=1000)
+    throttle.poll()
     bounded.stop.set()
     began = bounded.stop.now
-    reput.poll()
+    throttle.poll()
     assert bounded.stop.now == began
 
 
 def test_other_bounds_hold_at_once() -> None:
     bounded = Bounded(Reader(size=1_000_000, end=10_000_000))
-    reput = bounded.throttle(rate_max=1000)
-    reput.poll()
-    reput.set_bounds(rate_max=0, memory_max=0)
-    assert [isinstance(reput.poll(), DispatchBatch) for _ in range(9)] == [True] * 9
+    throttle = bounded.throttle(rate_max=1000)
+    throttle.poll()
+    throttle.set_bounds(rate_max=0, memory_max=0)
+    assert [isinstance(throttle.poll(), DispatchBatch) for _ in range(9)] == [True] * 9
     assert bounded.stop.waits == []
 
 
 def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [300, 300, 300, 90]
-    monkeypatch.setattr(reput, "resident_bytes", lambda: held.pop(0) if held else 300)
+    monkeypatch.setattr(throttle, "resident_bytes", lambda: held.pop(0) if held else 300)
     bounded = Bounded(Reader(size=10, end=1000), queue=[1])
     bounds = bounded.throttle(memory_max=100)
     bounds.poll()

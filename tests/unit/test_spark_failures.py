@@ -22,7 +22,7 @@ from pyspark import SparkContext
 from indexd import errors
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, UsageError
 from indexd.spark import session
-from indexd.spark.session import job_error, jvm_error, sealed
+from indexd.spark.failures import job_error, jvm_error, sealed
 from indexd.spark.tasks import Progress, quiet_print
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ ERRORS = [
 def test_ours_survive_pickling_and_sealing(error: IndexdError) -> None:
     for again in (
         pickle.loads(pickle.dumps(error)),
-        job_error(text_of(f"indexd.spark.session.TaskError: {sealed(error)}")),
+        job_error(text_of(f"indexd.spark.failures.TaskError: {sealed(error)}")),
     ):
         assert type(again) is type(error)
         assert again.line() == error.line()

@@ -36,7 +36,7 @@ import pyarrow as pa
 from pyspark import cloudpickle, daemon
 
 from indexd.errors import DiskError, IndexdError, MissingStoreError
-from indexd.spark.session import ENGINE_ERRORS, job_error, sealed
+from indexd.spark.failures import ENGINE_ERRORS, job_error, sealed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
