@@ -144,7 +144,7 @@ LOST = [
 def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
-    monkeypatch.setattr("indexd.spark.session._END_SECONDS", 0.01)
+    monkeypatch.setattr("indexd.spark.failures._END_SECONDS", 0.01)
     try:
         assert jvm_error(error) is None
         assert job_error(error).line().startswith("a job on Spark failed: ")
