@@ -236,7 +236,7 @@ def test_a_log_that_ends_in_zeros_in_half_a_frame_or_in_bytes_that_are_none(tmp_
     assert found.unreadable.offset == offsets[-1]
 
 
-def test_a_log_that_was_cut_and_written_on_ends_where_its_writer_is(tmp_path: Path) -> None:
+def test_frames_behind_the_end_of_a_cut_log_end_it_or_are_passed_over_to_and_unproven(tmp_path: Path) -> None:
     store = tmp_path / "store"
     offsets = write_messages(store, 600)
     inside = [one for one in offsets if one > offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE]
@@ -244,5 +244,14 @@ def test_a_log_that_was_cut_and_written_on_ends_where_its_writer_is(tmp_path: Pa
     later = [replace(one, store_timestamp=one.store_timestamp + 10_000_000) for one in islice(messages(2), 3)]
     end = write(store, later, SEGMENT_SIZE, at=at)
     damage(store, end, bytes(8))
-    found = tail(odd_config(tmp_path), tmp_path)
-    assert found.phy_offset == end < offsets[-1]
+    behind = [one for one in offsets if one >= end + 8]
+    for size in (0, 500, 3000):
+        with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset {end} of"):
+            by_tasks(odd_config(tmp_path), tmp_path / "out", size)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(CorruptDataError, match=f"the log is corrupt at offset {end} of"):
+        by_one(odd_config(tmp_path), tmp_path / "out")
+    found = tail(odd_config(tmp_path, on_corrupt="skip"), tmp_path / "skip")
+    assert found.messages == sum(one < at for one in offsets) + len(later) + len(behind)
+    assert found.skipped_bytes == behind[0] - end
+    assert found.unproven_bytes == found.phy_offset - behind[0]

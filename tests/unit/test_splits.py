@@ -128,15 +128,21 @@ def test_behind_a_blank_record_lies_what_a_longer_log_has_left(tmp_path: Path) -
         check(config, store, plan_splits(DISK, config, size=size))
 
 
-def test_behind_the_end_of_the_log_lies_what_a_longer_log_has_left(tmp_path: Path) -> None:
+def test_frames_behind_the_end_of_a_cut_log_end_the_task_or_are_passed_over_to(tmp_path: Path) -> None:
+    """They may be what a longer log has left, or this log's behind damage: without the broker nobody can tell."""
     store = tmp_path / "store"
     end = write(store, [spec(number) for number in range(60)], SEGMENT_SIZE)
-    cut = [message.phy_offset for message in frames(store, SEGMENT_SIZE)][10]
+    older = [message.phy_offset for message in frames(store, SEGMENT_SIZE)]
     assert end < SEGMENT_SIZE
-    write(store, [spec(300, body=77)], SEGMENT_SIZE, at=cut)
-    config = config_of(store)
+    end = write(store, [spec(300, body=77)], SEGMENT_SIZE, at=older[10])
+    behind = [offset for offset in older if offset > end]
+    stopping, skipping = config_of(store), config_of(store, on_corrupt="skip")
     for size in (91, 333, 1000, SEGMENT_SIZE):
-        check(config, store, plan_splits(DISK, config, size=size))
+        with pytest.raises(CorruptDataError, match=f"corrupt at offset {end} of"):
+            read(stopping, plan_splits(DISK, stopping, size=size))
+        found, _, gaps = read(skipping, plan_splits(DISK, skipping, size=size))
+        assert found == older[:11] + behind
+        assert [(gap.begin, gap.end) for gap in gaps] == [(end, behind[0])]
 
 
 def test_damage_is_passed_over_as_one_reader_does_or_ends_the_task(tmp_path: Path) -> None:

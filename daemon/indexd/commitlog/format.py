@@ -77,6 +77,7 @@ class Reason(IntEnum):
     DLEDGER = 10
     CUT_OFF = 11
     BAD_BLANK = 12
+    UNFINISHED = 13
 
     @property
     def text(self) -> str:
@@ -94,10 +95,11 @@ _TEXTS = {
     Reason.PROPERTY_CRC: "a frame that its property CRC denies",
     Reason.DELAY_LEVEL: "a DELAY property that is no number",
     Reason.INNER_BATCH: "INNER_NUM or INNER_BASE that is no number",
-    Reason.ZEROS_BEFORE_END: "zeros before the end of a segment that is closed, or before frames",
+    Reason.ZEROS_BEFORE_END: "zeros before the end of a segment that is closed",
     Reason.DLEDGER: "a DLedger entry",
     Reason.CUT_OFF: "a frame that is cut off by the end of its segment",
     Reason.BAD_BLANK: "a blank record that does not end where its segment does",
+    Reason.UNFINISHED: "zeros or half a frame, and frames behind that",
 }
 
 

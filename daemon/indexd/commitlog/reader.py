@@ -464,9 +464,11 @@ class LogReader:
             return self._end_of_segment()
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
+        if self._is_before_frames():
+            return self._doubt(Reason.UNFINISHED, self._cursor.fill(self.position, HEAD_SIZE))
         self._settling.clear()
         self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, _QUIET_LOOKS
-        return self._meet_zeros()
+        return NotYetWritten(self.position)
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
@@ -507,15 +509,12 @@ class LogReader:
             target = self._segment.end
         return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
 
-    def _meet_zeros(self) -> NotYetWritten | Corrupt | Skipped:
-        # The end of the log, or damage: a broker that writes a frame behind has written here before.
-        target = self._next_of_log() if self._options.take_older else None
-        if target is None or self._cursor.has_bytes(self.position):
-            return NotYetWritten(self.position)
-        reason = Reason.ZEROS_BEFORE_END
-        if self._options.skip_corrupt:
-            return self._skip_corrupt(target, reason)
-        return Corrupt(self.position, reason.text, self._segment.path)
+    def _is_before_frames(self) -> bool:
+        # Zeros or half a frame are the end of the log, or damage: who writes a frame behind has written here before.
+        if not self._options.take_older:
+            return False
+        is_doubted = self.is_undecided and not self._settling.is_frame
+        return is_doubted or self._next_of_log() is not None
 
     def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
         self.counters.corrupt_found += 1

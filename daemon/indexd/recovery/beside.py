@@ -251,5 +251,5 @@ def refill(
                 outputs.leave_out(Uncovered(poll.begin, min(poll.end, end), poll.reason))
         elif reader.position < end:  # a segment's end is passed without a batch
             reader.pass_over(end)
-            reason = poll.reason if isinstance(poll, Corrupt) else Reason.ZEROS_BEFORE_END.text
+            reason = poll.reason if isinstance(poll, Corrupt) else Reason.UNFINISHED.text
             outputs.leave_out(Uncovered(poll.offset, reader.position, reason))
