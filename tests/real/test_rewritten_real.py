@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 pytestmark = REAL
 
-UNSAFE = 3
+UNSAFE, CORRUPT = 3, 4
 ASKED = 100
 ROLLBACK = 0xC
 ALL_TIME = f"10000\t0\t{2**63 - 1}"
@@ -88,8 +88,12 @@ def log_of(beside: Beside, cut_at: int, end: int) -> Log:
     whole, reindexed = store.with_name("whole"), store.with_name("reindexed")
     words = ("--store", store, "--data", store.with_name("unused"), "--out", whole, *SIZES)
     done = indexd_here("rebuild", "--json", *words)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["messages"] == len(frames)
+    if done.returncode == CORRUPT:  # older frames stand behind the end, and no broker is there that could be asked
+        found = reopen(config_for(store, whole)).messages
+    else:
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)["messages"]
+    assert found == len(frames)
     # RocketMQ's own index service, given the log as it now is, makes the same.
     assert beside.rewriter.reindex(store, reindexed)["messages"] == len(frames)
     (reindexed / "consumequeue").rmdir()  # made, and nothing put into it
