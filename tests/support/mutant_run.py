@@ -243,7 +243,9 @@ class MutantRun:
     # Questions.
 
     def _ask(self, when: str, *, is_scrubbed: bool = True) -> None:
-        oracle = Oracle(self.log.intact(), () if self._is_outdated else self.log.removed, self.shape.flavour)
+        removed = () if self._is_outdated else self.log.removed
+        written = [frame.message for frame in self.log.frames]
+        oracle = Oracle(self.log.intact(), removed, self.shape.flavour, written)
         try:
             self._ask_all(oracle)
         except SilentError as error:

@@ -1,0 +1,67 @@
+"""What the mutants' oracle calls silent, and what not, where a log was cut and written on in the same place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from indexd.query import open_data
+from indexd.recovery.rebuild import rebuild
+from indexd.storage.disk import Disk
+from support.mutant_oracle import Oracle, Question, Reply, SilentError
+from support.naive import NaiveMessage, naive_check
+from support.reading import SEGMENT_SIZE, patch
+from support.reopened import config_for
+
+KEY = Question("key", "T", "k")
+
+
+def message(key: str, at: int = 0) -> NaiveMessage:
+    """One of topic T with that key."""
+    spec = FrameSpec("T", b"x", {"KEYS": key}, store_timestamp=1000)
+    _, _, found = naive_check(encode_frame(spec, at))
+    assert found is not None
+    return found
+
+
+def check(oracle: Oracle, found: int) -> None:
+    reply = Reply((found,), 0, 1000, True, (), False, 0, "")
+    oracle.check(lambda _: reply, {KEY: set()}, Counter())
+
+
+def test_a_removed_message_that_is_found_is_silent_whatever_stands_elsewhere() -> None:
+    removed = message("k", 200)
+    with pytest.raises(SilentError, match="removed"):
+        check(Oracle([], [removed], "5.4"), 200)
+    with pytest.raises(SilentError, match="removed"):
+        check(Oracle([], [removed], "5.4", [message("k", 0)]), 200)
+
+
+def test_a_newer_message_in_the_place_of_a_removed_one_is_not_that_unless_it_has_another_key() -> None:
+    removed = message("k", 200)
+    check(Oracle([], [removed], "5.4", [replace(removed, store_timestamp=5000)]), 200)
+    with pytest.raises(SilentError, match="removed"):
+        check(Oracle([], [removed], "5.4", [message("another", 200)]), 200)
+
+
+def write(directory: Path, times: range, at: int = 0) -> list[int]:
+    with CommitLogWriter(directory, SEGMENT_SIZE, start_offset=at) as writer:
+        return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": "k"}, store_timestamp=time)) for time in times]
+
+
+def test_behind_a_cut_the_message_that_stands_there_now_is_found_even_if_its_body_is_damaged(tmp_path: Path) -> None:
+    """No CRC is computed of a segment that is closed; the removed message, as long and with the same key, is gone."""
+    log = tmp_path / "store" / "commitlog"
+    first = write(log, range(1000, 1010))
+    wanted = [first[0], *write(log, range(5000, 5000 + 2 * SEGMENT_SIZE // first[1]), first[1])]
+    patch(log / f"{0:020d}", first[1] + 10, bytes(2))
+    config = config_for(tmp_path / "store", tmp_path / "data", segment_size=SEGMENT_SIZE)
+    rebuild(config, Disk(), tmp_path / "data", lambda *_: None)
+    with open_data(tmp_path / "data") as data:
+        answer = data.by_key("T", "k", max_num=10_000)
+    assert {hit.phy_offset: hit.store_timestamp for hit in answer.hits}[first[1]] == 5000
+    assert sorted(hit.phy_offset for hit in answer.hits) == wanted
