@@ -31,7 +31,7 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
     path.write_bytes(data)
 
     @contextmanager
-    def session(_config: Config, _app: str) -> Iterator[SparkSession]:
+    def session(_config: Config, _app: str, **_: object) -> Iterator[SparkSession]:
         yield spark
 
     monkeypatch.setattr(command, "spark_session", session)
@@ -43,7 +43,8 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
 
     def lines(*more: object) -> list[dict[str, Any]]:
         done = indexd_here(*words, *more)
-        assert (done.returncode, done.stderr) == (1, "")
+        assert done.returncode == 1, done.stderr
+        assert done.stderr == ""
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert rows[-1].pop("seconds") > 0
         assert rows[-1].pop("bytesRead") > 0  # a file that several tasks share is read by each
