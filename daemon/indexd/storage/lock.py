@@ -40,7 +40,12 @@ class DirectoryLock:
 
     def acquire(self) -> None:
         """Take the lock or raise BusyError naming the owner."""
-        file, _ = Disk().open_or_create(self._path)
+        try:
+            file, _ = Disk().open_or_create(self._path)
+        except DiskError as error:
+            if error.is_missing:  # a directory that was moved away may come back, and nothing was changed
+                raise DiskError("open", self._path, OSError(error.errno, os.strerror(error.errno or 0))) from error
+            raise
         try:
             if not try_exclusive(file.fileno()):
                 owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
