@@ -101,7 +101,7 @@ def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:
     if done.returncode == 4 and "skip" not in flags:
         out.mkdir()
         with Daemon(store, out, *flags) as daemon:
-            daemon.wait_caught_up()
+            daemon.wait_state(lambda row: bool(row.get("corrupt") or row.get("caughtUp")))
             assert daemon.terminate() == 0
         return {}
     assert done.returncode == 0, done.stderr
