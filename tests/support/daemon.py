@@ -95,7 +95,7 @@ def indexd_here(*args: object) -> subprocess.CompletedProcess[str]:
 def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:
     """Build ``out`` from the log, undisturbed; the figures that it says.
 
-    Where older frames stand behind the end and no broker can be asked, a build ends with 4; a new daemon builds ``out``.
+    Where older frames stand behind the end and no broker can be asked, it ends with 4; a new daemon builds ``out``.
     """
     done = indexd("rebuild", "--json", "--store", store, "--data", out.with_name("unused"), "--out", out, *flags)
     if done.returncode == 4 and "skip" not in flags:
