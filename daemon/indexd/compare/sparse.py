@@ -73,13 +73,13 @@ class SparseComparison:
         for base in self._marks:
             yield EntryDifference(index_name(base), 0, "the log has no message of this segment")
 
-    def _files(self, base: int) -> tuple[_CompareFile, _CompareFile] | None:
+    def _files(self, base: int) -> tuple[_ComparedFile, _ComparedFile] | None:
         mark = self._marks.get(base)
         if mark is None:
             return None
         return (
-            _CompareFile(self._disk, self._directory / index_name(base), OFFSET_ENTRY_TYPE, mark.offset_entries),
-            _CompareFile(self._disk, self._directory / time_index_name(base), TIME_ENTRY_TYPE, mark.time_entries),
+            _ComparedFile(self._disk, self._directory / index_name(base), OFFSET_ENTRY_TYPE, mark.offset_entries),
+            _ComparedFile(self._disk, self._directory / time_index_name(base), TIME_ENTRY_TYPE, mark.time_entries),
         )
 
     def _end(self) -> Iterator[EntryDifference]:
@@ -114,7 +114,7 @@ def _differs(mark: SegmentMark, segment: _Segment, active: ActiveMark | None) ->
 
 class _Segment:
     # The segment whose messages come; ``files`` None where the frontier names none.
-    def __init__(self, base: int, interval: int, files: tuple[_CompareFile, _CompareFile] | None) -> None:
+    def __init__(self, base: int, interval: int, files: tuple[_ComparedFile, _ComparedFile] | None) -> None:
         self.base, self.files = base, files
         self._interval = interval
         self._state = new_state()
@@ -161,7 +161,7 @@ class _Segment:
             self.files[1].expect(np.array([last], dtype=np.int64))
 
 
-class _CompareFile:
+class _ComparedFile:
     # Up to ``entries`` of a file are believed to be there; the rest is not looked at.
     def __init__(self, disk: Disk, path: Path, entry: np.dtype[np.void], entries: int) -> None:
         self.path = path

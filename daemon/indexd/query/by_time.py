@@ -482,7 +482,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
         )
     coverage = look.queue_coverage
     scan = FrameScan(index.log, coverage.uncovered)
-    frame, scanned = _by_log_time_first(index, look, scan, timestamp)
+    frame, scanned = _first_of_time(index, look, scan, timestamp)
     if frame is None:
         why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable)
         return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
@@ -494,7 +494,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
     return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=(hit,))
 
 
-def _by_log_time_first(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[Frame | None, int]:
+def _first_of_time(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[Frame | None, int]:
     coverage, size = look.queue_coverage, index.log.segment_size
     begin, scanned = max(coverage.begin, coverage.log_begin or 0), 0
     while begin < coverage.end:

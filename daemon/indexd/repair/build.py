@@ -438,7 +438,7 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
     for file in report.plan.files:
         if file.name not in gone or not whats.get(file.path, set()) & _SIGNS:
             continue
-        for begin, end, flavour in _losses_stretches(report, plan, file):
+        for begin, end, flavour in _ranges_by_flavour(report, plan, file):
             counts = [_strays(disk, config, report, file, Stretch(begin, end, 0, name)) for name in (flavour, _ALL)]
             if counts[0] > counts[1]:
                 raise CorruptDataError(
@@ -448,7 +448,7 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
                 )
 
 
-def _losses_stretches(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
+def _ranges_by_flavour(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
     for era, behind in pairwise([*report.audit.eras, FlavourRange(plan.ends_at, _ALL)]):
         begin, end = max(era.begin, file.begin, report.audit.log_begin), min(behind.begin, file.end + 1, plan.ends_at)
         if begin < end and not FLAVOURS[era.flavour].tags:

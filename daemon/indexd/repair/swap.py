@@ -28,13 +28,12 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass as dataclasses_dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from indexd.audit.ground import is_index_file
 from indexd.audit.standing import REPAIR_PREFIX
@@ -52,7 +51,7 @@ _Long = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class MadeFile:
     """An index file as the repair left it: the count in its header, and where its last entry points."""
 
@@ -61,7 +60,7 @@ class MadeFile:
     end_phy_offset: _Long
 
 
-@dataclass(frozen=True, slots=True, config=_STRICT)
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class Manifest:
     """``new_inode`` and ``old_inode`` are those of the two directories. ``index_timestamp`` is what the checkpoint's
     indexMsgTimestamp is raised to, ms, ``old_index_timestamp`` what it was, None without a checkpoint. ``files`` are
@@ -253,7 +252,7 @@ _CANNOT_EXCHANGE = {
 }
 
 
-@dataclasses_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Undone:
     """``folder`` as it is called now; ``entries`` were put by the broker since the repair and went with its index."""
 
@@ -261,7 +260,7 @@ class Undone:
     entries: int
 
 
-@dataclasses_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ToUndo:
     """``entries`` were put by the broker since. ``is_back``: of an undo that was interrupted behind the exchange."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from indexd.config import Config as ConfigConfig
+from indexd.config import Config as Settings
 from indexd.serve.board import Board
 from indexd.serve.http.app import create_app
 from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
@@ -185,9 +185,7 @@ _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on
 _UNTAKEN_MAX = 64 << 20
 
 
-async def serve_http(
-    config: ConfigConfig, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event
-) -> None:
+async def serve_http(config: Settings, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.
