@@ -85,8 +85,6 @@ class Player:
         looks.append(f"entry {rand.randrange(index.entries + 2)}")
         if index.entries < 100:
             looks.append("entries")
-        if kind == "offset":
-            looks.append(f"upper {near} {rand.choice([rand.randrange(4000), 2**31 - 5])} {rand.randrange(100)}")
         if is_read_only or rand.random() < 0.4:
             return rand.choice(looks)
         if rand.random() < 0.6:

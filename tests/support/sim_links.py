@@ -33,13 +33,14 @@ class SimLinks(SimTree):
             return
         words = f"link {source} to"
         fault = self.meet("link", target, words)
+        # The real disk opens both directories before it looks for the file: the source's, then the target's.
         try:
-            node = self._find("link", source, words)
+            here, parent = (self._parent("link", path, words) for path in (source, target))
         except DiskError as error:
             raise self.error("link", target, error.errno or 0, words) from None
+        node = here.names.get(source.name)
         if node is None:
             raise self.error("link", target, errno.ENOENT, words)
-        parent = self._parent("link", target, words)
         if target.name in parent.names:
             raise self.error("link", target, errno.EEXIST, words)
         if isinstance(node, SimDirectory):

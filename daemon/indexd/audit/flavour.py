@@ -27,7 +27,7 @@ from indexd.storage.disk import Disk
 #: From the oldest to the newest.
 NAMES = ("3.x", "4.7", "5.4")
 # Windows that are sampled in all, but so many of each file at least and at most.
-_WINDOWS, _WINDOWS_MIN, _WINDOWS_MAX = 512, 2, 16
+_WINDOWS, _WINDOWS_MIN, _WINDOWS_MAX = 512, 2, 8
 # Entries of a window; the larger one where messages have so many keys that none is whole in the smaller.
 _WINDOW_SIZES = (64, 4096)
 
