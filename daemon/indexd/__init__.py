@@ -4,6 +4,7 @@ The stages, in the order the data takes::
 
     commitlog   segment files -> frames -> DispatchBatch (arrays, one row a message)
     dispatch    tail loop -> bounded queue -> drain every 3 s
+    output      what the key index, the ConsumeQueues and the sparse indexes have in common
     index       IndexFile, IndexService: key -> physical offset, byte for byte RocketMQ's
     flush       full files to the disk, then checkpoint and frontier; the abort flag
     recovery    what is on disk -> a plan -> the files as they durably were

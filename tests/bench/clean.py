@@ -64,7 +64,7 @@ def large_files(ground: Ground, store: KeyedStore, data: Path) -> Clean | None:
         with (files.index / mark.name).open("xb") as file:
             file.write(header.pack())
             file.truncate(frontier.layout.file_size)
-    write_frontier(disk, files.frontier, replace(frontier, index=(*older, *frontier.index)), __version__)
+    write_frontier(disk, files.frontier, frontier.with_outputs(index=(*older, *frontier.index)), __version__)
     return _starts(ground, store, data)
 
 

@@ -24,8 +24,8 @@ from support.small_log import SEGMENT_SIZE, messages, write_log
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from indexd.compare.log import Agreed
     from indexd.config import Config
-    from indexd.recovery.compare import Agreed
 
 SEED = 5
 
@@ -209,8 +209,8 @@ def test_what_is_written_while_a_start_compares_is_noticed_at_the_first_look(
         # Where the sparse indexes have to be filled from there, already the opening finds it.
         with (
             pytest.raises(DisturbedError),
-            closing(open_data(config, Disk(), lambda *_: None, unclean=True).outputs) as outputs,
+            closing(open_data(config, Disk(), lambda *_: None, unclean=True).pipeline) as pipeline,
         ):
-            outputs.check_log()
+            pipeline.detector.check()
         monkeypatch.undo()
     check(config, tmp_path, unclean=True)

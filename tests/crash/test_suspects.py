@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
-from indexd.flush.flusher import Building
 from indexd.flush.frontier import UNPROVEN, Frontier, Uncovered, read_frontier
 from indexd.query import open_data as open_query
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import Opened, open_data, reader_options
 from indexd.recovery.rebuild import rebuild
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
 from support.daemon import Daemon, assert_same_index
 from support.reopened import config_for, reopen
@@ -59,11 +58,10 @@ def frontier_of(config: Config) -> Frontier:
 
 def finish(opened: Opened, config: Config) -> None:
     opened.reader.set_options(once(reader_options(config)))
-    building = Building(opened.outputs, opened.flusher)
     for item in WholeLog(opened.reader):
-        building.apply([item], 0)
+        opened.pipeline.apply([item], 0)
     opened.reader.close()
-    building.finish()
+    opened.pipeline.finish()
 
 
 def start(config: Config, offset: int) -> Opened:
@@ -98,7 +96,7 @@ def test_the_broker_does_not_know_them_at_the_next_start(config: Config, tmp_pat
     offsets = cut(tmp_path / "store")
     reopen(config)
     opened = start(config, offsets[107])
-    assert opened.outputs.phy_offset == offsets[107]
+    assert opened.pipeline.built.phy_offset == offsets[107]
     assert opened.recovered.dropped_entries == 93
     found = frontier_of(config)
     assert (found.phy_offset, found.messages, found.uncovered) == (offsets[107], 107, ())

@@ -28,14 +28,14 @@ def test_gives_every_queue_file_byte_for_byte(golden: Golden, tmp_path: Path, ro
     own = tmp_path / "own"
     store = ConsumeQueueStore(Disk(), own, QUEUE_FILE_SIZE, QUEUES_MAX)
     for batch in batches_of(golden.root / "commitlog", golden.segment_size, rows_max=rows_max):
-        store.put_batch(batch)
+        store.build(batch)
     store.publish()
     theirs = tree(golden.root / "consumequeue")
     assert tree(own) == theirs
     entering = [row for row in golden.messages() if row["sysFlag"] & 0xC in (0, 0x8)]
     assert store.counters.units == len(entering)
     assert store.counters.repeats == store.counters.gaps == 0
-    marks = store.mark().marks
+    marks = store.mark().held.queues
     assert len(marks) == len({path.rpartition("/")[0] for path in theirs})
     store.close()
     found = check_queues(

@@ -62,15 +62,10 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     queues = ConsumeQueueStore(disk, files.consumequeue, queue_file_size(golden), 1000)
     sparse = SparseService(disk, files.sparse, golden.segment_size, INTERVAL)
     for batch in batches_of(golden.root / "commitlog", golden.segment_size):
-        queues.put_batch(batch)
-        sparse.put_batch(batch)
-    frontier = replace(
-        frontier,
-        queues=queues.mark().marks,
-        queue_file_size=queue_file_size(golden),
-        sparse=sparse.mark().mark,
-        refill_offset=frontier.phy_offset,
-    )
+        queues.build(batch)
+        sparse.build(batch)
+    held = {output.name: output.mark().held for output in (queues, sparse)}
+    frontier = replace(frontier.with_outputs(**held), refill_offset=frontier.phy_offset)
     write_frontier(disk, files.frontier, frontier, "0")
     with open_data(data) as opened:
         yield golden, opened

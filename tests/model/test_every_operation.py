@@ -78,8 +78,10 @@ def test_a_recovery_of_what_was_recovered_changes_nothing(tmp_path: Path, *, is_
         states = []
         for _ in range(2):
             assert world.start()
-            marks = world.up.building.progress.index.files
-            states.append((world.read_files(marks), marks, world.up.outputs.phy_offset, world.up.outputs.messages))
+            marks = world.up.pipeline.progress.frontier.index
+            states.append(
+                (world.read_files(marks), marks, world.up.pipeline.built.phy_offset, world.up.pipeline.built.messages)
+            )
             world.kill()
         assert states[0] == states[1]
 

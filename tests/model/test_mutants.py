@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from indexd.flush import flusher as building
+from indexd.flush.pipeline import Pipeline
 from indexd.recovery import open as open_module
 from support.sim_checks import BrokenError
 from support.sim_disk import SimDisk
@@ -40,17 +40,18 @@ MUTANTS = {
         lambda *args, unclean, **kwargs: replace(LOOK(*args, unclean=False, **kwargs), mtimes_ns={}),
     ),
     "a flush forgets the files that became full": mock.patch.object(
-        building.Flusher, "persist", lambda flusher, progress: PERSIST(flusher, without_full(progress))
+        Pipeline, "persist", lambda pipeline, progress: PERSIST(pipeline, without_full(progress))
     ),
 }
 LOOK = open_module.look
-PERSIST = building.Flusher.persist
+PERSIST = Pipeline.persist
 
 
 def without_full(progress):  # type: ignore[no-untyped-def]
     """A progress whose full files nobody syncs."""
-    open_files = tuple(file for file in progress.index.unsynced if not file.is_write_full)
-    return replace(progress, index=replace(progress.index, unsynced=open_files))
+    index, *others = progress.marks
+    left = tuple(file for file in index.unsynced if file not in index.final)
+    return replace(progress, marks=(replace(index, unsynced=left), *others))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -15,8 +15,8 @@ from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
 from support.goldens import Golden
 from support.naive import NaiveIndexFile, NaiveMessage, key_hash, naive_frames, split_keys
@@ -58,7 +58,7 @@ def index_log(config: Config, flavour: str = "5.4", *, begin: int = 0, name: int
     service._last_name = str(next(clock))  # names that only grow
     try:
         for item in WholeLog(reader):
-            service.build_index(item)  # type: ignore[arg-type]  # nothing is skipped
+            service.build(item)  # type: ignore[arg-type]  # nothing is skipped
         service.flush()
     finally:
         service.close()

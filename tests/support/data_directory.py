@@ -13,6 +13,7 @@ from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.query import KeyQuery, QueryIndex, open_index, query_exact
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+from support.frontiers import changed
 from support.naive import NaiveIndexService, naive_frames
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def write_data(data: Path, frontier: Frontier, service: NaiveIndexService) -> Fr
         name, content = f"{20260101000000000 + number}", file.to_bytes()
         (files.index / name).write_bytes(content)
         marks.append(FileMark(name, IndexHeader.unpack(content), file.is_write_full()))
-    frontier = replace(frontier, index=tuple(marks))
+    frontier = frontier.with_outputs(index=tuple(marks))
     write_frontier(Disk(), files.frontier, frontier, "0.1.0")
     return frontier
 
@@ -102,7 +103,7 @@ class Store:
         return service
 
     def change_frontier(self, **changes: Any) -> None:
-        self.frontier = replace(self.frontier, **changes)
+        self.frontier = changed(self.frontier, **changes)
         write_frontier(Disk(), self.data / "frontier", self.frontier, "0")
 
     @contextmanager

@@ -280,4 +280,5 @@ class MutantRun:
 
 
 def _scrub(daemon: SimDaemon) -> None:
-    Scrub(daemon.disk, daemon.files, lambda: daemon.flusher.frontier, lambda _: None, daemon.outputs.index.adopt).run()
+    pipeline = daemon.pipeline
+    Scrub(daemon.disk, daemon.files, pipeline.outputs, lambda: pipeline.frontier, lambda _: None, lambda _: None).run()

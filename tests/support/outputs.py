@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
 from indexd.sparse.format import index_name, time_index_name
 from indexd.storage.disk import Disk
+from support.frontiers import changed
 from support.reopened import config_for, undisturbed
 from support.small_log import QUEUE_FILE_SIZE, write_log
 
@@ -38,7 +39,7 @@ class Built:
         return found
 
     def change_frontier(self, **changes: object) -> None:
-        write_frontier(Disk(), self.data / "frontier", replace(self.frontier, **changes), "0")  # type: ignore[arg-type]
+        write_frontier(Disk(), self.data / "frontier", changed(self.frontier, **changes), "0")
 
     @property
     def marks(self) -> tuple[QueueMark, ...]:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
 from indexd.errors import CorruptDataError
-from indexd.flush.flusher import Building
 from indexd.flush.frontier import read_frontier, write_frontier
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import open_data, reader_options
 from indexd.recovery.rebuild import rebuild
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, messages
@@ -58,15 +57,14 @@ def reopen(config: Config, *, unclean: bool = False, forced: bool = False) -> Re
     disk = Disk()
     disk.make_dir(config.store.data)
     opened = open_data(config, disk, lambda *_: None, unclean=unclean, forced=forced)
-    resumed_at, resumed_messages = opened.outputs.phy_offset, opened.outputs.messages
+    pipeline = opened.pipeline
+    resumed_at, resumed_messages = pipeline.built.phy_offset, pipeline.built.messages
     opened.reader.set_options(once(reader_options(config)))
-    building = Building(opened.outputs, opened.flusher)
     for item in WholeLog(opened.reader):
-        building.apply([item], opened.reader.log.min_offset or 0)
+        pipeline.apply([item], opened.reader.log.min_offset or 0)
     opened.reader.close()
-    outputs = building.outputs
-    building.finish()
-    return Reopened(opened.recovered, resumed_at, resumed_messages, outputs.messages, outputs.phy_offset)
+    pipeline.finish()
+    return Reopened(opened.recovered, resumed_at, resumed_messages, pipeline.built.messages, pipeline.built.phy_offset)
 
 
 def undisturbed(config: Config, out: Path) -> Path:

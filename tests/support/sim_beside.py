@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from indexd.flush.frontier import read_frontier
-from indexd.sparse.format import SparseMark
 from support.sim_checks import BrokenError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indexd.flush.flusher import Progress
     from indexd.flush.frontier import Frontier
     from support.naive import NaiveMessage
     from support.sim_disk import SimDisk
@@ -86,18 +84,17 @@ def naive_pair(messages: list[NaiveMessage], base: int, interval: int, *, sealed
     return offsets, times
 
 
-def check_beside(world: World, end: int, stood: Progress | Frontier) -> None:
+def check_beside(world: World, end: int, stood: Frontier) -> None:
     """Queues and sparse indexes are those of an undisturbed build of the log up to ``end``."""
     queues, sparse = stood.queues, stood.sparse
     assert queues is not None
     assert sparse is not None
     messages = world.oracle.messages(world.begin, end, world.gaps)
-    _check_queues(world, messages, queues if isinstance(queues, tuple) else queues.marks)
+    _check_queues(world, messages, queues)
     segments: dict[int, list[NaiveMessage]] = defaultdict(list)
     for message in messages:
         segments[message.phy_offset - message.phy_offset % world.shape.segment_size].append(message)
-    mark = sparse if isinstance(sparse, SparseMark) else sparse.mark
-    named = [segment.base for segment in mark.segments]
+    named = [segment.base for segment in sparse.segments]
     lost = [base for base in segments if base not in named and base + world.shape.segment_size > world.log.begin]
     if lost or set(named) - set(segments):
         raise BrokenError("lost" if lost else "invented", f"segments {named} of {sorted(segments)}; {world}")

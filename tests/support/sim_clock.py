@@ -68,13 +68,13 @@ def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
     """
     with (
         mock.patch.object(open_module, "LogReader", partial(LogReader, clock=clock.monotonic)),
-        mock.patch.object(open_module, "IndexService", partial(IndexService, clock=clock.wall)),
+        mock.patch.object(IndexService, "clock", staticmethod(clock.wall)),
         mock.patch.object(start_module, "load_kernels", _NoProgress),
         mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
         mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
         mock.patch("indexd.recovery.replay.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.recovery.compare.ENTRIES_PER_READ", shape.window),
-        mock.patch("indexd.flush.flusher._NOTE_EVERY", shape.note_every),
+        mock.patch("indexd.compare.index.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.flush.watch._NOTE_EVERY", shape.note_every),
         mock.patch("os.getpid", partial(int, pid)),
         mock.patch("time.sleep", clock.advance),
     ):

@@ -13,15 +13,15 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
-from indexd.dispatch.queue import DispatchQueue, Item
+from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import ReputState
 from indexd.errors import DiskError, MissingStoreError
-from indexd.flush.flusher import Building, Progress
 from indexd.flush.frontier import remove_abort
+from indexd.flush.pipeline import Item, Progress
 from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery.open import Opened
 from indexd.recovery.recover import NO_DAMAGE, Damage
-from indexd.service.daemon import can_wait, has_work
+from indexd.service.daemon import can_wait
 from indexd.service.instance import Starts
 from indexd.service.start import open_for_run
 from indexd.service.state import DaemonState, Watch, write_state
@@ -71,9 +71,8 @@ class SimDaemon:
         if disk.exists(self.files.abort):
             self.starts.begin()
         self.opened = self._open(forced, damage)
-        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.flusher.frontier)
-        self.building = Building(self.opened.outputs, self.opened.flusher)
-        self.outputs, self.flusher, self.reader = self.opened.outputs, self.opened.flusher, self.opened.reader
+        self.watch = Watch(disk, self.files, _HeldLock(self.files.lock), self.opened.pipeline.frontier)
+        self.pipeline, self.reader = self.opened.pipeline, self.opened.reader
         #: Read and not built yet; the parts of it that a drain has taken are done first.
         self.queue: list[Item] = []
         self.skipped: list[Skipped] = []
@@ -83,10 +82,10 @@ class SimDaemon:
         #: A drain waits to be tried again: the files may hold more than the progress says.
         self.is_waiting = False
         self.must_flush = False
-        self._state = DaemonState(self.reader, self.building, DispatchQueue(1, 1), ReputState())
+        self._state = DaemonState(self.reader, self.pipeline, DispatchQueue(1, 1), ReputState())
 
     def __repr__(self) -> str:
-        return f"SimDaemon({self.outputs}, queue={len(self.queue)}, sent={self.sent is not None})"
+        return f"SimDaemon({self.pipeline}, queue={len(self.queue)}, sent={self.sent is not None})"
 
     def _open(self, forced: bool, damage: Damage) -> Opened:
         try:
@@ -128,15 +127,15 @@ class SimDaemon:
 
     def _build(self) -> None:
         if not self.is_waiting:
-            self.watch.check_index(self.building)
-            self.watch.check_beside(self.building)
-        self.outputs.check_log()
-        restored = self.watch.restore(self.building)
-        self.must_flush = self.must_flush or bool(set(restored) & set(self.flusher.written))
+            self.watch.check_index(self.pipeline)
+            self.watch.check_beside(self.pipeline)
+        self.pipeline.detector.check()
+        restored = self.watch.restore(self.pipeline)
+        self.must_flush = self.must_flush or bool(set(restored) & set(self.pipeline.written))
         skipped = [item for item in self.queue if isinstance(item, Skipped)]
         try:
-            self.building.apply(self.queue, self.reader.log.min_offset or 0)
-            self.outputs.remember_log()
+            self.pipeline.apply(self.queue, self.reader.log.min_offset or 0)
+            self.pipeline.detector.remember_tail(self.pipeline.built.phy_offset)
         finally:
             self.skipped += [item for item in skipped if item not in self.queue]
             self._write_state()
@@ -144,8 +143,8 @@ class SimDaemon:
 
     def send(self) -> Progress | None:
         """Hand what has been built to the flusher, unless it is at work or there is nothing to do."""
-        progress = self.building.progress
-        is_new = progress.phy_offset != self.flusher.frontier.phy_offset or has_work(progress) or self.must_flush
+        progress = self.pipeline.progress
+        is_new = progress.phy_offset != self.pipeline.frontier.phy_offset or progress.has_work or self.must_flush
         if self.sent is not None or not is_new:
             return None
         self.must_flush = False
@@ -157,7 +156,7 @@ class SimDaemon:
         if self.sent is None or self.is_persisted:
             return False
         try:
-            self.building.persist(self.sent)
+            self.pipeline.persist(self.sent)
         except DiskError as error:
             if not can_wait(error):
                 raise
@@ -170,7 +169,7 @@ class SimDaemon:
     def persisted(self) -> None:
         """The building thread hears of it."""
         if self.sent is not None and self.is_persisted:
-            self.building.persisted(self.sent)
+            self.pipeline.persisted(self.sent)
             self.sent = None
 
     def stop(self) -> None:
@@ -180,7 +179,7 @@ class SimDaemon:
             self.send()
             self.persist()
             self.persisted()
-        self.building.finish()
+        self.pipeline.finish()
         self.reader.close()
         remove_abort(self.disk, self.files.abort)
         self.starts.forget()
@@ -188,7 +187,7 @@ class SimDaemon:
 
     def give_way(self) -> None:
         """Something was disturbed: what is open is closed, and the same process opens anew."""
-        self.outputs.close()
+        self.pipeline.close()
         self.reader.close()
 
     def query(self, query: KeyQuery) -> Answer:

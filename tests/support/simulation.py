@@ -267,29 +267,29 @@ class World:
 
     def check_live(self) -> None:
         """The files of the running daemon, after a drain."""
-        progress = self.up.building.progress
+        frontier = self.up.pipeline.progress.frontier
         if not self.up.is_waiting and not self.is_outdated:
-            self.check_files(progress.phy_offset, progress.index.files)
-            check_beside(self, progress.phy_offset, progress)
+            self.check_files(frontier.phy_offset, frontier.index)
+            check_beside(self, frontier.phy_offset, frontier)
 
     def _check_start(self, daemon: SimDaemon) -> None:
-        outputs = daemon.outputs
+        stood = daemon.pipeline.progress.frontier
         if self.promised is not None:
             begin, end = self.promised
-            if outputs.begin_offset > begin or outputs.phy_offset < end:
-                found = f"[{outputs.begin_offset}, {outputs.phy_offset})"
+            if stood.begin_offset > begin or stood.phy_offset < end:
+                found = f"[{stood.begin_offset}, {stood.phy_offset})"
                 reasons = daemon.opened.recovered.reasons
                 raise BrokenError("lost", f"[{begin}, {end}) was said to be durable, {found} is: {reasons}; {self}")
-        self.begin = outputs.begin_offset
-        self.gaps = tuple((gap[0], min(gap[1], end)) for gap in self.gaps if gap[0] < (end := outputs.phy_offset))
+        self.begin = stood.begin_offset
+        self.gaps = tuple((gap[0], min(gap[1], end)) for gap in self.gaps if gap[0] < (end := stood.phy_offset))
         self.is_outdated = False
-        self.check_files(outputs.phy_offset, daemon.building.progress.index.files)
-        check_beside(self, outputs.phy_offset, daemon.building.progress)
+        self.check_files(stood.phy_offset, stood.index)
+        check_beside(self, stood.phy_offset, stood)
 
     def _note(self, daemon: SimDaemon) -> None:
         # What this life has come to, for those after it.
-        skipped = ((item.begin, item.end) for item in daemon.skipped if item.end <= daemon.outputs.phy_offset)
+        skipped = ((item.begin, item.end) for item in daemon.skipped if item.end <= daemon.pipeline.built.phy_offset)
         self.gaps = tuple(dict.fromkeys((*self.gaps, *skipped)))
-        if daemon.flusher.counters.flushes:
-            frontier = daemon.flusher.frontier
+        if daemon.pipeline.counters.flushes:
+            frontier = daemon.pipeline.frontier
             self.promised = frontier.begin_offset, 0 if self.is_outdated else frontier.phy_offset

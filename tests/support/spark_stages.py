@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexd.commitlog.segments import list_segments
-from indexd.consumequeue.store import QueuesProgress
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt, rebuild
 from indexd.spark.rebuild import build_queues, build_sparse
 from indexd.spark.rebuild.runs import RunWriter
 from indexd.spark.splits import Split, SplitReader
-from indexd.sparse.service import SparseProgress
+from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 from support.queues import tree
 
@@ -73,7 +72,7 @@ class StageTwo:
     queues: dict[str, bytes]
     result: build_queues.QueuesResult
     sparse: dict[str, bytes]
-    progress: SparseProgress
+    mark: SparseMark
 
 
 def stage_two(config: Config, runs: Sequence[Run], out: Path) -> StageTwo:
@@ -83,11 +82,11 @@ def stage_two(config: Config, runs: Sequence[Run], out: Path) -> StageTwo:
     queues_built = _scattered(build_queues.work, runs, queue_tasks)
     sparse_built = _scattered(build_sparse.work, runs, sparse_tasks)
     result = build_queues.collect(runs, queue_tasks, queues_built, config)
-    progress = build_sparse.collect(sparse_tasks, sparse_built, config)
+    mark = build_sparse.collect(sparse_tasks, sparse_built, config)
     build_queues.commit(Disk(), queues_built, out / "consumequeue")
     build_sparse.commit(Disk(), sparse_built, out / "sparse")
     assert tree(out / "attempts") == {}
-    return StageTwo(tree(out / "consumequeue"), result, tree(out / "sparse"), progress)
+    return StageTwo(tree(out / "consumequeue"), result, tree(out / "sparse"), mark)
 
 
 def assert_same(config: Config, runs: Sequence[Run], root: Path, expected: OneProcess) -> StageTwo:
@@ -97,11 +96,11 @@ def assert_same(config: Config, runs: Sequence[Run], root: Path, expected: OnePr
     assert frontier.queues is not None
     assert frontier.sparse is not None
     assert found.queues == expected.queues
-    assert found.result.progress == QueuesProgress(frontier.queues, limit=frontier.queues_limit)
+    assert found.result.mark == frontier.outputs["consumeQueue"]
     assert found.result.counters.without_unit == expected.rebuilt.left_out_messages
     assert found.result.counters.messages == expected.rebuilt.messages
     assert found.sparse == expected.sparse
-    assert found.progress == SparseProgress(frontier.sparse)
+    assert found.mark == frontier.sparse
     return found
 
 

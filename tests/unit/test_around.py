@@ -138,7 +138,7 @@ def test_the_logs_end_is_seen_while_the_reader_is_behind(tmp_path: Path, instanc
             found = daemon._poll()
             assert found is not None
         assert daemon.state.row()["commitLogMaxOffset"] == daemon.reader.position
-        daemon.outputs.close()
+        daemon.pipeline.close()
         daemon.reader.close()
 
 
@@ -175,7 +175,7 @@ def test_a_log_that_goes_on_behind_the_brokers_offset_is_not_at_its_end(
         assert row["caughtUp"]
         assert row["commitLogMaxOffset"] == end
         wait_for(lambda: not limit.unsafe(is_expected=False))
-        daemon.outputs.close()
+        daemon.pipeline.close()
         daemon.reader.close()
 
 
@@ -200,5 +200,5 @@ def test_what_is_left_of_half_a_message_holds_nobody(
         assert daemon.state.meter.held_at is None
         assert daemon.state.row()["commitLogMaxOffset"] == end
         assert limit.unsafe(is_expected=True) == []
-        daemon.outputs.close()
+        daemon.pipeline.close()
         daemon.reader.close()

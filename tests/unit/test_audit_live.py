@@ -18,8 +18,8 @@ from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from support.auditing import audit, config_for, index_log, rows_of
@@ -58,11 +58,11 @@ def test_what_the_broker_indexes_meanwhile_is_found(
     work, service = batches(config), service_of(config)
     done = int(len(work) * share)
     for batch in work[:done]:
-        service.build_index(batch)
+        service.build(batch)
     service.publish()
     plan = plan_audit(Disk(), config)
     for batch in work[done:]:
-        service.build_index(batch)
+        service.build(batch)
         service.publish()
     service.close()
 
@@ -85,7 +85,7 @@ def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config, m
     work, service = batches(config), service_of(config)
     for number, batch in enumerate(work):
         if number != len(work) // 2:
-            service.build_index(batch)
+            service.build(batch)
         if number == len(work) // 3:
             service.publish()
             plan = plan_audit(Disk(), config)
@@ -103,7 +103,7 @@ def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config, m
 def test_messages_that_nobody_indexes_are_waited_for_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     work, service = batches(config), service_of(config)
     for batch in work[: len(work) // 2]:
-        service.build_index(batch)
+        service.build(batch)
     service.publish()
     service.close()
     monkeypatch.setattr(task, "is_live", lambda *_: True)

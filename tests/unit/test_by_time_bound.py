@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ def test_a_bounded_walk_finds_what_an_unbounded_one_does(times: list[int], data:
         store.build()
         marks = store.frontier
         store.build(upto=messages[kept].phy_offset)  # the sparse indexes know less than the key index
-        store.write(replace(marks, sparse=store.frontier.sparse))
+        store.write(marks.with_outputs(sparse=store.frontier.sparse))
         with store.index() as index:
             for begin in {*times, *(time + 1 for time in times), T0 - 100}:
                 answer = query_exact(index, KeyQuery("T", "k", 500, begin))

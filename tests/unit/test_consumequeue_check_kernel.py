@@ -27,8 +27,8 @@ class Built:
         self.messages = stream(25, 200, 6)
         store = ConsumeQueueStore(Disk(), root, file_size, 1000)
         for batch in batches(self.messages, 50):
-            store.put_batch(batch)
-        self.marks: Sequence[QueueMark] = store.mark().marks
+            store.build(batch)
+        self.marks: Sequence[QueueMark] = store.mark().held.queues
         store.close()
         self.mark = next(mark for mark in self.marks if mark.min_offset == 0 and mark.max_offset % 4)
         self.folder = root / self.mark.topic / str(self.mark.queue_id)
@@ -72,13 +72,13 @@ def test_nothing_is_found_after_expiry(tmp_path: Path) -> None:
     store = ConsumeQueueStore(Disk(), tmp_path, FILE_SIZE, 1000)
     messages = stream(22, 300, 5)
     for batch in batches(messages, 50):
-        store.put_batch(batch)
-    store.delete_expired(messages[170].phy_offset)
+        store.build(batch)
+    store.expire(messages[170].phy_offset)
     progress = store.mark()
-    store.remove_expired(progress.expired)
+    store.synced(progress)
     assert progress.expired
     assert check_queues(
-        Disk(), tmp_path, FILE_SIZE, progress.marks, is_at_rest=True, is_owned=False, on_bytes=lambda _: None
+        Disk(), tmp_path, FILE_SIZE, progress.held.queues, is_at_rest=True, is_owned=False, on_bytes=lambda _: None
     ).kept == []  # fmt: skip
     store.close()
 

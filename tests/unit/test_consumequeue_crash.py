@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from indexd.consumequeue.format import UNIT, QueueMark
-from indexd.consumequeue.recover import carry_out, plan
-from indexd.consumequeue.store import ConsumeQueueStore, QueuesProgress
+from indexd.consumequeue.format import UNIT, QueueMark, QueuesMark
+from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.flush.pipeline import sync_dirs, sync_files
+from indexd.output import OutputMark
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
+from support.output_recovery import made_durable, planned_queues
 from support.queues import batches, durable_units, sim_tree, stream
 from support.sim_disk import SimDisk
 from support.sim_fault import SimCrash
@@ -55,11 +57,10 @@ class Life:
         self.put(store, 90)
         store.synced(early)
         self.log_begin = self.messages[40].phy_offset
-        store.delete_expired(self.log_begin)
+        store.expire(self.log_begin)
         late = self.persist(store.mark(), 140)
         store.synced(late)
-        store.remove_expired(late.expired)
-        store.flush()
+        made_durable(self.disk, store)
         self.is_unclean = False
         store.close()
         # The log was cut, and goes on with other messages.
@@ -83,32 +84,28 @@ class Life:
         """Recover, and build what the log has."""
         marks, phy_offset = self.frontier
         cut_at = min(cut_at, phy_offset)
-        found = plan(
-            self.disk, QUEUES, FILE_SIZE, marks, cut_at,
-            is_cut=cut_at < phy_offset, is_unclean=self.is_unclean, log_begin=self.log_begin,
-        )  # fmt: skip
-        assert (found.refill_from, found.reasons) == (None, [])
+        found = planned_queues(
+            self.disk, QUEUES, FILE_SIZE, marks, cut_at, is_unclean=self.is_unclean, log_begin=self.log_begin
+        )
+        assert (found.refill_from, found.reasons) == (None, ())
         self.is_unclean = True
-        self.frontier = found.marks, cut_at
+        self.frontier = found.held.queues, cut_at
         self.covered = [message for message in self.covered if message.phy_offset < cut_at]
-        recovered = carry_out(self.disk, found)
         store = ConsumeQueueStore(self.disk, QUEUES, FILE_SIZE, 1000)
-        store.load(found.marks, recovered.unsynced_files, recovered.unsynced_directories)
+        found.carry_out(self.disk, store.unsynced)
+        store.load(found.held)
         self.put(store, sum(message.phy_offset < cut_at for message in self.log))
         return store
 
     def put(self, store: ConsumeQueueStore, begin: int) -> None:
         for batch in batches(self.log[begin:], 16):
-            store.put_batch(batch)
+            store.build(batch)
 
-    def persist(self, progress: QueuesProgress, count: int) -> QueuesProgress:
+    def persist(self, progress: OutputMark[QueuesMark], count: int) -> OutputMark[QueuesMark]:
         """What the flusher does."""
-        for path in progress.unsynced_files:
-            with self.disk.open_write(path) as file:
-                file.fsync()
-        for path in progress.unsynced_directories:
-            self.disk.sync_dir(path)
-        self.frontier, self.covered = (progress.marks, self.messages[count].phy_offset), self.messages[:count]
+        sync_files(self.disk, progress.unsynced)
+        sync_dirs(self.disk, progress.directories)
+        self.frontier, self.covered = (progress.held.queues, self.messages[count].phy_offset), self.messages[:count]
         return progress
 
     def check_durable(self) -> None:
@@ -127,11 +124,13 @@ class Life:
     def check(self) -> None:
         """The files are those of an undisturbed build, but for what has expired."""
         store = self.start()
-        store.delete_expired(self.log_begin)
-        store.remove_expired(store.mark().expired)
+        store.expire(self.log_begin)
+        store.synced(store.mark())
         twin = naive(self.log)
         twin.delete_expired(self.log_begin)
-        assert {mark[:2]: mark for mark in store.mark().marks} == {mark[:2]: QueueMark(*mark) for mark in twin.marks()}
+        assert {mark[:2]: mark for mark in store.mark().held.queues} == {
+            mark[:2]: QueueMark(*mark) for mark in twin.marks()
+        }
         assert sim_tree(self.disk, QUEUES) == twin.tree()
 
 

@@ -50,7 +50,7 @@ class Twins:
         self.phy_offset = self.expired = 0
 
     def put(self, messages: list[NaiveMessage], table: int) -> None:
-        self.store.put_batch(batch_of(messages, self.tables[table]))
+        self.store.build(batch_of(messages, self.tables[table]))
         for message in messages:
             self.naive.put(message)
 
@@ -70,7 +70,7 @@ class Twins:
         return made
 
     def check(self) -> None:
-        marks = [tuple(mark) for mark in self.store.mark().marks]
+        marks = [tuple(mark) for mark in self.store.mark().held.queues]
         assert marks == self.naive.marks()
         gone = {str(path.relative_to(QUEUES)) for path in self.store.mark().expired}
         assert {
@@ -101,7 +101,7 @@ def test_every_file_and_mark_is_what_the_rules_say(
                 twins.expired = max(twins.expired, twins.phy_offset * argument // 100)
                 inside = [m.phy_offset for m in twins.messages if m.phy_offset < twins.expired < m.phy_offset + m.size]
                 twins.expired = inside[0] if inside else twins.expired
-                names = twins.store.delete_expired(twins.expired)
+                names = twins.store.expire(twins.expired)
                 assert len(names) == twins.naive.delete_expired(twins.expired)
         twins.check()
     counters, kinds = twins.store.counters, twins.naive.kinds

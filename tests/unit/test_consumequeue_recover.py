@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from indexd.consumequeue.format import QueueMark
-from indexd.consumequeue.recover import QueuesPlan, carry_out, plan
+from indexd.consumequeue.format import QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
+from indexd.output import OutputRecovery
 from indexd.storage.disk import Disk
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
+from support.output_recovery import EVERYTHING, carried_out, made_durable, planned_queues
 from support.queues import batches, sim_tree, stream, tree
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
@@ -20,7 +22,6 @@ from support.sim_fault import FaultMap
 ROOT = Path("/simulated")
 QUEUES = ROOT / "consumequeue"
 FILE_SIZE = 80
-EVERYTHING = 1 << 60
 
 
 def naive(messages: Sequence[NaiveMessage]) -> NaiveConsumeQueueStore:
@@ -33,32 +34,26 @@ def naive(messages: Sequence[NaiveMessage]) -> NaiveConsumeQueueStore:
 def build(disk: Disk, messages: Sequence[NaiveMessage], root: Path = QUEUES) -> tuple[QueueMark, ...]:
     store = ConsumeQueueStore(disk, root, FILE_SIZE, 1000)
     for batch in batches(messages, 16):
-        store.put_batch(batch)
-    store.flush()
+        store.build(batch)
+    mark = made_durable(disk, store)
     store.close()
-    return store.mark().marks
+    held: QueuesMark = mark.held
+    return held.queues
 
 
 def planned(
-    disk: Disk,
-    marks: Sequence[QueueMark],
-    phy_offset: int = EVERYTHING,
-    *,
-    root: Path = QUEUES,
-    is_cut: bool = False,
-    is_unclean: bool = False,
-    log_begin: int = 0,
-) -> QueuesPlan:
-    return plan(disk, root, FILE_SIZE, marks, phy_offset, is_cut=is_cut, is_unclean=is_unclean, log_begin=log_begin)
+    disk: Disk, marks: Sequence[QueueMark], phy_offset: int = EVERYTHING, *, root: Path = QUEUES, **keys: Any
+) -> OutputRecovery[QueuesMark]:
+    return planned_queues(disk, root, FILE_SIZE, marks, phy_offset, **keys)
 
 
 def go_on(disk: SimDisk, marks: Sequence[QueueMark], messages: Sequence[NaiveMessage], begin: int) -> None:
     """Build what the log has from ``begin`` on, and hold the whole against an undisturbed build."""
     store = ConsumeQueueStore(disk, QUEUES, FILE_SIZE, 1000)
-    store.load(marks)
+    store.load(QueuesMark(FILE_SIZE, tuple(marks)))
     for batch in batches([message for message in messages if message.phy_offset >= begin], 13):
-        store.put_batch(batch)
-    done = {mark[:2]: mark for mark in store.mark().marks}
+        store.build(batch)
+    done = {mark[:2]: mark for mark in store.mark().held.queues}
     assert done == {mark[:2]: QueueMark(*mark) for mark in naive(messages).marks()}
     assert sim_tree(disk, QUEUES) == naive(messages).tree()
     store.close()
@@ -73,15 +68,15 @@ def test_what_is_whole_is_left_alone(messages: list[NaiveMessage]) -> None:
     disk = SimDisk(ROOT)
     marks = build(disk, messages)
     found = planned(disk, marks)
-    assert found == QueuesPlan(QUEUES, FILE_SIZE, marks)
-    assert found.marks[0] is marks[0]
+    assert found == OutputRecovery(QueuesMark(FILE_SIZE, marks))
+    assert found.held.queues[0] is marks[0]
     changes = disk.changes
-    carry_out(disk, found)
+    carried_out(disk, found)
     assert disk.changes == changes
 
 
 def test_nothing_at_all_is_planned_without_a_folder() -> None:
-    assert planned(SimDisk(ROOT), ()) == QueuesPlan(QUEUES, FILE_SIZE)
+    assert planned(SimDisk(ROOT), ()) == OutputRecovery(QueuesMark(FILE_SIZE))
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 30, 75, 149, 150])
@@ -89,23 +84,22 @@ def test_a_cut_takes_the_units_back_as_if_they_had_never_been(messages: list[Nai
     disk = SimDisk(ROOT)
     marks = build(disk, messages)
     cut_at = messages[at].phy_offset if at < len(messages) else EVERYTHING
-    found = planned(disk, marks, cut_at, is_cut=True)
+    found = planned(disk, marks, cut_at)
     shorter = naive(messages[:at])
-    assert [tuple(mark) for mark in found.marks] == shorter.marks()
-    assert found.dropped_units == len(messages) - at
-    assert (found.refill_from, found.reasons) == (None, [])
-    carry_out(disk, found)
+    assert [tuple(mark) for mark in found.held.queues] == shorter.marks()
+    assert (found.refill_from, found.reasons) == (None, ())
+    carried_out(disk, found)
     assert sim_tree(disk, QUEUES) == shorter.tree()
     assert set(disk.list_dirs(QUEUES)) == {name.split("/")[0] for name in shorter.tree()}
-    go_on(disk, found.marks, messages, cut_at)
+    go_on(disk, found.held.queues, messages, cut_at)
 
 
 def test_a_queue_of_blank_units_alone_is_none(messages: list[NaiveMessage]) -> None:
     disk = SimDisk(ROOT)
     marks = build(disk, [message._replace(queue_offset=message.queue_offset + 3) for message in messages])
-    found = planned(disk, marks, 0, is_cut=True)
-    assert found.marks == ()
-    carry_out(disk, found)
+    found = planned(disk, marks, 0)
+    assert found.held.queues == ()
+    carried_out(disk, found)
     assert sim_tree(disk, QUEUES) == {}
     assert disk.list_dirs(QUEUES) == []
 
@@ -126,8 +120,8 @@ def test_units_that_are_gone_come_from_the_log_again(messages: list[NaiveMessage
     end = messages[-1].phy_offset + messages[-1].size
     found = planned(disk, marks, end, is_unclean=True)
     others = [mark for mark in marks if mark != victim]
-    kept = next((mark for mark in found.marks if mark[:2] == victim[:2]), None)
-    assert [mark for mark in found.marks if mark != kept] == others
+    kept = next((mark for mark in found.held.queues if mark[:2] == victim[:2]), None)
+    assert [mark for mark in found.held.queues if mark != kept] == others
     assert len(found.reasons) == 1
     assert f"ConsumeQueue {victim.topic}/{victim.queue_id}: file {path.name} " in found.reasons[0]
     if nth == 0:
@@ -135,10 +129,9 @@ def test_units_that_are_gone_come_from_the_log_again(messages: list[NaiveMessage
     else:
         assert kept is not None
         assert (kept.max_offset, kept.max_phy_offset) == (begins[nth], found.refill_from)
-    assert found.dropped_units == victim.max_offset - (kept.max_offset if kept else victim.min_offset)
-    carry_out(disk, found)
+    carried_out(disk, found)
     assert found.refill_from is not None
-    go_on(disk, found.marks, messages, found.refill_from)
+    go_on(disk, found.held.queues, messages, found.refill_from)
 
 
 def test_an_unclean_stop_leaves_zeros_behind_the_last_unit(messages: list[NaiveMessage]) -> None:
@@ -146,21 +139,20 @@ def test_an_unclean_stop_leaves_zeros_behind_the_last_unit(messages: list[NaiveM
     marks = build(disk, messages[:70])
     build_on(disk, marks, messages[70:130])
     found = planned(disk, marks, messages[70].phy_offset, is_unclean=True)
-    assert found.marks == marks
-    recovered = carry_out(disk, found)
+    assert found.held.queues == marks
+    recovered = carried_out(disk, found)
     assert sim_tree(disk, QUEUES) == naive(messages[:70]).tree()
     full = [mark for mark in marks if mark.max_offset % 4 == 0]
-    assert len(recovered.unsynced_files) == len(marks) - len(full)
-    assert recovered.deleted_files == found.delete
-    assert {path.parent for path in found.delete} == set(recovered.unsynced_directories)
-    go_on(disk, found.marks, messages, messages[70].phy_offset)
+    assert len(recovered.files()) == len(marks) - len(full)
+    assert {path.parent for path in found.delete} == set(recovered.directories())
+    go_on(disk, found.held.queues, messages, messages[70].phy_offset)
 
 
 def build_on(disk: Disk, marks: Sequence[QueueMark], messages: Sequence[NaiveMessage]) -> None:
     store = ConsumeQueueStore(disk, QUEUES, FILE_SIZE, 1000)
-    store.load(marks)
+    store.load(QueuesMark(FILE_SIZE, tuple(marks)))
     for batch in batches(messages, 16):
-        store.put_batch(batch)
+        store.build(batch)
     store.publish()
     store.close()
 
@@ -171,13 +163,13 @@ def test_a_last_unit_that_is_another_makes_the_queue_anew(messages: list[NaiveMe
     victim, last = marks[1], marks[1].max_offset - 1
     with disk.open_write(QUEUES / victim.topic / str(victim.queue_id) / f"{last // 4 * 80:020d}") as file:
         file.pwrite(b"\1", last % 4 * 20 + 7)
-    assert planned(disk, marks).marks == marks
+    assert planned(disk, marks).held.queues == marks
     found = planned(disk, marks, messages[-1].phy_offset, is_unclean=True)
-    assert victim not in found.marks
+    assert victim not in found.held.queues
     assert found.refill_from == 0
     assert f"unit {last} is not the one that was written" in found.reasons[0]
-    carry_out(disk, found)
-    go_on(disk, found.marks, messages, 0)
+    carried_out(disk, found)
+    go_on(disk, found.held.queues, messages, 0)
 
 
 def test_units_that_are_gone_and_have_expired_are_not_asked_for(messages: list[NaiveMessage]) -> None:
@@ -187,11 +179,11 @@ def test_units_that_are_gone_and_have_expired_are_not_asked_for(messages: list[N
     folder = QUEUES / victim.topic / str(victim.queue_id)
     disk.unlink(folder / f"{(victim.first_offset + 4) * 20:020d}")
     # What is left of it has expired, and so may have the next: the queue begins anew where the log does.
-    kept = planned(disk, marks, EVERYTHING - 1).marks[0]
+    kept = planned(disk, marks, EVERYTHING - 1).held.queues[0]
     found = planned(disk, marks, EVERYTHING - 1, log_begin=kept.max_phy_offset)
-    assert (found.marks, found.refill_from) == (marks[1:], kept.max_phy_offset)
+    assert (found.held.queues, found.refill_from) == (marks[1:], kept.max_phy_offset)
     found = planned(disk, marks, EVERYTHING - 1, log_begin=victim.max_phy_offset)
-    assert (found.marks, found.refill_from) == (marks[1:], None)
+    assert (found.held.queues, found.refill_from) == (marks[1:], None)
 
 
 def test_behind_a_log_that_expired_meanwhile_all_begin_anew(messages: list[NaiveMessage]) -> None:
@@ -199,10 +191,10 @@ def test_behind_a_log_that_expired_meanwhile_all_begin_anew(messages: list[Naive
     marks = build(disk, messages[:50])
     end = messages[50].phy_offset
     found = planned(disk, marks, end, log_begin=end)
-    assert found.marks == marks
+    assert found.held.queues == marks
     found = planned(disk, marks, end, log_begin=messages[60].phy_offset)
-    assert (found.marks, found.refill_from, found.dropped_units) == ((), None, 50)
-    carry_out(disk, found)
+    assert (found.held.queues, found.refill_from) == ((), None)
+    carried_out(disk, found)
     go_on(disk, (), messages[60:], 0)
 
 
@@ -231,13 +223,14 @@ def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path, mess
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(b"x")
     (root / "empty").mkdir()
-    recovered = carry_out(disk, planned(disk, marks, root=root))
+    found = planned(disk, marks, root=root)
+    recovered = carried_out(disk, found)
     assert tree(root) == ours | dict.fromkeys(foreign, b"x")
-    assert {str(path.relative_to(root)) for path in recovered.deleted_files} == set(leftovers)
+    assert {str(path.relative_to(root)) for path in found.delete} == set(leftovers)
     assert not (root / "Gone").exists()
     assert not (root / "Topic0/77").exists()
     assert (root / "empty").exists()
-    assert {root, root / "Topic0", root / "Topic0/0", root / "Half/1"} == set(recovered.unsynced_directories)
+    assert {root, root / "Topic0", root / "Topic0/0", root / "Half/1"} == set(recovered.directories())
     assert planned(disk, marks, root=root).delete == ()
 
 
@@ -253,7 +246,7 @@ def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path, mess
 )
 def test_a_mark_that_contradicts_itself_is_not_believed(mark: QueueMark) -> None:
     found = planned(SimDisk(ROOT), [mark], 500)
-    assert found.marks == ()
+    assert found.held.queues == ()
     assert "contradicts itself" in found.reasons[0]
 
 
@@ -263,7 +256,7 @@ def test_reasons_are_bounded(messages: list[NaiveMessage]) -> None:
     for mark in marks:
         disk.unlink(QUEUES / mark.topic / str(mark.queue_id) / f"{mark.first_offset * 20:020d}")
     found = planned(disk, marks)
-    assert found.marks == ()
+    assert found.held.queues == ()
     assert len(found.reasons) == 11
     assert found.reasons[-1] == f"{len(marks) - 10} more queues that are not whole"
 
@@ -278,9 +271,9 @@ def test_a_recovery_that_the_disk_refuses_is_repeated(messages: list[NaiveMessag
         cut_at = messages[70].phy_offset
         while True:
             try:
-                found = planned(disk, marks, cut_at, is_cut=True, is_unclean=True)
-                marks = found.marks
-                carry_out(disk, found)
+                found = planned(disk, marks, cut_at, is_unclean=True)
+                marks = found.held.queues
+                carried_out(disk, found)
                 break
             except DiskError:
                 assert disk.faults.injected

@@ -11,9 +11,10 @@ import pytest
 
 from indexd.commitlog.batcher import TopicTable
 from indexd.consumequeue import queues
-from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
-from indexd.consumequeue.store import ConsumeQueueStore, QueuesProgress
+from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark, QueuesMark
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
+from indexd.output import OutputMark
 from indexd.storage.disk import Disk
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
 from support.queues import batch_of, batches, sim_tree, stream, tree
@@ -44,7 +45,7 @@ def test_a_file_that_ends_inside_a_batch_is_followed_by_the_next(tmp_path: Path,
     messages = stream(1, 200, 5)
     store = make(Disk(), file_units, tmp_path / "q")
     for batch in batches(messages, 70):
-        store.put_batch(batch)
+        store.build(batch)
     store.flush()
     assert tree(tmp_path / "q") == naive(messages, file_units).tree()
     store.close()
@@ -52,15 +53,15 @@ def test_a_file_that_ends_inside_a_batch_is_followed_by_the_next(tmp_path: Path,
 
 def test_a_queue_that_starts_late_has_blank_units_up_to_its_first(tmp_path: Path) -> None:
     store = make(Disk(), 4, tmp_path)
-    store.put_batch(batch_of([one(10, 500)], TopicTable()))
-    assert store.mark().marks == (QueueMark("T", 0, 8, 10, 11, 510, 10),)
+    store.build(batch_of([one(10, 500)], TopicTable()))
+    assert store.mark().held.queues == (QueueMark("T", 0, 8, 10, 11, 510, 10),)
     unit = UNIT.pack(500, 10, 7)
     assert tree(tmp_path) == {"T/0/00000000000000000160": 2 * BLANK_UNIT + unit + bytes(20)}
 
 
 def test_files_lie_on_the_disk_only_where_they_were_written(tmp_path: Path) -> None:
     store = make(Disk(), 300_000, tmp_path)
-    store.put_batch(batch_of([one(0, 0)], TopicTable()))
+    store.build(batch_of([one(0, 0)], TopicTable()))
     store.flush()
     status = (tmp_path / "T/0/00000000000000000000").stat()
     assert status.st_size == 6_000_000
@@ -80,18 +81,18 @@ def test_ten_thousand_queues_need_few_descriptors_and_a_cheap_mark() -> None:
 
     disk.before_change = look
     table = TopicTable(128)
-    store.put_batch(batch_of(messages, table))
+    store.build(batch_of(messages, table))
     first = store.mark()
     assert most <= 65
-    assert [tuple(mark) for mark in first.marks] == naive(messages, 2).marks()
-    assert len(first.unsynced_files) == 10_000
-    assert len(first.unsynced_directories) == 10_000 + 100 + 1
-    assert store.mark().marks is first.marks
+    assert [tuple(mark) for mark in first.held.queues] == naive(messages, 2).marks()
+    assert len(first.unsynced) == 10_000
+    assert len(first.directories) == 10_000 + 100 + 1
+    assert store.mark().held.queues is first.held.queues
     calls = disk.operations
-    store.put_batch(batch_of([one(2, 10**7, 77, "T77")], table))
+    store.build(batch_of([one(2, 10**7, 77, "T77")], table))
     second = store.mark()
     assert disk.operations - calls < 20
-    changed = [new for old, new in zip(first.marks, second.marks, strict=True) if old is not new]
+    changed = [new for old, new in zip(first.held.queues, second.held.queues, strict=True) if old is not new]
     assert changed == [QueueMark("T77", 77, 0, 0, 3, 10**7 + 10)]
     store.close()
 
@@ -105,7 +106,7 @@ def test_thousands_of_queues_on_a_real_disk_with_few_descriptors(tmp_path: Path)
         store = make(Disk(), 2, tmp_path / "q")
         messages = [one(turn, 10 * (700 * turn + n), n) for turn in range(3) for n in range(700)]
         for batch in batches(messages, 1000):
-            store.put_batch(batch)
+            store.build(batch)
         store.publish()
         assert tree(tmp_path / "q") == naive(messages, 2).tree()
         store.close()
@@ -115,18 +116,18 @@ def test_thousands_of_queues_on_a_real_disk_with_few_descriptors(tmp_path: Path)
 
 def test_what_was_written_after_a_mark_is_not_synced_with_it() -> None:
     store, table = make(), TopicTable()
-    store.put_batch(batch_of([one(0, 0), one(0, 10, 1)], table))
+    store.build(batch_of([one(0, 0), one(0, 10, 1)], table))
     first = store.mark()
-    store.put_batch(batch_of([one(1, 20)], table))
+    store.build(batch_of([one(1, 20)], table))
     second = store.mark()
     store.synced(first)
-    assert store.mark().unsynced_files == (QUEUES / "T/0/00000000000000000000",)
-    assert store.mark().unsynced_directories == ()
+    assert store.mark().unsynced == (QUEUES / "T/0/00000000000000000000",)
+    assert store.mark().directories == ()
     store.synced(second)
-    assert store.mark().unsynced_files == ()
+    assert store.mark().unsynced == ()
     store.synced(first)
     last = store.mark()
-    assert last == QueuesProgress(second.marks, serial=last.serial)
+    assert last == OutputMark(second.held, serial=last.serial)
 
 
 def test_a_loaded_store_goes_on_where_the_other_ended() -> None:
@@ -134,11 +135,12 @@ def test_a_loaded_store_goes_on_where_the_other_ended() -> None:
     marks: tuple[QueueMark, ...] = ()
     for part in (messages[:100], messages[100:101], messages[90:300]):
         store = make(disk)
-        store.load(marks, (QUEUES / "some",), (QUEUES,))
-        assert store.mark().unsynced_files == (QUEUES / "some",)
+        store.load(QueuesMark(80, marks))
+        store.unsynced.add(QUEUES / "some")
+        assert store.mark().unsynced == (QUEUES / "some",)
         for batch in batches(part, 64):
-            store.put_batch(batch)
-        marks = store.mark().marks
+            store.build(batch)
+        marks = store.mark().held.queues
         store.close()
     assert [tuple(mark) for mark in marks] == naive(messages).marks()
     assert sim_tree(disk, QUEUES) == naive(messages).tree()
@@ -149,44 +151,44 @@ def test_expired_files_go_once_no_frontier_names_them() -> None:
     store, twin = make(disk), naive([])
     messages = stream(3, 400, 4)
     for batch in batches(messages, 100):
-        store.put_batch(batch)
+        store.build(batch)
     for message in messages:
         twin.put(message)
     begin = messages[250].phy_offset
-    names = store.delete_expired(begin)
+    names = store.expire(begin)
     assert len(names) == twin.delete_expired(begin) > 5
     progress = store.mark()
     assert [str(path.relative_to(QUEUES)) for path in progress.expired] == names
-    assert [tuple(mark) for mark in progress.marks] == twin.marks()
-    assert not set(progress.expired) & set(progress.unsynced_files)
+    assert [tuple(mark) for mark in progress.held.queues] == twin.marks()
+    assert not set(progress.expired) & set(progress.unsynced)
     assert set(names) < set(sim_tree(disk, QUEUES))
     disk.faults = FaultMap.parse("unlink#2=EACCES")
     with pytest.raises(DiskError):
-        store.remove_expired(progress.expired)
-    store.remove_expired(progress.expired)
+        store.synced(progress)
+    store.synced(progress)
     assert sim_tree(disk, QUEUES) == twin.tree()
     assert (store.mark().expired, store.counters.expired_files) == ((), len(names))
     calls = disk.operations
-    assert store.delete_expired(begin) == []
-    assert store.delete_expired(begin - 1) == []
+    assert store.expire(begin) == []
+    assert store.expire(begin - 1) == []
     assert disk.operations == calls
     # All of it: the last file of each queue stays.
     end = messages[-1].phy_offset + messages[-1].size
-    assert len(store.delete_expired(end)) == twin.delete_expired(end)
-    assert [tuple(mark) for mark in store.mark().marks] == twin.marks()
-    assert all(mark.min_offset == mark.max_offset for mark in store.mark().marks)
+    assert len(store.expire(end)) == twin.delete_expired(end)
+    assert [tuple(mark) for mark in store.mark().held.queues] == twin.marks()
+    assert all(mark.min_offset == mark.max_offset for mark in store.mark().held.queues)
 
 
 def test_expiry_asks_the_disk_only_about_queues_that_may_have_changed() -> None:
     disk = SimDisk(ROOT)
     store = make(disk, 1000)
     messages = [*[one(n, 10 * n, 0) for n in range(50)], *[one(n, 500 + 10 * n, 1 + n % 9) for n in range(900)]]
-    store.put_batch(batch_of(messages, TopicTable()))
+    store.build(batch_of(messages, TopicTable()))
     store.publish()
     calls = disk.counts["pread"]
-    store.delete_expired(250)
+    store.expire(250)
     assert 0 < disk.counts["pread"] - calls < 10
-    assert store.mark().marks[0].min_offset == 25
+    assert store.mark().held.queues[0].min_offset == 25
 
 
 @pytest.mark.parametrize("is_removed_late", [True, False])
@@ -194,21 +196,21 @@ def test_behind_messages_that_nobody_has_read_all_begin_anew(*, is_removed_late:
     disk, messages = SimDisk(ROOT), stream(6, 300, 7)
     store = make(disk)
     for batch in batches(messages[:80], 30):
-        store.put_batch(batch)
+        store.build(batch)
     store.synced(store.mark())
-    store.put_batch(batch_of(messages[80:100], TopicTable()))
+    store.build(batch_of(messages[80:100], TopicTable()))
     store.begin_anew()
     progress = store.mark()
-    assert (progress.marks, progress.unsynced_files) == ((), ())
+    assert (progress.held.queues, progress.unsynced) == ((), ())
     assert len(progress.expired) == sum(len(queue.files()) for queue in naive(messages[:80]).queues.values())
     if not is_removed_late:
-        store.remove_expired(progress.expired)
+        store.synced(progress)
     for batch in batches(messages[110:], 30):
-        store.put_batch(batch)
-    assert [tuple(mark) for mark in store.mark().marks] == naive(messages[110:]).marks()
-    assert len(store.delete_expired(1)) == len(progress.expired)
+        store.build(batch)
+    assert [tuple(mark) for mark in store.mark().held.queues] == naive(messages[110:]).marks()
+    assert len(store.expire(1)) == len(progress.expired)
     # Some files have the names of old ones: they stay.
-    store.remove_expired(progress.expired)
+    store.synced(progress)
     assert sim_tree(disk, QUEUES) == naive(messages[110:]).tree()
     assert store.mark().expired == ()
 
@@ -225,13 +227,13 @@ def test_what_a_disk_refused_is_done_later(operation: str, fault: str) -> None:
             disk.faults = FaultMap.parse(";".join(f"{operation}#{nth}={fault}" for nth in range(1, 200, 3)))
             for _ in range(200):
                 try:
-                    store.put_batch(batch)
+                    store.build(batch)
                     break
                 except DiskError:
                     refused += 1
             disk.faults = FaultMap()
         assert refused > 0 or operation == "open_write"
-        assert [tuple(mark) for mark in store.mark().marks] == naive(messages).marks()
+        assert [tuple(mark) for mark in store.mark().held.queues] == naive(messages).marks()
         assert sim_tree(disk, QUEUES) == naive(messages).tree()
     assert store.counters.units == store.counters.messages == len(messages)
 
@@ -246,11 +248,11 @@ def test_a_disk_that_refuses_at_any_call_changes_nothing_in_the_end() -> None:
         store = make(disk)
         with mock.patch.multiple(queues, UNITS_PER_WRITE=7, _UNITS_A_QUEUE=0):
             for batch in batches(messages, 25):
-                _until_done(store.put_batch, batch)
+                _until_done(store.build, batch)
             _until_done(store.mark)
-            _until_done(store.delete_expired, messages[20].phy_offset)
+            _until_done(store.expire, messages[20].phy_offset)
             progress = store.mark()
-            _until_done(store.remove_expired, progress.expired)
+            _until_done(store.synced, progress)
         gone = {str(path.relative_to(QUEUES)) for path in progress.expired}
         assert gone
         assert sim_tree(disk, QUEUES) == {name: data for name, data in wanted.items() if name not in gone}
@@ -273,7 +275,7 @@ def _until_done(step: Callable[..., object], *arguments: object) -> None:
 def test_a_directory_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "T/0/00000000000000000000").mkdir(parents=True)
     store = make(Disk(), 4, tmp_path)
-    store.put_batch(batch_of([one(0, 0)], TopicTable()))
+    store.build(batch_of([one(0, 0)], TopicTable()))
     with pytest.raises(DiskError, match="Is a directory"):
         store.publish()
 
@@ -282,7 +284,7 @@ def test_what_an_attempt_left_behind_is_no_part_of_the_file(tmp_path: Path) -> N
     (tmp_path / "T/0").mkdir(parents=True)
     (tmp_path / "T/0/00000000000000000000").write_bytes(b"\xff" * 100)
     store = make(Disk(), 4, tmp_path)
-    store.put_batch(batch_of([one(0, 0)], TopicTable()))
+    store.build(batch_of([one(0, 0)], TopicTable()))
     store.publish()
     assert tree(tmp_path) == {"T/0/00000000000000000000": UNIT.pack(0, 10, 7) + bytes(60)}
     store.close()
@@ -290,7 +292,7 @@ def test_what_an_attempt_left_behind_is_no_part_of_the_file(tmp_path: Path) -> N
 
 def test_it_shows_itself_in_a_line() -> None:
     store = make()
-    store.put_batch(batch_of([one(0, 0)], TopicTable()))
+    store.build(batch_of([one(0, 0)], TopicTable()))
     assert len(store) == 1
     for thing in (store, store._queues, store._files, store._pending):
         assert "\n" not in repr(thing)

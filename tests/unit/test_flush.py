@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexd.commitlog.segments import SegmentList
 from indexd.errors import CorruptDataError, IndexdError, UnsafeStoreError
-from indexd.flush.flusher import Flusher, Progress
 from indexd.flush.frontier import (
     CHECKPOINT_SIZE,
     UNCOVERED_MAX,
@@ -23,8 +24,11 @@ from indexd.flush.frontier import (
     read_frontier,
     write_frontier,
 )
-from indexd.index.file import IndexFile, IndexMark, IndexService
+from indexd.flush.pipeline import Pipeline, Progress, write_down
+from indexd.flush.watch import LogChangeDetector
+from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
+from indexd.output import OutputMark
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
 from support.goldens import unpack
@@ -61,7 +65,7 @@ frontiers = st.builds(
     st.lists(
         st.builds(FileMark, st.text("0123456789", min_size=17, max_size=17), headers, st.booleans()),
         unique_by=lambda m: m.name,
-    ).map(lambda marks: tuple(sorted(marks, key=lambda mark: mark.name))),
+    ).map(lambda marks: {"index": tuple(sorted(marks, key=lambda mark: mark.name))}),
 )
 
 
@@ -140,14 +144,15 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     file.publish()
     mark = FileMark(file.path.name, file.header, full=True)
     disk.calls.clear()
-    flusher = Flusher(disk, files, FRESH)
-    flusher.persist(Progress(IndexMark((mark,), (file,)), None, None, 0, 200, 5000, 1))
+    pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, lambda: SegmentList((), ())))
+    frontier = replace(FRESH.with_outputs(index=(mark,)), phy_offset=200, store_timestamp=5000, messages=1)
+    pipeline.persist(Progress(frontier, (OutputMark((mark,), (file.file,)),)))
     order = [call for call in disk.calls if not call.endswith(".tmp")]
     assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
     stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)
     assert (stored.physic_msg_timestamp, stored.index_msg_timestamp, stored.confirm_phy_offset) == (5000, 5000, 200)
-    assert read_frontier(Disk(), files.frontier) == flusher.frontier
-    assert service.mark().files == ()
+    assert read_frontier(Disk(), files.frontier) == pipeline.frontier
+    assert service.mark().held == ()
     file.close()
 
 
@@ -155,7 +160,7 @@ def test_an_open_file_does_not_move_the_index_time(tmp_path: Path) -> None:
     """As in RocketMQ: only a full file that is durable does (spec rocketmq-store 4.4)."""
     files = DataFiles(tmp_path)
     mark = FileMark("20260101000000000", IndexHeader(1, 2, 3, 4, 5, 6), full=False)
-    Flusher(Disk(), files, FRESH).persist(Progress(IndexMark((mark,), ()), None, None, 0, 200, 5000, 1))
+    write_down(Disk(), files, FRESH.with_outputs(index=(mark,)))
     assert StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint).index_msg_timestamp == 0
 
 

@@ -25,7 +25,7 @@ async def test_a_stage_that_hangs_stops_the_watchdogs_food(
     store, release, hangs = tmp_path / "store", threading.Event(), threading.Event()
     end = write_log(store, 200)
     with opened_inside(store, tmp_path / "data", watchdog=1.0) as daemon:
-        owner: Any = {"read": daemon.reader, "build": daemon.building, "flush": daemon.building}[stage]
+        owner: Any = {"read": daemon.reader, "build": daemon.pipeline, "flush": daemon.pipeline}[stage]
         name = {"read": "poll", "build": "apply", "flush": "persist"}[stage]
         method = getattr(owner, name)
 

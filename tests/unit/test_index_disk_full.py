@@ -70,7 +70,7 @@ def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
         for batch in batches(data, flavour, split):
             while True:
                 try:
-                    service.build_index(batch)
+                    service.build(batch)
                     break
                 except DiskError:
                     # Readers and the flusher go on meanwhile, over files that are all whole.

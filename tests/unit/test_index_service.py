@@ -68,9 +68,9 @@ def test_any_log_in_any_batches_makes_the_naive_files(
     naive = naive_service(data, *layout, flavour)
     with new_service(*layout, flavour) as (service, directory):
         for batch in batches(data, flavour, split):
-            service.build_index(batch)
+            service.build(batch)
             # What is marked is what stands in the files: published, and readable by anyone.
-            for mark in service.mark().files:
+            for mark in service.mark().held:
                 header = IndexHeader.unpack((directory / mark.name).read_bytes())
                 assert header == mark.header
         service.publish()
@@ -95,7 +95,7 @@ def test_messages_given_again_are_treated_as_rocketmq_does(
     naive = NaiveIndexService(*layout, flavour)
     with new_service(*layout, flavour) as (service, directory):
         for batch in order:
-            service.build_index(batch)
+            service.build(batch)
             for message in naive_messages(log[: batch.end_offset]):
                 if message.phy_offset >= batch.begin_offset:
                     naive.build_index(message)
@@ -113,7 +113,7 @@ def test_the_goldens_index_files(name: str, tmp_path: Path) -> None:
             if rows:
                 end = rows[-1]["phyOffset"] + rows[-1]["size"] - int(path.name)
                 for batch in batches(data[:end], golden.flavour, [700], int(path.name)):
-                    service.build_index(batch)
+                    service.build(batch)
         service.publish()
         assert contents(directory) == [path.read_bytes() for path in golden.index_files()]
 
@@ -122,8 +122,8 @@ def test_the_entries_of_one_message_straddle_files() -> None:
     data = encode(specs(2, keys=7))
     with new_service(3, 4) as (service, directory):
         for batch in batches(data, "5.4", [5]):
-            service.build_index(batch)
-        heads = [mark.header for mark in service.mark().files]
+            service.build(batch)
+        heads = [mark.header for mark in service.mark().held]
         assert [head.entries for head in heads] == [3, 3, 3, 3, 2]
         assert heads[1].begin_phy_offset == heads[0].end_phy_offset == 0
         assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
@@ -133,11 +133,11 @@ def test_a_full_last_file_has_no_successor_until_the_next_message_of_any_kind() 
     data = encode([*specs(1, keys=3), Sample(FrameSpec("no keys"))])
     with new_service(3, 4) as (service, directory):
         first, second = batches(data, "5.4", [1])
-        service.build_index(first)
+        service.build(first)
         assert len(contents(directory)) == 1
-        assert not service.mark().files[0].full
-        service.build_index(second)
-        marks = service.mark().files
+        assert not service.mark().held[0].full
+        service.build(second)
+        marks = service.mark().held
         assert [mark.full for mark in marks] == [True, False]
         assert marks[1].header == IndexHeader(BASE_TIME, BASE_TIME, 0, 0, 0, 1)
         assert contents(directory)[1][36:] == bytes(4 + 3 * 4 + 4 * 20)
@@ -154,8 +154,8 @@ def test_names_only_grow_whatever_the_clock_does(times: list[float]) -> None:
     ticks = iter(times)
     with new_service(2, 3, clock=lambda: next(ticks, times[-1])) as (service, directory):
         for batch in batches(data, "5.4", [3]):
-            service.build_index(batch)
-        names = [mark.name for mark in service.mark().files]
+            service.build(batch)
+        names = [mark.name for mark in service.mark().held]
         assert len(set(names)) == len(names) == 8
         assert names == sorted(names) == sorted(path.name for path in directory.iterdir())
         assert all(is_index_name(name) for name in names)
@@ -174,16 +174,16 @@ def test_a_service_goes_on_from_what_another_left(
     stop = data.draw(st.integers(0, len(parts)))
     with new_service(*layout, flavour) as (service, directory):
         for batch in parts[:stop]:
-            service.build_index(batch)
+            service.build(batch)
         service.flush()
-        marks = service.mark().files
+        marks = service.mark().held
         service.close()
         # A clock that stands before the names that are there.
         later = IndexService(Disk(), directory, IndexLayout(*layout), FLAVOURS[flavour], lambda: -1e9)
         later.load(marks)
-        assert later.mark().files == marks
+        assert later.mark().held == marks
         for batch in parts[stop:]:
-            later.build_index(batch)
+            later.build(batch)
         later.flush()
         naive = naive_service(log, *layout, flavour)
         last = len(naive.files) - 1
@@ -196,13 +196,13 @@ def test_unsynced_files_are_those_that_no_flusher_has_made_durable() -> None:
     data = encode(specs(7, keys=1))
     with new_service(3, 4) as (service, directory):
         for batch in batches(data, "5.4", [4]):
-            service.build_index(batch)
+            service.build(batch)
         mark = service.mark()
-        assert [file.path.name for file in mark.unsynced] == [found.name for found in mark.files]
-        for file in mark.unsynced:
-            file.file.fsync()
-        service.synced(mark.unsynced)
-        assert [file.path.name for file in service.mark().unsynced] == [mark.files[-1].name]
+        assert [file.path.name for file in service.writing] == [found.name for found in mark.held]
+        for file in service.writing:
+            file.fsync()
+        service.synced(mark)
+        assert [file.path.name for file in service.writing] == [mark.held[-1].name]
         assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
 
 
@@ -211,33 +211,33 @@ def test_expired_files_go_from_the_front_and_never_the_last(count: int, entries:
     data = encode(specs(count))
     with new_service(3, entries) as (service, directory):
         for batch in batches(data, "5.4", [50]):
-            service.build_index(batch)
-        before = service.mark().files
+            service.build(batch)
+        before = service.mark().held
         expected = []
         for mark in before[:-1]:
             if mark.header.end_phy_offset >= least:
                 break
             expected.append(mark.name)
-        assert service.delete_expired_file(least) == expected
+        assert service.expire(least) == expected
         mark = service.mark()
-        assert [kept.name for kept in mark.files] == [kept.name for kept in before[len(expected) :]]
+        assert [kept.name for kept in mark.held] == [kept.name for kept in before[len(expected) :]]
         assert sorted(path.name for path in directory.iterdir()) == [kept.name for kept in before]
-        assert mark.expired == tuple(expected)
-        service.remove_expired(mark.expired)
+        assert mark.expired == tuple(directory / name for name in expected)
+        service.synced(mark)
         assert service.mark().expired == ()
         assert sorted(path.name for path in directory.iterdir()) == [kept.name for kept in before[len(expected) :]]
         assert service.counters.expired_files == len(expected)
         if again:
-            assert service.delete_expired_file(least) == []
+            assert service.expire(least) == []
 
 
 def test_the_only_file_stays_even_when_it_is_full_and_expired() -> None:
     with new_service(3, 4) as (service, directory):
         for batch in batches(encode(specs(3)), "5.4", [9]):
-            service.build_index(batch)
-        marks = tuple(service.mark().files)
+            service.build(batch)
+        marks = tuple(service.mark().held)
         service.close()
         later = IndexService(Disk(), directory, IndexLayout(3, 4), FLAVOURS["5.4"])
         later.load(tuple(type(mark)(mark.name, mark.header, True) for mark in marks))
-        assert later.delete_expired_file(1 << 40) == []
+        assert later.expire(1 << 40) == []
         assert len(contents(directory)) == 1

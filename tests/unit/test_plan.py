@@ -15,7 +15,7 @@ SIZE = LAYOUT.file_size
 A = FileMark("20260101000000001", IndexHeader(1, 2, 0, 100, 3, 20), full=True)
 B = FileMark("20260101000000002", IndexHeader(2, 3, 100, 200, 3, 20), full=True)
 C = FileMark("20260101000000003", IndexHeader(3, 4, 200, 300, 3, 7), full=False)
-FRONTIER = Frontier("/s", ("/s/commitlog",), 1 << 20, "5.4", LAYOUT, phy_offset=400, index=(A, B, C))
+FRONTIER = Frontier("/s", ("/s/commitlog",), 1 << 20, "5.4", LAYOUT, phy_offset=400, outputs={"index": (A, B, C)})
 
 
 def on_disk(**changes: object) -> OnDisk:

@@ -12,7 +12,7 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError
-from indexd.recovery.compare import WholeLog
+from indexd.recovery.whole_log import WholeLog
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
 
 BIG = 1 << 20

@@ -31,11 +31,11 @@ class Ground:
 
     def __init__(self, daemon: Any) -> None:
         self.daemon = daemon
-        self.instance, self.flusher = daemon._instance, daemon.flusher
+        self.instance, self.pipeline = daemon._instance, daemon.pipeline
         self.log: Any = SilentLog()
         self.instance.log = self.log
         self.stop = threading.Event()
-        self.scrubbing = Scrubbing(self.instance, self.flusher, self.stop)
+        self.scrubbing = Scrubbing(self.instance, self.pipeline, self.stop)
 
     @property
     def row(self) -> Any:
@@ -51,14 +51,14 @@ class Ground:
 def ground(tmp_path: Path) -> Iterator[Ground]:
     write_log(tmp_path / "store", 500)
     with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
-        while not daemon.outputs.messages:
+        while not daemon.pipeline.built.messages:
             found = daemon.reader.poll()
             if hasattr(found, "rows"):
-                daemon.outputs.apply(found)
-        daemon.flusher.persist(daemon.outputs.progress())
-        daemon.flusher.scrubbed_at = None  # a new directory waits for a day
+                daemon.pipeline.build(found)
+        daemon.pipeline.persist(daemon.pipeline.mark())
+        daemon.pipeline.scrubbed_at = None  # a new directory waits for a day
         yield Ground(daemon)
-        daemon.outputs.close()
+        daemon.pipeline.close()
         daemon.reader.close()
 
 
@@ -70,12 +70,12 @@ def test_it_is_due_at_once_and_then_every_interval(ground: Ground) -> None:
     assert ground.row["bytes"] > 0
     assert (ground.row["damaged"], ground.row["brokenOff"]) == (0, 0)
     # Written down with the next frontier, and so for the process that comes after.
-    ground.flusher.persist(ground.daemon.outputs.progress())
-    assert ground.flusher.frontier.scrubbed_at == ground.flusher.scrubbed_at
-    other = Scrubbing(ground.instance, ground.flusher, ground.stop)
+    ground.pipeline.persist(ground.pipeline.mark())
+    assert ground.pipeline.frontier.scrubbed_at == ground.pipeline.scrubbed_at
+    other = Scrubbing(ground.instance, ground.pipeline, ground.stop)
     assert DAY - 60 < (other.seconds_left or 0) <= DAY
     # A clock that was ahead then does not put it off for ever.
-    ground.flusher.scrubbed_at = int((time.time() + 10 * DAY) * 1000)
+    ground.pipeline.scrubbed_at = int((time.time() + 10 * DAY) * 1000)
     assert ground.left() == 0
 
 
@@ -141,7 +141,7 @@ def test_the_rate_is_bounded(ground: Ground, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_only_a_full_file_that_is_still_there_takes_a_checksum_over(ground: Ground) -> None:
-    index = ground.daemon.outputs.index
+    index = ground.daemon._index
     full, other = FileMark("1", IndexHeader(), full=True), FileMark("2", IndexHeader(), full=True)
     index._full = [full]
     index.adopt(replace(full, entries_crc=7, slots_crc=8))

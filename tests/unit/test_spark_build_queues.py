@@ -138,7 +138,7 @@ def test_every_count_is_that_of_one_store(tmp_path: Path) -> None:
     for split in splits:
         for found in SplitReader(Disk(), config, split):
             assert not isinstance(found, Skipped)
-            store.put_batch(found)
+            store.build(found)
     store.flush()
     store.close()
     runs = make_runs(config, splits, tmp_path / "runs")

@@ -32,8 +32,8 @@ def build(directory: Path, rows: list[Row], interval: int) -> SparseMark:
     directory.mkdir()
     service = SparseService(Disk(), directory, SEGMENT_SIZE, interval)
     for batch in batches_of(rows, [7]):
-        service.put_batch(batch)
-    mark = service.mark().mark
+        service.build(batch)
+    mark = service.mark().held
     service.close()
     return mark
 

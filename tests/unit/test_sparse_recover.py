@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.errors import DiskError
+from indexd.flush.pipeline import sync_dirs, sync_files
+from indexd.output import OutputRecovery
 from indexd.sparse.format import SparseMark
-from indexd.sparse.recover import SparsePlan, carry_out, plan
-from indexd.sparse.service import SparseProgress, SparseService
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
+from support.output_recovery import carried_out, made_durable, planned_sparse
 from support.sim_disk import SimDisk
 from support.sim_fault import SimCrash
 from support.sparse_log import SEGMENT_SIZE, Row, batch_of, batches_of, expected_files, log_rows
@@ -36,31 +38,34 @@ def rows_of(segments: int, each: int = 30) -> list[Row]:
 def built(disk: Disk, directory: Path, rows: Sequence[Row], interval: int = 300) -> SparseMark:
     """Build, and close as a clean stop does."""
     service = SparseService(disk, directory, SEGMENT_SIZE, interval)
-    service.put_batch(batch_of(rows))
-    service.flush()
-    mark = service.mark().mark
+    service.build(batch_of(rows))
+    mark: SparseMark = made_durable(disk, service).held
     service.close()
     return mark
 
 
-def recovered(disk: Disk, directory: Path, mark: SparseMark, phy_offset: int, log_begin: int = 0) -> SparsePlan:
+def recovered(
+    disk: Disk, directory: Path, mark: SparseMark, phy_offset: int, log_begin: int = 0
+) -> OutputRecovery[SparseMark]:
     """Plan, and do it; a second plan has nothing to do."""
-    first = plan(disk, directory, SEGMENT_SIZE, mark, phy_offset, log_begin=log_begin)
-    carry_out(disk, first)
-    second = plan(disk, directory, SEGMENT_SIZE, first.mark, phy_offset, log_begin=log_begin)
-    assert (second.mark, second.delete, dict(second.cut), second.reasons) == (first.mark, (), {}, ())
+    first = planned_sparse(disk, directory, SEGMENT_SIZE, mark, phy_offset, log_begin=log_begin)
+    carried_out(disk, first)
+    second = planned_sparse(disk, directory, SEGMENT_SIZE, first.held, phy_offset, log_begin=log_begin)
+    assert (second.held, second.delete, second.cut, second.reasons) == (first.held, (), (), ())
     return first
 
 
-def go_on(disk: Disk, directory: Path, done: SparsePlan, rows: Sequence[Row], interval: int = 300) -> None:
+def go_on(
+    disk: Disk, directory: Path, done: OutputRecovery[SparseMark], rows: Sequence[Row], interval: int = 300
+) -> None:
     """Read the log again as far as needed, and on; the files are those of an undisturbed build."""
     service = SparseService(disk, directory, SEGMENT_SIZE, interval)
-    service.load(done.mark)
-    begin = done.mark.phy_offset if done.refill_from is None else done.refill_from
+    service.load(done.held)
+    begin = done.held.phy_offset if done.refill_from is None else done.refill_from
     left = [row for row in rows if row[0] >= begin]
     if left:
-        service.put_batch(batch_of(left))
-    mark = service.mark().mark
+        service.build(batch_of(left))
+    mark = service.mark().held
     service.close()
     found = {}
     for segment in mark.segments:
@@ -81,15 +86,15 @@ def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
     mark = built(Disk(), tmp_path, rows)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     done = recovered(Disk(), tmp_path, mark, mark.phy_offset)
-    assert (done.mark, done.refill_from, done.delete, done.reasons) == (mark, None, (), ())
+    assert (done.held, done.refill_from, done.delete, done.reasons) == (mark, None, (), ())
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     go_on(Disk(), tmp_path, done, rows)
 
 
 def test_no_directory_and_an_empty_mark(tmp_path: Path) -> None:
-    done = plan(Disk(), tmp_path / "none", SEGMENT_SIZE, SparseMark(300), 12345, log_begin=0)
-    assert (done.mark, done.refill_from, done.delete) == (SparseMark(300), None, ())
-    carry_out(Disk(), done)
+    done = planned_sparse(Disk(), tmp_path / "none", SEGMENT_SIZE, SparseMark(300), 12345, log_begin=0)
+    assert (done.held, done.refill_from, done.delete) == (SparseMark(300), None, ())
+    carried_out(Disk(), done)
     assert not list(tmp_path.iterdir())
 
 
@@ -104,7 +109,7 @@ def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path) -> N
     ):
         (tmp_path / name).write_bytes(b"x")
     done = recovered(Disk(), tmp_path, mark, mark.phy_offset)
-    assert set(done.delete) == {f"{9 * SEGMENT_SIZE:020d}.index", f"{5:020d}.timeindex"}
+    assert {path.name for path in done.delete} == {f"{9 * SEGMENT_SIZE:020d}.index", f"{5:020d}.timeindex"}
     assert {"notes.txt", f"{5:020d}.index.deleted", "5.index"} <= {path.name for path in tmp_path.iterdir()}
 
 
@@ -143,7 +148,7 @@ def test_what_does_not_hold_is_built_again_with_all_behind(damage: str, tmp_path
     assert done.refill_from == base
     assert len(done.reasons) == 1
     assert f"{base:020d}" in done.reasons[0]
-    assert done.mark == SparseMark(300, base, mark.segments[:number], None)
+    assert done.held == SparseMark(300, base, mark.segments[:number], None)
     go_on(Disk(), tmp_path, done, rows)
 
 
@@ -155,8 +160,8 @@ def test_a_log_that_was_cut_and_written_on(rows: list[Row], interval: int, data:
     with tempfile.TemporaryDirectory() as name:
         mark = built(Disk(), Path(name), rows, interval)
         done = recovered(Disk(), Path(name), mark, phy_offset)
-        assert done.mark.phy_offset <= phy_offset
-        read_again = phy_offset - (done.mark.phy_offset if done.refill_from is None else done.refill_from)
+        assert done.held.phy_offset <= phy_offset
+        read_again = phy_offset - (done.held.phy_offset if done.refill_from is None else done.refill_from)
         assert read_again < SEGMENT_SIZE or done.refill_from is None
         go_on(Disk(), Path(name), done, other, interval)
 
@@ -166,11 +171,11 @@ def test_segments_that_have_expired_are_left_out(tmp_path: Path) -> None:
     mark = built(Disk(), tmp_path, rows)
     (tmp_path / f"{0:020d}.index").unlink()
     done = recovered(Disk(), tmp_path, mark, mark.phy_offset, log_begin=2 * SEGMENT_SIZE)
-    assert (done.mark, done.refill_from) == (mark._replace(segments=mark.segments[2:]), None)
+    assert (done.held, done.refill_from) == (mark._replace(segments=mark.segments[2:]), None)
     assert len(done.delete) == 3
     go_on(Disk(), tmp_path, done, [row for row in rows if row[0] >= 2 * SEGMENT_SIZE])
-    done = recovered(Disk(), tmp_path, done.mark, mark.phy_offset, log_begin=9 * SEGMENT_SIZE)
-    assert (done.mark.segments, done.mark.active, done.refill_from) == ((), None, None)
+    done = recovered(Disk(), tmp_path, done.held, mark.phy_offset, log_begin=9 * SEGMENT_SIZE)
+    assert (done.held.segments, done.held.active, done.refill_from) == ((), None, None)
 
 
 def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:
@@ -180,9 +185,9 @@ def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:
     size = 8 * mark.segments[-1].offset_entries
     length = path.stat().st_size
     path.write_bytes(path.read_bytes()[:size] + bytes(20) + b"torn".ljust(length - size - 20, b"\0"))
-    done = plan(Disk(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)
-    assert dict(done.cut) == {path.name: size}
-    carry_out(Disk(), done)
+    done = planned_sparse(Disk(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)
+    assert done.cut == ((path, size, length),)
+    carried_out(Disk(), done)
     assert path.stat().st_size == length
     assert not any(path.read_bytes()[size:])
     # Broken off between cutting and lengthening: the length comes back when it is opened.
@@ -192,14 +197,6 @@ def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:
 
 
 # --- a crash at any moment ---
-
-
-def flush(disk: SimDisk, progress: SparseProgress) -> None:
-    for path in progress.unsynced_files:
-        with disk.open_write(path) as file:
-            file.fsync()
-    for path in progress.unsynced_directories:
-        disk.sync_dir(path)
 
 
 @given(log_rows(max_size=40), INTERVALS, SPLITS, st.integers(0, 80), st.integers(0, 1 << 32), st.booleans())
@@ -213,12 +210,13 @@ def test_after_a_crash_at_any_change_the_last_mark_holds(
     service = SparseService(disk, ROOT, SEGMENT_SIZE, interval)
     try:
         for batch in batches_of(rows, split):
-            service.put_batch(batch)
+            service.build(batch)
             if rand.random() < 0.4:
                 progress = service.mark()
-                flush(disk, progress)
+                sync_files(disk, progress.unsynced)
+                sync_dirs(disk, progress.directories)
                 service.synced(progress)
-                durable = progress.mark
+                durable = progress.held
     except SimCrash:
         pass
     # The recovery is broken off, too, and done once more.
@@ -226,12 +224,14 @@ def test_after_a_crash_at_any_change_the_last_mark_holds(
         disk.crash(rand) if is_power_lost else disk.kill()
         disk.crash_at = None if crash_again is None else disk.changes + crash_again
         try:
-            done = plan(disk, ROOT, SEGMENT_SIZE, durable, durable.phy_offset, log_begin=0)
-            assert (done.mark, done.refill_from, done.reasons) == (durable, None, ())
-            carry_out(disk, done)
+            done = planned_sparse(disk, ROOT, SEGMENT_SIZE, durable, durable.phy_offset, log_begin=0)
+            assert (done.held, done.refill_from, done.reasons) == (durable, None, ())
+            carried_out(disk, done)
         except SimCrash:
             continue
-    go_on(disk, ROOT, plan(disk, ROOT, SEGMENT_SIZE, durable, durable.phy_offset, log_begin=0), rows, interval)
+    go_on(
+        disk, ROOT, planned_sparse(disk, ROOT, SEGMENT_SIZE, durable, durable.phy_offset, log_begin=0), rows, interval
+    )
 
 
 def test_a_disk_that_cannot_be_read_is_not_a_damaged_file(tmp_path: Path) -> None:
@@ -241,4 +241,4 @@ def test_a_disk_that_cannot_be_read_is_not_a_damaged_file(tmp_path: Path) -> Non
 
     mark = built(Disk(), tmp_path, rows_of(2))
     with pytest.raises(DiskError):
-        plan(Unreadable(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)
+        planned_sparse(Unreadable(), tmp_path, SEGMENT_SIZE, mark, mark.phy_offset, log_begin=0)

@@ -18,6 +18,7 @@ from indexd.sparse.format import SparseMark
 from indexd.sparse.service import SparseService
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
+from support.output_recovery import made_durable
 from support.reading import open_reader
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
@@ -49,7 +50,7 @@ def files_of(disk: Disk, directory: Path, mark: SparseMark) -> dict[str, bytes]:
 def check(
     service: SparseService, directory: Path, rows: Sequence[Row], interval: int, disk: Disk | None = None
 ) -> None:
-    mark = service.mark().mark
+    mark = service.mark().held
     assert files_of(disk or Disk(), directory, mark) == expected_files(rows, interval)
     assert SparseMark.from_json(mark.to_json()) == mark
     assert sum(segment.messages for segment in mark.segments) == len(rows)
@@ -65,15 +66,15 @@ def test_any_log_in_any_batches_makes_the_files_of_the_plain_rule(
     with tempfile.TemporaryDirectory() as name:
         service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
         for batch in batches_of(rows, split):
-            service.put_batch(batch)
+            service.build(batch)
             if data.draw(st.booleans()):
                 done = [row for row in rows if row[0] < batch.end_offset]
                 check(service, Path(name), done, interval)
         check(service, Path(name), rows, interval)
         assert service.counters.messages == len(rows)
-        assert service.counters.sealed == len(service.mark().mark.sealed)
+        assert service.counters.sealed == len(service.mark().held.sealed)
         assert service.counters.entries == sum(
-            segment.offset_entries + segment.time_entries for segment in service.mark().mark.segments
+            segment.offset_entries + segment.time_entries for segment in service.mark().held.segments
         )
         service.close()
 
@@ -84,16 +85,16 @@ def test_a_service_goes_on_from_a_mark(rows: list[Row], interval: int, split: li
         service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
         parts = batches_of(rows, split)
         for at, batch in enumerate(parts):
-            service.put_batch(batch)
+            service.build(batch)
             if data.draw(st.integers(0, 2)) == 0:
-                mark = SparseMark.from_json(service.mark().mark.to_json())
+                mark = SparseMark.from_json(service.mark().held.to_json())
                 service.close()
                 service = SparseService(Disk(), Path(name), SEGMENT_SIZE, interval)
                 service.load(mark)
-                assert service.mark().mark == mark
+                assert service.mark().held == mark
             if data.draw(st.integers(0, 4)) == 0:
                 for earlier in data.draw(st.lists(st.sampled_from(parts[: at + 1]), max_size=2)):
-                    service.put_batch(earlier)  # is in already
+                    service.build(earlier)  # is in already
         check(service, Path(name), rows, interval)
         service.close()
 
@@ -101,16 +102,16 @@ def test_a_service_goes_on_from_a_mark(rows: list[Row], interval: int, split: li
 def test_a_first_message_larger_than_the_interval(tmp_path: Path) -> None:
     rows = [(0, 3000, 5), (3000, 91, 6), (3091, 91, 4)]
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 500)
-    service.put_batch(batch_of(rows))
+    service.build(batch_of(rows))
     check(service, tmp_path, rows, 500)
-    assert service.mark().mark.segments[0][2:] == (1, 1)
+    assert service.mark().held.segments[0][2:] == (1, 1)
     assert (tmp_path / f"{0:020d}.index").read_bytes()[:8] == bytes([0, 0, 0, 1, 0, 0, 0x0B, 0xB8])
 
 
 def test_equal_and_falling_timestamps_get_no_entry_of_their_own(tmp_path: Path) -> None:
     rows = [(100 * number, 100, time) for number, time in enumerate([9, 9, 8, 9, 3, 10, 10])]
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.put_batch(batch_of([*rows, (SEGMENT_SIZE, 100, 1)]))
+    service.build(batch_of([*rows, (SEGMENT_SIZE, 100, 1)]))
     with TimeIndex.load(Disk(), tmp_path / f"{0:020d}.timeindex", 0, 2) as index:
         assert list(index) == [(9, 0), (10, 5)]
     with OffsetIndex.open(Disk(), tmp_path / f"{0:020d}.index", 0, writable=False) as index:
@@ -120,20 +121,20 @@ def test_equal_and_falling_timestamps_get_no_entry_of_their_own(tmp_path: Path) 
 def test_the_smallest_frames_all_with_an_entry_fit(tmp_path: Path) -> None:
     rows = [(91 * number, 91, number) for number in range(SEGMENT_SIZE // 91)]
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.put_batch(batch_of([*rows, (SEGMENT_SIZE, 91, 10_000)]))
+    service.build(batch_of([*rows, (SEGMENT_SIZE, 91, 10_000)]))
     check(service, tmp_path, [*rows, (SEGMENT_SIZE, 91, 10_000)], 0)
 
 
 def test_a_row_before_what_is_sealed_is_a_defect(tmp_path: Path) -> None:
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
     service.load(SparseMark(0, 0, (), None))
-    service.put_batch(batch_of([(SEGMENT_SIZE, 91, 1)]))
-    mark = service.mark().mark._replace(phy_offset=0)
+    service.build(batch_of([(SEGMENT_SIZE, 91, 1)]))
+    mark = service.mark().held._replace(phy_offset=0)
     service.close()
     again = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
     again.load(mark)
     with pytest.raises(IndexdError, match="grows"):
-        again.put_batch(batch_of([(0, 91, 1)]))
+        again.build(batch_of([(0, 91, 1)]))
     with pytest.raises(IndexdError, match="interval"):
         SparseService(Disk(), tmp_path, SEGMENT_SIZE, 7).load(mark)
 
@@ -151,13 +152,13 @@ def test_a_real_log_of_small_segments(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "commitlog", segment_size=size, check_tail=False)
     rows: list[Row] = []
     while isinstance(batch := reader.poll(), DispatchBatch):
-        service.put_batch(batch)
+        service.build(batch)
         requests = [batch.request(row) for row in range(batch.rows)]
         rows += [(each.commit_log_offset, each.msg_size, each.store_timestamp) for each in requests]
     reader.close()
     assert len(rows) >= 902  # the reader keeps back what may still change
-    assert [segment.messages for segment in service.mark().mark.segments][-2:] == [1, 1]
-    found = files_of(Disk(), tmp_path / "sparse", service.mark().mark)
+    assert [segment.messages for segment in service.mark().held.segments][-2:] == [1, 1]
+    found = files_of(Disk(), tmp_path / "sparse", service.mark().held)
     assert found == expected_files(rows, interval, size)
     service.close()
 
@@ -167,42 +168,42 @@ def test_a_real_log_of_small_segments(tmp_path: Path) -> None:
 
 def test_what_is_unsynced_until_when(tmp_path: Path) -> None:
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    assert service.mark().unsynced_files == ()
-    service.put_batch(batch_of([(0, 91, 1), (91, 91, 2)]))
+    assert service.mark().unsynced == ()
+    service.build(batch_of([(0, 91, 1), (91, 91, 2)]))
     first = service.mark()
-    assert {path.name for path in first.unsynced_files} == {f"{0:020d}.index", f"{0:020d}.timeindex"}
-    assert first.unsynced_directories == (tmp_path,)
-    service.put_batch(batch_of([(182, 91, 3)]))
+    assert {path.name for path in first.unsynced} == {f"{0:020d}.index", f"{0:020d}.timeindex"}
+    assert first.directories == (tmp_path,)
+    service.build(batch_of([(182, 91, 3)]))
     second = service.mark()
     service.synced(first)
-    assert set(service.mark().unsynced_files) == set(first.unsynced_files)  # written since
-    assert service.mark().unsynced_directories == ()
+    assert set(service.mark().unsynced) == set(first.unsynced)  # written since
+    assert service.mark().directories == ()
     service.synced(second)
-    assert service.mark().unsynced_files == ()
-    service.put_batch(batch_of([(SEGMENT_SIZE, 91, 3)]))
-    assert len(service.mark().unsynced_files) == 4
-    service.flush()
-    assert (service.mark().unsynced_files, service.mark().unsynced_directories) == ((), ())
+    assert service.mark().unsynced == ()
+    service.build(batch_of([(SEGMENT_SIZE, 91, 3)]))
+    assert len(service.mark().unsynced) == 4
+    made_durable(Disk(), service)
+    assert (service.mark().unsynced, service.mark().directories) == ((), ())
     service.close()
 
 
 def test_expiry(tmp_path: Path) -> None:
     service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.put_batch(batch_of([(SEGMENT_SIZE * number, 91, number) for number in range(4)]))
-    assert service.delete_expired(SEGMENT_SIZE - 1) == []
-    names = service.delete_expired(2 * SEGMENT_SIZE)
+    service.build(batch_of([(SEGMENT_SIZE * number, 91, number) for number in range(4)]))
+    assert service.expire(SEGMENT_SIZE - 1) == []
+    names = service.expire(2 * SEGMENT_SIZE)
     assert names == [f"{SEGMENT_SIZE * number:020d}.{end}" for number in range(2) for end in ("index", "timeindex")]
     progress = service.mark()
-    assert [segment.base for segment in progress.mark.segments] == [2 * SEGMENT_SIZE, 3 * SEGMENT_SIZE]
-    assert progress.expired == tuple(names)
-    assert not {path.name for path in progress.unsynced_files} & set(names)
+    assert [segment.base for segment in progress.held.segments] == [2 * SEGMENT_SIZE, 3 * SEGMENT_SIZE]
+    assert progress.expired == tuple(tmp_path / name for name in names)
+    assert not {path.name for path in progress.unsynced} & set(names)
     assert len(list(tmp_path.iterdir())) == 8
-    service.remove_expired(progress.expired)
+    service.synced(progress)
     assert len(list(tmp_path.iterdir())) == 4
     assert service.mark().expired == ()
     # The segment that grows stays, whatever the log says.
-    assert len(service.delete_expired(100 * SEGMENT_SIZE)) == 2
-    assert [segment.base for segment in service.mark().mark.segments] == [3 * SEGMENT_SIZE]
+    assert len(service.expire(100 * SEGMENT_SIZE)) == 2
+    assert [segment.base for segment in service.mark().held.segments] == [3 * SEGMENT_SIZE]
     service.close()
 
 
@@ -217,7 +218,7 @@ def test_after_an_error_the_same_batch_goes_on_where_it_stopped(
     disk = SimDisk(ROOT, number, FaultMap.parse(f"{operation}#{number}={fault};{operation}#{number + 3}={fault}"))
     service = SparseService(disk, ROOT, SEGMENT_SIZE, interval)
     for batch in batches_of(rows, split):
-        for step in (lambda batch=batch: service.put_batch(batch), service.publish):
+        for step in (lambda batch=batch: service.build(batch), service.publish):
             for _ in range(3):
                 try:
                     step()
@@ -229,9 +230,9 @@ def test_after_an_error_the_same_batch_goes_on_where_it_stopped(
     disk.faults = FaultMap()
     check(service, ROOT, rows, interval, disk)
     assert service.counters.messages == len(rows)
-    assert service.counters.sealed == len(service.mark().mark.sealed)
+    assert service.counters.sealed == len(service.mark().held.sealed)
     assert service.counters.entries == sum(
-        segment.offset_entries + segment.time_entries for segment in service.mark().mark.segments
+        segment.offset_entries + segment.time_entries for segment in service.mark().held.segments
     )
     # Whatever was tried, no descriptor is left open but the growing pair's.
     assert len([handle for handle in disk.handles if handle._is_open]) == 2

@@ -206,7 +206,7 @@ def test_the_disk_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             for name in ("open_read", "open_write", "stamp", "stamps", "exists", "read", "list_dir"):
                 patch.setattr(Disk, name, asked)
             check(row_of(daemon))
-        daemon.outputs.close()
+        daemon.pipeline.close()
         daemon.reader.close()
 
 

@@ -215,7 +215,7 @@ def test_marks_that_do_not_go_on_where_the_one_before_ended(store: Store) -> Non
         lambda mark: replace(mark, name=mark.name + "x"),
     ):
         changed = change_one(second)
-        write_frontier(Disk(), store.data / "frontier", replace(store.frontier, index=(first, changed, *rest)), "0")
+        write_frontier(Disk(), store.data / "frontier", store.frontier.with_outputs(index=(first, changed, *rest)), "0")
         assert kinds(check(store.data))["frontier"] >= 1
 
 

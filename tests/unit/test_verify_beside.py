@@ -99,7 +99,7 @@ def test_what_is_found_while_a_daemon_flushes_is_looked_at_again(store: Store, m
         ground = records.look(disk, files)  # type: ignore[arg-type]
         looks.append(ground)
         if len(looks) == 1:
-            write_frontier(disk, store.data / "frontier", replace(saved, index=saved.index[1:]), "0")
+            write_frontier(disk, store.data / "frontier", saved.with_outputs(index=saved.index[1:]), "0")
             first.unlink()
         return ground
 
@@ -119,7 +119,7 @@ def test_an_empty_open_file(store: Store, tmp_path: Path) -> None:
     mark = service.mark()
     service.flush()
     service.close()
-    store.change_frontier(index=mark.files)
+    store.change_frontier(index=mark.held)
     assert kinds(check(store.data)) == {}
     change(files_of(store)[-1], 36, SLOT.pack(0))
     assert kinds(check(store.data)) == {}

@@ -13,7 +13,7 @@ from indexd.findings import Findings
 from indexd.flush.frontier import Uncovered
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, segment_name
-from indexd.verify import deep
+from indexd.verify import whole
 from indexd.verify.records import look
 from support.daemon import Daemon, compile_kernels, index_files, indexd, indexd_here, rebuild
 from support.data_directory import T0, Store, config_of, make_data, spec
@@ -213,7 +213,7 @@ def test_files_that_expire_while_they_are_compared(store: Store, number: int) ->
     files_of(store)[number].unlink()
     frontier, findings, told = store.frontier, Findings(), []
     config = config_of(store.data, settle_ms=1, commit_log_paths=store.root / "commitlog", segment_size=store.segment)
-    compared = deep.compare(config, Disk(), ground, findings, told.append)
+    compared = whole.compare(config, Disk(), ground, findings, told.append)
     assert "which is gone or too short" in " ".join(compared.left_out)
     assert compared.left_out_entries + compared.entries == sum(mark.header.entries for mark in frontier.index)
     assert sum(told) == frontier.phy_offset

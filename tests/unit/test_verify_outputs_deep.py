@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from indexd.flush.frontier import write_frontier
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from support.beside_log import frames
+from support.frontiers import changed
 from support.outputs import Built, build, copied, found, live_bytes
 from support.small_log import SEGMENT_SIZE
 from support.verifying import change, check, kinds
@@ -110,11 +110,11 @@ def test_queues_and_segments_that_the_frontier_leaves_out(built: Built) -> None:
     built.change_frontier(queues=built.marks[1:], sparse=sparse._replace(segments=segments))
     report = check(built.data, deep=True)
     assert found(report) == [
-        (built.name(built.pair_of(segment.base)[0]), 0, "entry-log"),
         (built.name(built.queue_file(mark, 0)), 0, "unit-log"),
+        (built.name(built.pair_of(segment.base)[0]), 0, "entry-log"),
     ]
-    assert "the frontier names no sparse indexes of it" in report.findings.kept[0].text
-    assert "the unit is none" in report.findings.kept[1].text
+    assert "the unit is none" in report.findings.kept[0].text
+    assert "the frontier names no sparse indexes of it" in report.findings.kept[1].text
 
 
 def test_queues_and_segments_of_which_the_log_has_nothing(built: Built) -> None:
@@ -184,7 +184,7 @@ def test_numbers_of_every_kind_in_the_frontier(built: Built) -> None:
             active = type(active)(*row)
         sparse = replace_sparse(whole, tuple(segments), active)
         size = rand.choice(numbers) if what == 3 else whole.queue_file_size
-        made = replace(whole, queues=tuple(marks), sparse=sparse, queue_file_size=size)
+        made = changed(whole, queues=tuple(marks), sparse=sparse, queue_file_size=size)
         write_frontier(Disk(), built.data / "frontier", made, "0")
         no_traceback(built.data)
     write_frontier(Disk(), built.data / "frontier", whole, "0")

@@ -15,13 +15,13 @@ from indexd.commitlog.writer import CommitLogWriter
 from indexd.consumequeue.format import UNIT_SIZE
 from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.flush.flusher import Building
 from indexd.flush.frontier import StoreCheckpoint, write_abort
-from indexd.recovery.compare import WholeLog, once
+from indexd.flush.pipeline import Pipeline
 from indexd.recovery.open import open_data, reader_options
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
-from indexd.verify import deep
+from indexd.verify import whole
 from indexd.verify.records import look
 from support.beside_log import over_queues, spec, write
 from support.daemon import assert_same_index, indexd_here
@@ -128,9 +128,9 @@ def test_a_refill_that_was_broken_off(built: Built) -> None:
     assert f"they are filled up to {SEGMENT_SIZE} only" in " ".join(report.notes)
 
 
-def take_all(building: Building, reader: LogReader) -> None:
+def take_all(pipeline: Pipeline, reader: LogReader) -> None:
     for item in WholeLog(reader):
-        building.apply([item], 0)
+        pipeline.apply([item], 0)
 
 
 @pytest.mark.parametrize(
@@ -165,15 +165,15 @@ def test_a_daemon_that_waits_for_the_disk_in_the_middle_of_a_drain(
     with monkeypatch.context() as patch:
         opened = open_data(config, disk, lambda *_: None, unclean=False)
         write_abort(disk, config.store.data / "abort")
-        building = Building(opened.outputs, opened.flusher)
+        pipeline = opened.pipeline
         opened.reader.set_options(once(reader_options(config)))
         patch.setattr(DiskFile, call, refuse(getattr(DiskFile, call)))
         with pytest.raises(DiskError):
-            take_all(building, opened.reader)
+            take_all(pipeline, opened.reader)
     # A stop, say, as soon as the disk does what it is asked for again.
-    building.persist(building.outputs.progress())
+    pipeline.persist(pipeline.mark())
     opened.reader.close()
-    building.outputs.close()
+    pipeline.close()
     for deep_too in (False, True):
         report = check(config.store.data, deep=deep_too)
         assert kinds(report) == {}
@@ -216,7 +216,7 @@ def test_files_that_expire_while_they_are_compared(built: Built, which: str) -> 
         path.unlink()
     findings = Findings()
     config = config_for(built.store, built.data)
-    compared = deep.compare(config, Disk(), ground, findings, lambda _: None)
+    compared = whole.compare(config, Disk(), ground, findings, lambda _: None)
     assert len(findings) == 0
     text = "1 queues were not compared to their ends" if which == "queue" else "2 files of sparse indexes"
     assert text in " ".join(compared.left_out)

@@ -10,7 +10,7 @@ import pytest
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError
-from indexd.recovery.compare import WholeLog, once
+from indexd.recovery.whole_log import WholeLog, once
 from support.reading import SEGMENT_SIZE, open_reader, patch
 
 

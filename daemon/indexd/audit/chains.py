@@ -26,8 +26,8 @@ from indexd.index.check_kernel import (
     USED_SLOT_COUNT,
     check_entries,
 )
+from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
-from indexd.recovery.replay import phy_offset_of, read_entries
 from indexd.storage.disk import Disk, DiskFile
 
 _ENTRIES_PER_READ = 1 << 20

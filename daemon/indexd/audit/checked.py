@@ -12,8 +12,8 @@ from indexd.audit.notes import Notes
 from indexd.audit.part import FileSeen
 from indexd.audit.plan import AuditTask
 from indexd.errors import DiskError
+from indexd.index.entries import read_entries, time_diff_of
 from indexd.index.format import IndexLayout
-from indexd.recovery.replay import read_entries, time_diff_of
 from indexd.storage.disk import Disk
 
 

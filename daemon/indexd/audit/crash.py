@@ -17,8 +17,8 @@ from indexd.config import Config
 from indexd.config.load import writes_index
 from indexd.errors import DiskError
 from indexd.flush.frontier import StoreCheckpoint
+from indexd.index.entries import first_entry_at
 from indexd.index.format import IndexLayout
-from indexd.recovery.replay import first_entry_at
 from indexd.storage.disk import Disk
 
 #: ``now``: the broker runs, and its end would be followed by that start; ``next-start``: it has ended uncleanly, and

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from indexd.audit.gentle import IndexPages
 from indexd.audit.ground import BrokerFile, phy_offsets
+from indexd.index.entries import first_entry_at, read_entries, time_diff_of
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
-from indexd.recovery.replay import first_entry_at, read_entries, time_diff_of
 from indexd.storage.disk import Disk, DiskFile
 
 _ENTRIES_PER_READ = 1 << 18

@@ -19,9 +19,9 @@ from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import MessageLookup
 from indexd.config import Config
 from indexd.errors import DiskError
+from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexLayout, index_key_hash
 from indexd.recovery.open import frame_size_max
-from indexd.recovery.replay import first_entry_at, read_entries
 from indexd.storage.disk import Disk
 
 #: From the oldest to the newest.

@@ -17,8 +17,8 @@ from indexd.audit.notes import Notes
 from indexd.commitlog.format import HEAD_SIZE, MAGIC_V1, MAGIC_V2
 from indexd.commitlog.segments import SegmentList
 from indexd.errors import DiskError, UnsafeStoreError
+from indexd.index.entries import phy_offset_of, read_entries
 from indexd.index.format import HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, unpack_slot
-from indexd.recovery.replay import phy_offset_of, read_entries
 from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import INDEX_DIGITS
 

@@ -13,8 +13,8 @@ from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config
 from indexd.index.format import FLAVOURS
-from indexd.recovery.compare import once
 from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 
 _PAUSE = 0.002

@@ -3,6 +3,8 @@
 ``index``   the key index: every key of every message against the entries, every entry against the messages
 ``queues``  ConsumeQueues: every unit
 ``sparse``  OffsetIndex and TimeIndex of each segment: every entry
+``log``     finds the first entry or unit that disagrees with the log, for recovery
+``deep``    all that disagrees, of every output, for verify
 
 A comparator takes the log's batches in order and yields differences; what one means is for the caller to decide.
 """

@@ -20,8 +20,8 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.index.check import time_difference
-from indexd.index.entries import ENTRIES_PER_READ, phy_offset_of, read_entries
-from indexd.index.format import FileMark, IndexEntry, IndexHeader, IndexLayout, unpack_entry
+from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
+from indexd.index.format import FileMark, IndexEntry, IndexHeader, IndexLayout, inherited, unpack_entry
 from indexd.storage.disk import Disk
 
 # Entries behind one that are asked whether they point lower: a few see an offset that is a little too high, many see
@@ -29,12 +29,15 @@ from indexd.storage.disk import Disk
 _NEAR = 16
 _AHEAD = 4096
 _BEGIN_TIMESTAMP, _END_TIMESTAMP, _BEGIN_PHY, _END_PHY, _, _COUNT = range(6)
+_EVERYTHING = 1 << 62
 
 
 class EntryCursor:
     """Stands at entry ``number`` of ``files[at]``. ``state`` is the header before that entry, as match_batch moves it.
 
-    ``on_end`` is called with the mark and the state of each file that was walked to its end.
+    ``on_end`` is called with the mark and the state of each file that was walked to its end. ``may_be_gone``: a file
+    that is missing or too short is passed over, and in ``lost``; else it raises. ``has_expired``: the file before the
+    first one may be gone, from whose end entry 1 counts.
     """
 
     def __init__(
@@ -43,10 +46,14 @@ class EntryCursor:
         directory: Path,
         layout: IndexLayout,
         files: tuple[FileMark, ...],
-        on_end: Callable[[FileMark, IndexHeader], None],
+        on_end: Callable[[FileMark, IndexHeader], None] = lambda *_: None,
+        *,
+        may_be_gone: bool = True,
+        has_expired: bool = False,
     ) -> None:
         self._disk, self._directory, self.layout = disk, directory, layout
         self._on_end = on_end
+        self._may_be_gone, self._has_expired = may_be_gone, has_expired
         self.files = files
         self.at = 0
         self.number = 1
@@ -96,19 +103,41 @@ class EntryCursor:
                 with self._disk.open_read(self._directory / mark.name) as file:
                     self.window = read_entries(file, self.layout, self.number, min(self.left, ENTRIES_PER_READ))
             except DiskError as error:
-                if not error.is_missing:
+                if not error.is_missing or not self._may_be_gone:
                     raise
                 self.window = self.window[:0]
             self.position = 0
+            if self._has_expired and self.at == 0 and self.number == 1 and len(self.window):
+                # It counts from the end of a file that nobody knows any more: that difference is taken as it is.
+                self.state[_BEGIN_TIMESTAMP] = mark.header.begin_timestamp - 1000 * time_diff_of(self.window[0])
             if len(self.window) == 0:
                 self.lost.append((mark, self.left))
                 self.leave_file()
 
+    @property
+    def phy_offset(self) -> int:
+        """Of the entry; far behind everything when none is left."""
+        self.load()
+        return _EVERYTHING if self.done else phy_offset_of(self.window[self.position])
+
+    def seek(self, phy_offset: int) -> None:
+        """On to the first entry of a message at ``phy_offset`` or behind it, by binary search."""
+        while not self.done and self.files[self.at].header.end_phy_offset < phy_offset:
+            self.leave_file()
+        self.window, self.position = self.window[:0], 0
+        if self.done:
+            return
+        header = self.files[self.at].header
+        with self._disk.open_read(self._directory / self.files[self.at].name) as file:
+            number = first_entry_at(file, self.layout, self.number, header.index_count, phy_offset)
+            if number > self.number:
+                last = phy_offset_of(read_entries(file, self.layout, number - 1, 1)[0])
+                self.number = number
+                self.state[:] = replace(header, end_phy_offset=last, index_count=number).values()
+
     def leave_file(self) -> None:
         """On to the first entry of the next file, whose header inherits this one's end (spec rocketmq-store 3.5)."""
-        header = self.files[self.at].header
-        end_time, end_phy = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
-        self.state[:] = IndexHeader(end_time, end_time, end_phy, end_phy).values()
+        self.state[:] = inherited(self.files[self.at].header).values()
         self.at, self.number, self.position = self.at + 1, 1, 0
         self.window = self.window[:0]
 

@@ -5,16 +5,21 @@ The store builds them once more, and where it would write, the files are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.commitlog.batcher import DispatchBatch
+from indexd.config import Config
+from indexd.consumequeue.check import sound_marks
 from indexd.consumequeue.files import QueueFiles
-from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, queue_directory
+from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueuesMark, Unit, file_name, queue_directory
+from indexd.consumequeue.recover import kept_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
+from indexd.findings import Findings
+from indexd.flush.frontier import Frontier
+from indexd.output import LogBounds, RecoveryScope, Unsynced
 from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
@@ -27,27 +32,19 @@ class QueueComparison:
     Both name the same queues; ``begins`` what each holds of the messages before the first batch. Raises DiskError.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: Path,
-        file_size: int,
-        queues_max: int,
-        begins: Iterable[QueueMark],
-        marks: Iterable[QueueMark],
-    ) -> None:
-        self._disk, self._file_size = disk, file_size
-        self._files = _ComparedFiles(disk, directory, file_size, marks)
-        self._store = ConsumeQueueStore(disk, directory, file_size, queues_max, self._files)
-        self._begins = {mark[:2]: mark for mark in begins}
-        self._store.load(self._begins.values())
+    def __init__(self, disk: Disk, directory: Path, queues_max: int, begins: QueuesMark, marks: QueuesMark) -> None:
+        self._disk, self._file_size = disk, marks.file_size
+        self._files = _ComparedFiles(disk, directory, marks)
+        self._store = ConsumeQueueStore(disk, directory, marks.file_size, queues_max, self._files)
+        self._begins = {mark[:2]: mark for mark in begins.queues}
+        self._store.load(begins._replace(queues=tuple(self._begins.values()), limit=None))
 
     def __repr__(self) -> str:
         return f"QueueComparison({self._store}, differences={len(self._files.differences)})"
 
     def differs(self, batch: DispatchBatch) -> int | None:
         """The lowest physical offset that the units of ``batch``, or those in their places, name; None if all agree."""
-        self._store.put_batch(batch)
+        self._store.build(batch)
         self._store.publish()
         return min((offset for difference in self.differences for offset in difference.phy_offsets), default=None)
 
@@ -58,7 +55,7 @@ class QueueComparison:
 
     def more(self) -> list[UnitDifference]:
         """Of each queue that holds units behind all that the log has given, the first of those."""
-        reached = {mark[:2]: mark.max_offset for mark in self._store.mark().marks}
+        reached = {mark[:2]: mark.max_offset for mark in self._store.mark().held.queues}
         found = []
         for directory, mark in self._files.marks.items():
             offset = reached.get(mark[:2], mark.first_offset)
@@ -68,7 +65,7 @@ class QueueComparison:
 
     def hidden(self) -> list[UnitDifference]:
         """Of each queue whose mark calls units expired that the log has given, the first of those."""
-        begun = {mark[:2]: mark.min_offset for mark in self._store.mark().marks}
+        begun = {mark[:2]: mark.min_offset for mark in self._store.mark().held.queues}
         found = []
         for directory, mark in self._files.marks.items():
             # Behind what it held before the first batch; or where it has begun since.
@@ -110,11 +107,11 @@ class UnitDifference:
 
 class _ComparedFiles(QueueFiles):
     # Where units would be written, those that are there are read.
-    def __init__(self, disk: Disk, root: Path, file_size: int, marks: Iterable[QueueMark]) -> None:
-        super().__init__(disk, root, file_size)
+    def __init__(self, disk: Disk, root: Path, marks: QueuesMark) -> None:
+        super().__init__(disk, root, marks.file_size, Unsynced())
         self._reads = disk
-        self._size = file_size
-        self.marks = {queue_directory(root, mark.topic, mark.queue_id): mark for mark in marks}
+        self._size = marks.file_size
+        self.marks = {queue_directory(root, mark.topic, mark.queue_id): mark for mark in marks.queues}
         self.differences: dict[Path, UnitDifference] = {}
 
     def write(self, directory: Path, offset: int, units: Buffer) -> None:
@@ -146,3 +143,48 @@ class _ComparedFiles(QueueFiles):
             if not error.is_missing:
                 raise
             return b""
+
+
+class QueueFindings:
+    """What verify says of the ConsumeQueues, compared with the log from ``begin`` to the frontier's end."""
+
+    name, folder = "consumeQueue", "consumequeue"
+
+    def __init__(self, config: Config, disk: Disk, root: Path, frontier: Frontier, begin: int) -> None:
+        self.findings, self.left_out = Findings(), list[str]()
+        self._root, self._end = root, frontier.phy_offset
+        part: QueuesMark = frontier.outputs[self.name]
+        bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, 0)
+        marks = part._replace(queues=sound_marks(part, bounds))
+        # Of each queue, what it holds of messages before ``begin`` is not asked.
+        held, _ = kept_queues(disk, root, marks, RecoveryScope(begin, begin, begin, is_unclean=False))
+        self._queues = QueueComparison(disk, root, part.limit or config.outputs.queues_max, held, marks)
+
+    def take(self, batch: DispatchBatch) -> None:
+        """The next range of the log."""
+        self._queues.differs(batch)
+
+    def finish(self, *, is_whole: bool) -> None:
+        """No message is left; not ``is_whole``: the log could not be read to the end."""
+        queues = self._queues
+        rows = [("unit-log", found) for found in queues.differences]
+        if is_whole:
+            # What a drain that waits for the disk has written lies behind the frontier's physical offset.
+            rows += [("unit-log", found) for found in queues.more() if min(found.phy_offsets, default=0) < self._end]
+            rows += [("queue-min", found) for found in queues.hidden()]
+        broken = 0
+        for what, found in rows:
+            if not queues.is_whole(found):
+                broken += 1
+                continue
+            text = f"the unit is {_words(found.found)}, by the log it is {_words(found.wanted)}"
+            if what == "queue-min":
+                text = f"{_words(found.found)} is in the log, and called expired"
+            name = f"consumequeue/{found.path.relative_to(self._root)}"
+            self.findings.add(name, found.position, what, text)
+        if broken:
+            self.left_out.append(f"{broken} queues were not compared to their ends: some of their files are not there")
+
+
+def _words(unit: Unit | None) -> str:
+    return "none" if unit is None else f"phy offset {unit.phy_offset}, size {unit.size}, tags code {unit.tags_code}"

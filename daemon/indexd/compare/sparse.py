@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
+from indexd.config import Config
 from indexd.errors import DiskError
+from indexd.findings import Findings
+from indexd.flush.frontier import Frontier
 from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.kernel import (
     MESSAGES,
@@ -205,3 +208,32 @@ class _ComparedFile:
                 raise
             self.is_gone = True
             return b""
+
+
+class SparseFindings:
+    """What verify says of the sparse indexes, compared with the log from ``begin`` to the frontier's end."""
+
+    name, folder = "sparse", "sparse"
+
+    def __init__(self, _: Config, disk: Disk, root: Path, frontier: Frontier, begin: int) -> None:
+        self.findings, self.left_out = Findings(), list[str]()
+        mark: SparseMark = frontier.outputs[self.name]
+        self._is_ahead = mark.phy_offset > frontier.phy_offset
+        self._sparse = SparseComparison(disk, root, frontier.segment_size, mark, begin)
+
+    def take(self, batch: DispatchBatch) -> None:
+        """The next range of the log."""
+        self._add(self._sparse.take(batch))
+
+    def finish(self, *, is_whole: bool) -> None:
+        """No message is left; not ``is_whole``: the log could not be read to the end."""
+        if is_whole and self._is_ahead:
+            self.left_out.append("the growing pair of sparse indexes: the disk refused before all of a drain was built")
+        elif is_whole:
+            self._add(self._sparse.finish())
+        if gone := self._sparse.gone:
+            self.left_out.append(f"{len(gone)} files of sparse indexes, {gone[0]} first: they are not there")
+
+    def _add(self, differences: Iterator[EntryDifference]) -> None:
+        for found in differences:
+            self.findings.add(f"sparse/{found.name}", found.position, "entry-log", found.text)

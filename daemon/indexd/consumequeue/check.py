@@ -1,4 +1,4 @@
-"""Checks ConsumeQueues against what the frontier says of them: files, every unit, nothing else there.
+"""Checks ConsumeQueues against what the frontier says of them: marks, files, every unit, nothing else there.
 
 Reads only, by pread, a window at a time; never the log.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import (
     UNIT_SIZE,
     QueueMark,
+    QueuesMark,
     file_name,
     queue_directory,
     queue_folders,
@@ -22,10 +23,8 @@ from indexd.consumequeue.format import (
 from indexd.consumequeue.kernel import END, FOUND, check_units
 from indexd.errors import DiskError
 from indexd.findings import Findings
+from indexd.output import LogBounds, find_nonzero
 from indexd.storage.disk import Disk, DiskFile
-
-if TYPE_CHECKING:
-    pass
 
 #: A unit as it lies in a file.
 UNIT_TYPE = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -50,15 +49,13 @@ def check_queues(
     is_at_rest: bool,
     is_owned: bool,
     on_bytes: Callable[[int], None],
-    name: str = "consumequeue",
 ) -> Findings:
     """Everything that does not hold; ``on_bytes`` is told how many bytes of units more have been looked at.
 
     ``is_at_rest``: no daemon runs and the last one stopped cleanly, so zeros stand behind the last unit of each queue.
-    ``is_owned``: a daemon runs or died, so there may be files that ``marks`` do not name yet. ``name``: what
-    ``directory`` is called in findings.
+    ``is_owned``: a daemon runs or died, so there may be files that ``marks`` do not name yet.
     """
-    findings = Findings()
+    findings, name = Findings(), "consumequeue"
     for mark in marks:
         _Queue(disk, directory, file_size, mark, name, findings).check(on_bytes, is_at_rest=is_at_rest)
     if not is_owned:
@@ -120,14 +117,7 @@ class _Queue:
         check_units(units, offset, self._mark.min_offset, self._state, self._counts, self._found)
 
     def _check_rest(self, file: DiskFile, name: str, position: int) -> None:
-        # Most of it was never written, and reads as zeros without a look at the disk.
-        size, first, found = min(file.size(), self._file_size), 0, 0
-        while (position := file.next_data(position)) < size:
-            rest = np.frombuffer(file.pread(min(_UNITS_PER_READ * UNIT_SIZE, size - position), position), np.uint8)
-            if rest.any():
-                wrong = np.flatnonzero(rest)
-                first, found = first or position + int(wrong[0]), found + len(wrong)
-            position += max(len(rest), 1)
+        first, found = find_nonzero(file, position, min(file.size(), self._file_size))
         if found:
             text = f"{found} bytes behind the last unit, {self._mark.max_offset - 1}, are not zero"
             self._findings.add(name, first, "behind-last-unit", text)
@@ -142,3 +132,40 @@ class _Queue:
             self._counts[code] -= 1
         for (what, _, _), left in zip(UNIT_KINDS, self._counts.tolist(), strict=True):
             self._findings.count(what, left)
+
+
+def sound_marks(held: QueuesMark, bounds: LogBounds | None = None) -> tuple[QueueMark, ...]:
+    """The queues whose marks can be: only of those are there files to be looked at."""
+    if not _is_file_size(held.file_size):
+        return ()
+    return tuple({mark[:2]: mark for mark in held.queues if _can_be(mark, held.file_size, bounds)}.values())
+
+
+def check_queue_marks(held: QueuesMark, bounds: LogBounds) -> list[str]:
+    """What no builder writes: numbers that contradict each other, more messages than the log can have had."""
+    found = [] if _is_file_size(held.file_size) else [f"queue files of {held.file_size} bytes"]
+    found += [
+        f"queue {mark.topic}/{mark.queue_id}: {mark[2:]} is nothing that a queue can be"
+        for mark in held.queues
+        if not _can_be(mark, held.file_size, bounds)
+    ]
+    if len({mark[:2] for mark in held.queues}) < len(held.queues):
+        found.append("a queue is named twice")
+    return found
+
+
+def _is_file_size(size: int) -> bool:
+    return 0 < size < 1 << 31 and size % UNIT_SIZE == 0
+
+
+def _can_be(mark: QueueMark, file_size: int, bounds: LogBounds | None) -> bool:
+    # Blank or expired units only in its oldest file. Where the disk refused in the middle of a drain, its units may
+    # reach behind the frontier's physical offset.
+    units, messages = max(file_size // UNIT_SIZE, 1), mark.max_offset - mark.min_offset
+    return (
+        0 <= mark.first_offset <= mark.min_offset <= mark.max_offset
+        and mark.first_offset % units == 0
+        and mark.min_offset - mark.first_offset <= units
+        and 0 <= mark.begin_offset <= mark.max_offset
+        and (bounds is None or messages * FRAME_SIZE_MIN <= bounds.phy_offset + bounds.segment_size)
+    )

@@ -14,70 +14,34 @@ from typing import TYPE_CHECKING
 
 from indexd.consumequeue.format import UNIT_SIZE, file_name
 from indexd.errors import DiskError
+from indexd.output import Unsynced
 from indexd.storage.disk import Disk, DiskFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from indexd.storage.disk import Buffer
 
 # Enough for a broker with a few topics; beyond it a write costs an open and a close.
 _OPEN_MAX = 64
 
 
-class Unsynced:
-    """Paths that were changed and are not known to be durable, each with the number of its last change's mark."""
-
-    def __init__(self, paths: Iterable[Path] = ()) -> None:
-        self._serials: dict[Path, int] = dict.fromkeys(paths, 0)
-        self._paths: tuple[Path, ...] | None = None
-
-    def __repr__(self) -> str:
-        return f"Unsynced({len(self._serials)})"
-
-    def add(self, path: Path, serial: int) -> None:
-        """It was changed before the mark of that number was made."""
-        if path not in self._serials:
-            self._paths = None
-        self._serials[path] = serial
-
-    def discard(self, path: Path) -> None:
-        """It is to be removed: nobody needs it."""
-        if self._serials.pop(path, None) is not None:
-            self._paths = None
-
-    def synced(self, paths: Iterable[Path], serial: int) -> None:
-        """What the mark of that number says of these has become durable; they may have changed since."""
-        for path in paths:
-            if self._serials.get(path, serial + 1) <= serial:
-                del self._serials[path]
-                self._paths = None
-
-    def paths(self) -> tuple[Path, ...]:
-        """All of them, in order of their first change."""
-        if self._paths is None:
-            self._paths = tuple(self._serials)
-        return self._paths
-
-
 class QueueFiles:
-    """Writes below ``root``. Raises DiskError; after one the same write may be tried again. One owner, no locks."""
+    """Writes below ``root``, noting in ``unsynced`` what was changed.
 
-    def __init__(self, disk: Disk, root: Path, file_size: int) -> None:
+    Raises DiskError; after one the same write may be tried again. One owner, no locks.
+    """
+
+    def __init__(self, disk: Disk, root: Path, file_size: int, unsynced: Unsynced) -> None:
         self._disk = disk
         self._root = root
         self._file_size = file_size
+        self._unsynced = unsynced
         self._open: OrderedDict[Path, DiskFile] = OrderedDict()
         #: The file of each queue directory that was written last, so that a path is made once a file.
         self._paths: dict[Path, tuple[int, Path]] = {}
-        self.files = Unsynced()
-        self.directories = Unsynced()
-        #: Of the mark that comes next.
-        self.serial = 1
         self._has_root = False
 
     def __repr__(self) -> str:
-        return f"QueueFiles({self._root}, open={len(self._open)}, {self.files}, {self.directories})"
+        return f"QueueFiles({self._root}, open={len(self._open)}, {self._unsynced})"
 
     def write(self, directory: Path, offset: int, units: Buffer) -> None:
         """Write whole units, all of one file, at unit ``offset`` of the queue; a file that begins there is made."""
@@ -85,7 +49,7 @@ class QueueFiles:
         path = self.path(directory, offset)
         file = self._create(path) if position == 0 else self._opened(path)
         file.pwrite(units, position)
-        self.files.add(path, self.serial)
+        self._unsynced.add(path)
 
     def path(self, directory: Path, offset: int) -> Path:
         """The file that holds unit ``offset`` of the queue in ``directory``."""
@@ -96,8 +60,7 @@ class QueueFiles:
         return known[1]
 
     def expire(self, path: Path) -> None:
-        """Nobody writes or syncs this file any more."""
-        self.files.discard(path)
+        """Nobody writes this file any more."""
         file = self._open.pop(path, None)
         if file is not None:
             file.close()
@@ -141,7 +104,7 @@ class QueueFiles:
         except DiskError:
             file.close()
             raise
-        self.directories.add(path.parent, self.serial)
+        self._unsynced.add_directory(path.parent)
         return self._keep(path, file)
 
     def _make_directory(self, directory: Path) -> None:
@@ -151,8 +114,8 @@ class QueueFiles:
         # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
         # for those that are there already, too: whoever made them may have died before.
         self._disk.make_dir(directory, durable=False)
-        self.directories.add(directory.parent, self.serial)
-        self.directories.add(self._root, self.serial)
+        self._unsynced.add_directory(directory.parent)
+        self._unsynced.add_directory(self._root)
 
     def _keep(self, path: Path, file: DiskFile) -> DiskFile:
         self._open[path] = file

@@ -30,7 +30,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from indexd.storage.disk import Disk
 
@@ -82,6 +82,34 @@ class QueueMark(NamedTuple):
     max_offset: int
     max_phy_offset: int
     begin_offset: int = 0
+
+
+class QueuesMark(NamedTuple):
+    """What holds of all queues, in order of first appearance, and the size of their files. JSON::
+
+        {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]}
+
+    ``limit``: so many queues there were when further ones were left out; None if none was.
+    """
+
+    file_size: int
+    queues: tuple[QueueMark, ...] = ()
+    limit: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of the drawing above."""
+        return {"fileSize": self.file_size, "queuesMax": self.limit, "queues": [list(mark) for mark in self.queues]}
+
+    @classmethod
+    def from_json(cls, row: Any) -> QueuesMark:
+        """The opposite; ValueError, TypeError or KeyError for what ``to_json`` does not make."""
+        size, limit = int(row["fileSize"]), row.get("queuesMax")
+        if size <= 0 or size % UNIT_SIZE:
+            raise ValueError(f"queue files of {size} bytes hold no whole number of units")
+        marks = tuple(QueueMark(str(topic), *(int(number) for number in numbers)) for topic, *numbers in row["queues"])
+        if not all(is_topic_name(mark.topic) and all(abs(number) < 1 << 63 for number in mark[1:]) for mark in marks):
+            raise ValueError("a queue of no possible topic, or a number of more than 64 bits")
+        return cls(size, marks, None if limit is None else int(limit))
 
 
 def file_name(offset: int) -> str:

@@ -1,4 +1,4 @@
-"""Recovery of the ConsumeQueues, in two steps: ``plan`` only looks, ``carry_out`` changes files.
+"""Recovery of the ConsumeQueues: what of the marks holds, and what has to be changed and read again.
 
 What the marks of a durable frontier say was synced before it was written, so their units are there. Behind them
 anything may lie: pages of units that were never durable, files that no mark names.
@@ -6,15 +6,13 @@ anything may lie: pages of units that were never durable, files that no mark nam
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from indexd.consumequeue.format import (
     UNIT,
     UNIT_SIZE,
     QueueMark,
+    QueuesMark,
     Unit,
     file_name,
     queue_directory,
@@ -22,139 +20,90 @@ from indexd.consumequeue.format import (
     unnamed_files,
 )
 from indexd.consumequeue.queues import first_at
-from indexd.errors import DiskError
+from indexd.output import OutputRecovery, RecoveryScope
 from indexd.storage.disk import Disk
 
-_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _REASONS_MAX = 10
 
 
-@dataclass(frozen=True, slots=True)
-class QueuesPlan:
-    """The queues as they will be, and what has to be changed for that.
+def recover_queues(
+    disk: Disk, directory: Path, held: QueuesMark | None, file_size: int, scope: RecoveryScope, queues_max: int
+) -> OutputRecovery[QueuesMark]:
+    """What is left of ``held``, if reading the log goes on at ``scope.phy_offset``. Reads only; raises DiskError.
 
-    ``marks``: what is kept, in the order of the marks that were given. ``refill_from``: the physical offset from which
-    the log has to be read again for ConsumeQueues because units are lost, None if none are; it lies before the offset
-    from which reading goes on anyway, and queues that have lost nothing pass over what they have. ``cut``: files and
-    how many of their bytes are kept; zeros follow. ``delete`` and ``directories``: what no mark names. ``reasons``: a
-    line each for the log. ``dropped_units`` are no longer in ``marks``.
-
-    A frontier with ``marks`` must be durable before ``carry_out``, and until everything behind ``refill_from`` has been
-    built again and synced it must not say more than that offset: files of a refill that was broken off are taken for
-    leftovers only then.
+    The marks that are kept are in the order of those that were given. Queues that have lost nothing pass over what
+    they have when the log is read again for others.
     """
+    limit, starts = None, [scope.believed]
+    if held is None:
+        starts.append(scope.log_begin)
+    elif held.limit is not None and not scope.is_forced and queues_max <= held.limit:
+        limit = held.limit
+    elif held.limit is not None:
+        starts.append(scope.log_begin)  # there is room now for queues that were left out
+    marks, lost, cut, reasons = _kept(disk, directory, held or QueuesMark(file_size), scope)
+    refill_from = max(min([*starts, *lost]), scope.log_begin)
+    delete, directories = _leftovers(disk, directory, file_size, marks)
+    return OutputRecovery(
+        QueuesMark(file_size, marks, limit),
+        refill_from if refill_from < scope.phy_offset else None,
+        delete,
+        directories,
+        cut,
+        reasons,
+    )
 
-    root: Path
-    file_size: int
-    marks: tuple[QueueMark, ...] = ()
-    refill_from: int | None = None
-    delete: tuple[Path, ...] = ()
-    directories: tuple[Path, ...] = ()
-    cut: tuple[tuple[Path, int], ...] = ()
-    reasons: list[str] = field(default_factory=list)
-    dropped_units: int = 0
+
+def kept_queues(disk: Disk, directory: Path, held: QueuesMark, scope: RecoveryScope) -> tuple[QueuesMark, bool]:
+    """What ``held`` has of messages before ``scope.believed``, and whether all files for that are there."""
+    marks, lost, _, _ = _kept(disk, directory, held, scope)
+    return held._replace(queues=marks), not any(start < scope.believed for start in lost)
 
 
-@dataclass(frozen=True, slots=True)
-class QueuesRecovered:
-    """What ``carry_out`` has changed: for ConsumeQueueStore.load, so that the next flush makes it durable."""
-
-    unsynced_files: tuple[Path, ...] = ()
-    unsynced_directories: tuple[Path, ...] = ()
-    deleted_files: tuple[Path, ...] = ()
+_Kept = tuple[tuple[QueueMark, ...], list[int], tuple[tuple[Path, int, int], ...], tuple[str, ...]]
 
 
-def plan(
-    disk: Disk,
-    directory: Path,
-    file_size: int,
-    marks: Sequence[QueueMark],
-    phy_offset: int,
-    *,
-    is_cut: bool,
-    is_unclean: bool,
-    log_begin: int,
-) -> QueuesPlan:
-    """What is left of ``marks``, if reading the log goes on at ``phy_offset``. Reads only; raises DiskError.
-
-    ``is_cut``: that is lower than what the marks cover, so units from there on are dropped. ``is_unclean``: behind the
-    last unit of a queue anything may lie. ``log_begin``: the lowest physical offset that the log has.
-    """
+def _kept(disk: Disk, directory: Path, held: QueuesMark, scope: RecoveryScope) -> _Kept:
+    # The marks; where the log has to be read again for what is lost; what is cut; why.
+    if held.queues and scope.believed < scope.log_begin:
+        return (), [], (), (f"the log begins at {scope.log_begin}, behind all that the queues hold: they begin anew",)
     found = queue_folders(disk, directory)
-    if marks and phy_offset < log_begin:
-        reason = f"the log begins at {log_begin}, behind all that the queues hold: they begin anew"
-        lost = sum(mark.max_offset - mark.min_offset for mark in marks)
-        return replace(_leftovers(directory, file_size, (), found), reasons=[reason], dropped_units=lost)
-    keeping = _Keeping(disk, directory, file_size, phy_offset if is_cut else None, log_begin, is_unclean=is_unclean)
-    kept = tuple(
-        mark
-        for mark in (keeping.keep(mark, found.get(_directory(directory, mark), {})) for mark in marks)
-        if mark is not None
-    )
-    refill_from = keeping.refill_from
-    return replace(
-        _leftovers(directory, file_size, kept, found),
-        refill_from=refill_from if refill_from is not None and refill_from < phy_offset else None,
-        cut=tuple(keeping.cut),
-        reasons=keeping.reasons(),
-        dropped_units=keeping.dropped_units,
-    )
-
-
-def carry_out(disk: Disk, plan: QueuesPlan) -> QueuesRecovered:
-    """Do what ``plan`` says. Broken off, it is planned and carried out again, and comes to the same."""
-    for path in plan.delete:
-        disk.unlink(path)
-    left = {path.parent for path in plan.delete}
-    for path in plan.directories:
-        try:
-            disk.remove_dir(path)
-        except DiskError as error:
-            if error.errno not in _NOT_EMPTY:
-                raise
-            continue  # it holds something that is not ours
-        left.discard(path)
-        left.add(path.parent)
-    for path, size in plan.cut:
-        with disk.open_write(path) as file:
-            file.truncate(size)
-            file.truncate(plan.file_size)
-    return QueuesRecovered(tuple(path for path, _ in plan.cut), tuple(sorted(left)), plan.delete)
+    keeping = _Keeping(disk, directory, held.file_size, scope)
+    kept = [keeping.keep(mark, found.get(_directory(directory, mark), {})) for mark in held.queues]
+    lost = [] if keeping.refill_from is None else [keeping.refill_from]
+    return tuple(mark for mark in kept if mark is not None), lost, tuple(keeping.cut), keeping.reasons()
 
 
 class _Keeping:
     # Mark by mark, what of it is kept.
 
-    def __init__(
-        self, disk: Disk, root: Path, file_size: int, cut_at: int | None, log_begin: int, *, is_unclean: bool
-    ) -> None:
+    def __init__(self, disk: Disk, root: Path, file_size: int, scope: RecoveryScope) -> None:
         self._disk, self._root, self._file_size = disk, root, file_size
         self._file_units = file_size // UNIT_SIZE
-        self._cut_at, self._log_begin, self._is_unclean = cut_at, log_begin, is_unclean
+        # Also where it is not lower than the marks: a drain that was broken off may have left units behind it.
+        self._cut_at, self._log_begin, self._is_unclean = scope.believed, scope.log_begin, scope.is_unclean
         self.refill_from: int | None = None
-        self.cut: list[tuple[Path, int]] = []
-        self.dropped_units = 0
+        self.cut: list[tuple[Path, int, int]] = []
         self._reasons: list[str] = []
         self._reason_count = 0
 
-    def reasons(self) -> list[str]:
+    def reasons(self) -> tuple[str, ...]:
         """The first ones, and how many more there are."""
         more = self._reason_count - len(self._reasons)
-        return [*self._reasons, *([f"{more} more queues that are not whole"] if more else [])]
+        return (*self._reasons, *([f"{more} more queues that are not whole"] if more else []))
 
     def keep(self, mark: QueueMark, sizes: dict[int, int]) -> QueueMark | None:
         """The queue as it will be, None if nothing of it is left. ``sizes``: bytes of its files, by the file's name."""
         kept = self._whole(mark, sizes)
-        if kept is not None and self._cut_at is not None and kept.max_phy_offset > self._cut_at:
+        if kept is not None and kept.max_phy_offset > self._cut_at:
             kept = self._ending(kept, self._first_at(kept, self._cut_at))
         end = kept.max_offset if kept is not None else 0
-        self.dropped_units += mark.max_offset - max(end, min(mark.min_offset, mark.max_offset))
         if kept is not None and end > kept.first_offset:
             begin = (end - 1) // self._file_units * self._file_units
             size = (end - begin) * UNIT_SIZE
             is_stale = self._is_unclean or end < mark.max_offset or sizes[begin * UNIT_SIZE] < self._file_size
             if is_stale and size < self._file_size:
-                self.cut.append((self._path(kept, begin), size))
+                self.cut.append((self._path(kept, begin), size, self._file_size))
         return kept
 
     def _whole(self, mark: QueueMark, sizes: dict[int, int]) -> QueueMark | None:
@@ -243,14 +192,14 @@ class _Keeping:
 
 
 def _leftovers(
-    root: Path, file_size: int, marks: tuple[QueueMark, ...], found: dict[Path, dict[int, int]]
-) -> QueuesPlan:
+    disk: Disk, root: Path, file_size: int, marks: tuple[QueueMark, ...]
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     # What no mark names: files, then folders, each after what is in it.
+    found = queue_folders(disk, root)
     named = {_directory(root, mark) for mark in marks}
     queues = [directory for directory in found if directory not in named]
     topics = {directory.parent for directory in queues} - {directory.parent for directory in named}
-    delete = tuple(unnamed_files(root, file_size, marks, found))
-    return QueuesPlan(root, file_size, marks, delete=delete, directories=(*queues, *sorted(topics)))
+    return tuple(unnamed_files(root, file_size, marks, found)), (*queues, *sorted(topics))
 
 
 def _directory(root: Path, mark: QueueMark) -> Path:

@@ -1,28 +1,25 @@
 """ConsumeQueueStore: all ConsumeQueues of a data directory, built from batches (spec rocketmq-store 5).
 
-Units are collected until a buffer is full or ``publish`` is called, and then written queue by queue. The store knows no
-frontier: ``mark`` says what stands and what has to be synced for it, the flusher does that and writes it down.
+Units are collected until a buffer is full or ``publish`` is called, and then written queue by queue.
 Messages of BatchConsumeQueue topics (inner batches) are recognised and get no unit: their files are not built.
 ConsumeQueueExt is off in a broker unless it is asked for, and is not built either: a tags code is always the hash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
+from indexd.config import Config
+from indexd.consumequeue.check import check_queue_marks, check_queues, sound_marks
 from indexd.consumequeue.files import QueueFiles
-from indexd.consumequeue.format import (
-    BLANK_UNIT,
-    UNIT_SIZE,
-    QueueMark,
-)
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark, QueuesMark
 from indexd.consumequeue.kernel import (
     BATCH_MESSAGES,
     GAPS,
@@ -32,25 +29,11 @@ from indexd.consumequeue.kernel import (
     REPEATS,
     UNITS,
 )
-from indexd.consumequeue.queues import PendingUnits, Queues, expire_queue
+from indexd.consumequeue.queues import PendingUnits, Queues, expire_queue, load_kernels
+from indexd.consumequeue.recover import recover_queues
+from indexd.findings import Findings
+from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row
 from indexd.storage.disk import Disk
-
-
-@dataclass(frozen=True, slots=True)
-class QueuesProgress:
-    """All queues at one moment, in order of first appearance, and what a flusher has to sync for ``marks`` to hold.
-
-    First the files, then the directories. ``expired`` can be removed as soon as a frontier with these marks is durable.
-    ``serial`` tells ``synced`` apart what was written after this moment.
-    """
-
-    marks: tuple[QueueMark, ...] = ()
-    unsynced_files: tuple[Path, ...] = ()
-    unsynced_directories: tuple[Path, ...] = ()
-    expired: tuple[Path, ...] = ()
-    serial: int = 0
-    #: So many queues there were when further ones were left out; None if none was.
-    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +60,21 @@ class QueueCounters:
         return self.batch_messages + self.nameless + self.left_out
 
 
-class ConsumeQueueStore:
-    """Builds into ``directory`` files of ``file_size`` bytes, a multiple of 20. Raises DiskError; one owner, no locks.
+class ConsumeQueueStore(Output[QueuesMark]):
+    """Builds into ``directory`` files of ``file_size`` bytes, a multiple of 20, of at most ``queues_max`` queues."""
 
-    ``files`` takes what is written, unless it is to become files.
-    """
+    name, label, folder = "consumeQueue", "cq", "consumequeue"
+    is_compared = True
 
     def __init__(
         self, disk: Disk, directory: Path, file_size: int, queues_max: int, files: QueueFiles | None = None
     ) -> None:
-        self._disk = disk
-        self.directory = directory
+        super().__init__(disk, directory)
         self.file_size = file_size
         self._file_units = file_size // UNIT_SIZE
         self._queues = Queues(directory, self._file_units, queues_max)
-        self._files = files or QueueFiles(disk, directory, file_size) if files is None else files
+        #: Takes what is written.
+        self._files = QueueFiles(disk, directory, file_size, self.unsynced) if files is None else files
         self._pending = PendingUnits()
         # (slot, first and last row of ``grouped``) of what was sorted and not written, the next one last.
         self._runs: list[tuple[int, int, int]] = []
@@ -103,14 +86,27 @@ class ConsumeQueueStore:
         self._min_phy_offset = 0
         # Queues that have a new last file: the one before may have expired long ago.
         self._rolled: set[int] = set()
-        self._expired: dict[Path, None] = {}
-        self._unreported: list[Path] = []
+        self._unreported: list[str] = []
         self._messages = 0
         self._expired_files = 0
         self._limit: int | None = None
+        # Of so many queues as there may be, counted once while they stay the same.
+        self._totals: tuple[tuple[QueueMark, ...], Row] = ((), {})
 
     def __repr__(self) -> str:
         return f"ConsumeQueueStore({self.directory}, queues={len(self._queues)}, {self.counters})"
+
+    @classmethod
+    def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
+        """An empty one, as configured."""
+        return cls(disk, directory, config.store.consume_queue_file_size, config.outputs.queues_max)
+
+    @classmethod
+    def is_wanted(cls, config: Config) -> bool:
+        """Whether the configuration asks for it."""
+        return config.outputs.consume_queue
+
+    load_kernels = staticmethod(load_kernels)
 
     @property
     def counters(self) -> QueueCounters:
@@ -130,28 +126,24 @@ class ConsumeQueueStore:
     def __len__(self) -> int:
         return len(self._queues)
 
-    def load(
-        self,
-        marks: Iterable[QueueMark],
-        unsynced_files: Iterable[Path] = (),
-        unsynced_directories: Iterable[Path] = (),
-        limit: int | None = None,
-    ) -> None:
-        """Take over queues that are known to be as the marks say: after a clean stop, or after recovery.
+    @property
+    def empty(self) -> QueuesMark:
+        """No queue."""
+        return QueuesMark(self.file_size)
 
-        What recovery has changed and not synced is synced by the next flush. ``limit``: as in QueuesProgress.
-        """
-        self._limit = limit
-        for mark in marks:
+    def built_with(self, held: QueuesMark) -> tuple[str, int, int]:
+        """The size of a file."""
+        return "consume_queue_file_size", held.file_size, self.file_size
+
+    def load(self, held: QueuesMark) -> None:
+        """Take over queues that are known to be as the marks say: after a clean stop, or after recovery."""
+        self._limit = held.limit
+        for mark in held.queues:
             self._queues.load(mark)
             self._marks.append(mark)
         self._marked = None
-        for path in unsynced_files:
-            self._files.files.add(path, self._files.serial)
-        for path in unsynced_directories:
-            self._files.directories.add(path, self._files.serial)
 
-    def put_batch(self, batch: DispatchBatch) -> None:
+    def build(self, batch: DispatchBatch) -> None:
         """RocketMQ's putMessagePositionInfo for each row, in order; the columns of a queue must be filled.
 
         After a DiskError the same batch may be given again: it goes on where it stopped.
@@ -181,7 +173,7 @@ class ConsumeQueueStore:
         self._runs = self._pending.group(self._queues)
         self._write_runs()
 
-    def mark(self) -> QueuesProgress:
+    def mark(self) -> OutputMark[QueuesMark]:
         """What stands now, published; a queue that has not changed keeps its QueueMark."""
         self.publish()
         for slot in sorted(self._changed):
@@ -193,33 +185,12 @@ class ConsumeQueueStore:
         if self._changed or self._marked is None:
             self._marked = tuple(self._marks)
             self._changed.clear()
-        files = self._files
-        progress = QueuesProgress(
-            self._marked,
-            files.files.paths(),
-            files.directories.paths(),
-            tuple(self._expired),
-            files.serial,
-            self._limit,
-        )
-        files.serial += 1
-        return progress
+        return self._mark(QueuesMark(self.file_size, self._marked, self._limit))
 
-    @property
-    def unsynced_files(self) -> tuple[Path, ...]:
-        """The files that were written and are not known to be durable."""
-        return self._files.files.paths()
-
-    def synced(self, progress: QueuesProgress) -> None:
-        """The flusher has made this durable; what was written since is not."""
-        self._files.files.synced(progress.unsynced_files, progress.serial)
-        self._files.directories.synced(progress.unsynced_directories, progress.serial)
-
-    def delete_expired(self, min_phy_offset: int) -> list[str]:
+    def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: leave out what only points before it (spec 5.5, 5.8).
 
-        The names, below ``directory``, of files that are left out from now on; they go with ``remove_expired``, once a
-        frontier without them is durable. Each queue keeps its last file, whatever is in it.
+        Each queue keeps its last file, whatever is in it.
         """
         self.publish()
         is_later = min_phy_offset > self._min_phy_offset
@@ -228,16 +199,17 @@ class ConsumeQueueStore:
             if paths is None:
                 continue
             self._changed.add(slot)
-            for path in paths:
-                self._files.expire(path)
-                self._expired[path] = None
-            self._unreported += paths
+            self._expire(paths)
         self._min_phy_offset = max(min_phy_offset, self._min_phy_offset)
         self._rolled.clear()
-        names = [str(path.relative_to(self.directory)) for path in self._unreported]
+        names, self._unreported = self._unreported, []
         self._expired_files += len(names)
-        self._unreported.clear()
         return names
+
+    def _expire(self, paths: list[Path]) -> None:
+        for path in paths:
+            self._files.expire(path)
+        self._unreported += self._leave_out(paths)
 
     def begin_anew(self) -> None:
         """The log from here on goes on behind messages that nobody has read and that have expired.
@@ -247,11 +219,8 @@ class ConsumeQueueStore:
         """
         queues = self._queues
         for slot in range(len(queues)):
-            for offset in range(queues.first[slot], queues.written[slot], self._file_units):
-                path = self._files.path(queues.directories[slot], offset)
-                self._files.expire(path)
-                self._expired[path] = None
-                self._unreported.append(path)
+            offsets = range(queues.first[slot], queues.written[slot], self._file_units)
+            self._expire([self._files.path(queues.directories[slot], offset) for offset in offsets])
         self._queues = Queues(self.directory, self._file_units, queues.queues_max)
         self._pending.clear()
         self._rolled.clear()
@@ -261,26 +230,64 @@ class ConsumeQueueStore:
         self._changed.clear()
         self._marked = None
 
-    def remove_expired(self, paths: Iterable[Path]) -> None:
-        """Remove files that no durable frontier names any more."""
-        for path in paths:
-            if path in self._expired:
-                self._disk.unlink(path)
-                del self._expired[path]
-
-    def flush(self) -> None:
-        """Publish and make everything durable."""
-        progress = self.mark()
-        for path in progress.unsynced_files:
-            with self._disk.open_write(path) as file:
-                file.fsync()
-        for path in progress.unsynced_directories:
-            self._disk.sync_dir(path)
-        self.synced(progress)
-
     def close(self) -> None:
         """Close what is open; writes nothing."""
         self._files.close()
+
+    def recover(self, held: QueuesMark | None, scope: RecoveryScope) -> OutputRecovery[QueuesMark]:
+        """What is left of the queues; those that were left out for want of room begin now where there is some."""
+        return recover_queues(self._disk, self.directory, held, self.file_size, scope, self._queues.queues_max)
+
+    def check(self, held: QueuesMark, scope: CheckScope) -> Findings:
+        """Every unit of every queue; nothing else there."""
+        marks = sound_marks(held, scope.bounds)
+        is_owned = not scope.is_complete or len(marks) < len(held.queues)
+        return check_queues(
+            self._disk, self.directory, held.file_size, marks,
+            is_at_rest=scope.is_at_rest, is_owned=is_owned, on_bytes=scope.on_bytes,
+        )  # fmt: skip
+
+    def check_mark(self, held: QueuesMark, bounds: LogBounds) -> list[str]:
+        """Each queue's numbers."""
+        return check_queue_marks(held, bounds)
+
+    def parts(self, held: QueuesMark) -> list[tuple[tuple[str, int], QueuesMark]]:
+        """Each queue."""
+        return [(mark[:2], held._replace(queues=(mark,))) for mark in sound_marks(held)]
+
+    def totals(self, held: QueuesMark) -> Row:
+        """A queue has as many files as its units take."""
+        marks = held.queues
+        if self._totals[0] is not marks or not self._totals[1]:
+            row = {
+                "files": sum(-(-(mark.max_offset - mark.first_offset) // self._file_units) for mark in marks),
+                "entries": sum(mark.max_offset - mark.min_offset for mark in marks),
+                "bytes": UNIT_SIZE * sum(mark.max_offset - mark.first_offset for mark in marks),
+                "fillRatio": None,
+            }
+            self._totals = (marks, row)
+        return self._totals[1]
+
+    def figures(self) -> Row:
+        """Units, and the messages that got none, by why."""
+        counters = self.counters
+        return {
+            "consumeQueues": len(self),
+            "consumeQueueUnits": counters.units,
+            "consumeQueueGaps": counters.gaps,
+            "consumeQueueRepeats": counters.repeats,
+            "batchMessages": counters.batch_messages,
+            "leftOutMessages": counters.nameless + counters.left_out,
+        }
+
+    def left_out(self) -> dict[str, int]:
+        """How many messages have no unit, by why."""
+        counters = self.counters
+        return {
+            "its topic is no folder's name": counters.nameless,
+            "queues_max is reached, or its queue offset is none that a file can hold": counters.left_out,
+            "its topic has batch consume queues, which are not built": counters.batch_messages,
+        }
 
     def _begin_queue(self, batch: DispatchBatch, row: int) -> bool:
         # The row is the first one of a queue; False if it cannot have one.

@@ -1,5 +1,7 @@
-"""From written to durable, in one order: files, then checkpoint, then frontier (ARCHITECTURE.md, decision 5).
+"""From a batch to durable files, in one order: files, then checkpoint, then frontier (ARCHITECTURE.md, decision 5).
 
-``frontier``    ours: per output the files and entry counts that are durable, and the physical offset they cover
-``flusher``     the one place that syncs and then writes both down
+``frontier``  per output the files and entry counts that are durable, and the physical offset they cover
+``pipeline``  all outputs of one data directory: build, mark, make durable, write down
+``watch``     notes single frames of the log that were built from, to tell later whether it changed
+``registry``  which outputs there are, and which of them a configuration asks for
 """

@@ -1,4 +1,4 @@
-"""The frontier: what is durable, in indexd's own words. Recovery believes this and nothing else.
+"""Frontier, checkpoint and abort flag: what is durable, written down. Recovery believes the frontier and nothing else.
 
 A JSON object, replaced whole by rename after everything it names has been synced::
 
@@ -16,10 +16,10 @@ A JSON object, replaced whole by rename after everything it names has been synce
 
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
 UNPROVEN one are there, and only nobody knows whether they are the log's: they are older than ``newestTimestamp``. While
-ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
-``evidence`` says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its
-slots, each null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms.
-Written by the flusher, read by recovery and by queries.
+the outputs besides the key index are filled after it, they lack some of ``[refillOffset, phyOffset)``. ``evidence``
+says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its slots, each
+null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms. Written by the pipeline, read
+by recovery and by queries.
 
 The checkpoint: RocketMQ's file of 4096 bytes (spec rocketmq-store 6.1).
 
@@ -32,7 +32,7 @@ The checkpoint: RocketMQ's file of 4096 bytes (spec rocketmq-store 6.1).
     +32  i64 confirmPhyOffset       the physical offset up to which everything is durable
     +40  zeros
 
-Written by the flusher alone, whole, by rename: a crash leaves the old or the new one.
+Written by the pipeline alone, whole, by rename: a crash leaves the old or the new one.
 
 The abort flag: there while the daemon runs, gone after a clean stop (spec rocketmq-store 6.2).
 
@@ -45,14 +45,15 @@ import json
 import os
 import struct
 import zlib
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.evidence import Evidence
-from indexd.consumequeue.format import UNIT_SIZE, QueueMark, is_topic_name
+from indexd.consumequeue.format import QueueMark, QueuesMark
 from indexd.errors import CorruptDataError, UnsafeStoreError
-from indexd.index.format import FileMark, IndexHeader, IndexLayout
+from indexd.index.format import FileMark, IndexLayout, files_from_json, files_to_json
 from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 
@@ -80,9 +81,17 @@ class Uncovered:
         return self.reason == UNPROVEN
 
 
+#: What each output's part of the frontier is made of: to JSON, and from it.
+CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "index": (files_to_json, files_from_json),
+    "consumeQueue": (QueuesMark.to_json, QueuesMark.from_json),
+    "sparse": (SparseMark.to_json, SparseMark.from_json),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """See the module; offsets in bytes, times in ms."""
+    """See the module; offsets in bytes, times in ms. ``outputs``: what is durable of each, by its name."""
 
     store: str
     commit_log_paths: tuple[str, ...]
@@ -94,18 +103,48 @@ class Frontier:
     store_timestamp: int = 0
     messages: int = 0
     uncovered: tuple[Uncovered, ...] = ()
-    index: tuple[FileMark, ...] = field(default=())
-    queue_file_size: int = 0
-    queues: tuple[QueueMark, ...] | None = None
-    #: So many queues there were when further ones were left out; None if none was.
-    queues_limit: int | None = None
-    sparse: SparseMark | None = None
+    outputs: Mapping[str, Any] = field(default_factory=lambda: {"index": ()})
     refill_offset: int | None = None
     #: When the last scrub that went through everything began, ms.
     scrubbed_at: int | None = None
     evidence: tuple[Evidence, ...] = ()
     #: None: as ``store_timestamp``.
     newest_timestamp: int | None = None
+
+    def with_outputs(self, **outputs: Any) -> Frontier:
+        """The same with these parts changed; None for one that is not built."""
+        parts = {**self.outputs, **outputs}
+        return replace(self, outputs={name: part for name, part in parts.items() if part is not None})
+
+    @property
+    def index(self) -> tuple[FileMark, ...]:
+        """The index files, oldest first."""
+        marks: tuple[FileMark, ...] = self.outputs.get("index", ())
+        return marks
+
+    @property
+    def queues(self) -> tuple[QueueMark, ...] | None:
+        """The ConsumeQueues; None where they are not built."""
+        part: QueuesMark | None = self.outputs.get("consumeQueue")
+        return None if part is None else part.queues
+
+    @property
+    def queue_file_size(self) -> int:
+        """The size of their files; 0 where they are not built."""
+        part: QueuesMark | None = self.outputs.get("consumeQueue")
+        return 0 if part is None else part.file_size
+
+    @property
+    def queues_limit(self) -> int | None:
+        """So many queues there were when further ones were left out; None if none was."""
+        part: QueuesMark | None = self.outputs.get("consumeQueue")
+        return None if part is None else part.limit
+
+    @property
+    def sparse(self) -> SparseMark | None:
+        """The sparse indexes; None where they are not built."""
+        part: SparseMark | None = self.outputs.get("sparse")
+        return part
 
     @property
     def left_out(self) -> tuple[Uncovered, ...]:
@@ -124,6 +163,10 @@ class Frontier:
 
     def to_json(self, version: str) -> dict[str, Any]:
         """The object of the module's drawing."""
+        parts = {
+            name: None if self.outputs.get(name) is None else encode(self.outputs[name])
+            for name, (encode, _) in CODECS.items()
+        }
         return {
             "format": FORMAT,
             "version": version,
@@ -139,24 +182,7 @@ class Frontier:
             "messages": self.messages,
             "newestTimestamp": self.newest_timestamp,
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
-            "index": [
-                {
-                    "name": mark.name,
-                    "full": mark.full,
-                    "mtimeNs": mark.mtime_ns,
-                    "header": list(mark.header.values()),
-                    "crc": [mark.entries_crc, mark.slots_crc],
-                }
-                for mark in self.index
-            ],
-            "consumeQueue": None
-            if self.queues is None
-            else {
-                "fileSize": self.queue_file_size,
-                "queuesMax": self.queues_limit,
-                "queues": [list(mark) for mark in self.queues],
-            },
-            "sparse": None if self.sparse is None else self.sparse.to_json(),
+            **parts,
             "refillOffset": self.refill_offset,
             "scrubbedAt": self.scrubbed_at,
             "evidence": [list(astuple(point)) for point in self.evidence],
@@ -171,11 +197,7 @@ class Frontier:
                     f"{path} is of format {data['format']}, written by indexd {data['version']}, not {FORMAT}",
                     "run that version or a newer one, or use a fresh --data",
                 )
-            names = [str(row["name"]) for row in data["index"]]
-            if names != sorted(set(names)):
-                raise ValueError("index files out of order")
-            numbers = [value for row in data["index"] for value in row["header"]]
-            if not all(abs(int(value)) < 1 << 63 for value in (*numbers, data["phyOffset"], data["beginOffset"])):
+            if not all(abs(int(data[name])) < 1 << 63 for name in ("phyOffset", "beginOffset")):
                 raise ValueError("a number of more than 64 bits")
             return cls(
                 store=str(data["store"]),
@@ -189,25 +211,16 @@ class Frontier:
                 messages=int(data["messages"]),
                 newest_timestamp=_optional(data.get("newestTimestamp")),
                 uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
-                index=tuple(
-                    FileMark(
-                        str(row["name"]),
-                        IndexHeader(*(int(v) for v in row["header"])),
-                        bool(row["full"]),
-                        int(row.get("mtimeNs", 0)),
-                        *(_optional(crc) for crc in row.get("crc", ())),
-                    )
-                    for row in data["index"]
-                ),
-                queue_file_size=_queue_file_size(data.get("consumeQueue")),
-                queues=_queues(data["consumeQueue"]["queues"]) if data.get("consumeQueue") else None,
-                queues_limit=_queues_limit(data.get("consumeQueue")),
-                sparse=SparseMark.from_json(data["sparse"]) if data.get("sparse") else None,
+                outputs={
+                    name: decode(data[name])
+                    for name, (_, decode) in CODECS.items()
+                    if name == "index" or data.get(name)
+                },
                 refill_offset=_optional(data.get("refillOffset")),
                 evidence=tuple(Evidence(*(int(v) for v in row)) for row in data.get("evidence", ())),
                 scrubbed_at=_optional(data.get("scrubbedAt")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(f"{path} is no frontier: {error!r}") from error
 
 
@@ -238,26 +251,6 @@ def _optional(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _queue_file_size(row: dict[str, Any] | None) -> int:
-    if not row:
-        return 0
-    size = int(row["fileSize"])
-    if size <= 0 or size % UNIT_SIZE:
-        raise ValueError(f"queue files of {size} bytes hold no whole number of units")
-    return size
-
-
-def _queues_limit(row: dict[str, Any] | None) -> int | None:
-    return int(row["queuesMax"]) if row and row.get("queuesMax") is not None else None
-
-
-def _queues(rows: list[list[Any]]) -> tuple[QueueMark, ...]:
-    marks = tuple(QueueMark(str(topic), *(int(number) for number in numbers)) for topic, *numbers in rows)
-    if not all(is_topic_name(mark.topic) and all(abs(number) < 1 << 63 for number in mark[1:]) for mark in marks):
-        raise ValueError("a queue of no possible topic, or a number of more than 64 bits")
-    return marks
-
-
 def add_uncovered(gaps: tuple[Uncovered, ...], gap: Uncovered) -> tuple[Uncovered, ...]:
     """``gaps`` and ``gap``, merged where they touch, at most UNCOVERED_MAX."""
     if gap.begin >= gap.end:
@@ -284,6 +277,18 @@ class StoreCheckpoint:
     index_msg_timestamp: int = 0
     master_flushed_offset: int = 0
     confirm_phy_offset: int = 0
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> StoreCheckpoint:
+        """What belongs to a frontier."""
+        full = [mark for mark in frontier.index if mark.full]
+        has_queues = frontier.queues is not None and frontier.filled_offset == frontier.phy_offset
+        return cls(
+            physic_msg_timestamp=frontier.store_timestamp,
+            logics_msg_timestamp=frontier.store_timestamp if has_queues else 0,
+            index_msg_timestamp=full[-1].header.end_timestamp if full else 0,
+            confirm_phy_offset=frontier.phy_offset,
+        )
 
     def pack(self) -> bytes:
         """The 4096 bytes."""

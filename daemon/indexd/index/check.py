@@ -1,19 +1,20 @@
-"""Checks one index file against what the frontier says of it: header, every entry, every slot, nothing else there.
+"""Checks index files against what the frontier says of them: header, every entry, every slot, nothing else there.
 
-Reads only, by pread, once through the file. Entries are judged one after the other by the kernel; what it finds is put
+Reads only, by pread, once through each file. Entries are judged one after the other by the kernel; what it finds is put
 into words here, and only the few that are listed cost a look back.
 """
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.index.check_kernel import FOUND, LAST_PHY_OFFSET, PREVIOUS, USED_SLOT_COUNT, check_entries
 from indexd.index.format import (
@@ -24,22 +25,16 @@ from indexd.index.format import (
     IndexEntry,
     IndexHeader,
     IndexLayout,
+    inherited,
     unpack_entry,
 )
-from indexd.storage.disk import DiskFile
+from indexd.output import CheckScope, Condition, LogBounds, find_nonzero
+from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.names import is_index_name
+
+__all__ = ["Condition", "Place", "Seen", "check_file", "check_index", "check_marks", "time_difference"]
 
 _INT_MAX = (1 << 31) - 1
-
-
-class Condition(enum.Enum):
-    """What may be asked of a file besides its durable entries."""
-
-    #: No one writes into it, and the last stop was clean or it is full: all of it is as the frontier says.
-    AT_REST = "at rest"
-    #: A daemon builds into it: header and slots may know more than the frontier.
-    GROWING = "growing"
-    #: The daemon died while it built: slots, header and what lies behind the durable entries may be anything.
-    CUT_SHORT = "cut short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,17 +314,86 @@ def _check_unused(file: DiskFile, place: Place, findings: Findings, on_bytes: Ca
     if place.condition is not Condition.AT_REST:
         on_bytes(layout.file_size - layout.entry_position(count))
         return
-    buffer = np.empty(_ENTRIES_PER_READ * ENTRY_SIZE // 8, dtype=np.uint64)
-    position = layout.entry_position(count)
-    first, found = 0, 0
-    while position < layout.file_size:
-        part = buffer.view(np.uint8)[: layout.file_size - position]
-        size = file.pread_into(part.data, position)
-        if part[:size].any():
-            wrong = np.flatnonzero(part[:size])
-            first, found = first or position + int(wrong[0]), found + len(wrong)
-        position += max(size, 1)
-        on_bytes(size)
+    first, found = find_nonzero(file, layout.entry_position(count), layout.file_size, on_bytes)
     if found:
         text = f"{found} bytes behind the last entry, {count - 1}, are not zero"
         findings.add(place.name, first, "behind-last-entry", text)
+
+
+def check_index(
+    disk: Disk,
+    directory: Path,
+    marks: tuple[FileMark, ...],
+    layout: IndexLayout,
+    flavour: Flavour,
+    scope: CheckScope,
+) -> Findings:
+    """All files of a data directory: each against its mark, and, if nobody is at work there, no others."""
+    found = Findings()
+    # Nothing expired before the first entry of all, so nothing was inherited there.
+    begin = marks[0].header.begin_phy_offset if marks else 0
+    before = IndexHeader() if scope.bounds is not None and begin == scope.bounds.begin_offset else None
+    for mark in marks:
+        if mark not in scope.sound or scope.sound[mark] != before:
+            condition = Condition.AT_REST if mark.full else scope.condition
+            place = Place(f"index/{mark.name}", mark, before, layout, flavour, condition)
+            wrong = _check_named(disk, directory, place, scope)
+            found.merge(wrong)
+            if len(wrong) == 0:
+                scope.sound[mark] = before
+        before = mark.header
+    if scope.is_complete and disk.exists(directory):
+        named = {mark.name for mark in marks}
+        for name, _ in disk.list_dir(directory):
+            if is_index_name(name) and name not in named:
+                found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+    return found
+
+
+def _check_named(disk: Disk, directory: Path, place: Place, scope: CheckScope) -> Findings:
+    try:
+        with disk.open_read(directory / place.mark.name) as file:
+            return check_file(file, place, scope.on_bytes)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+    missing = Findings()
+    begin = scope.log_begin()
+    if begin is not None and place.mark.full and place.mark.header.end_phy_offset < begin:
+        scope.notes.append(f"{place.name} is gone, and only named messages that have expired")
+    else:
+        missing.add(place.name, 0, "file-missing", "the frontier names it, but it is not there")
+    return missing
+
+
+def check_marks(marks: tuple[FileMark, ...], index_num: int, bounds: LogBounds) -> list[str]:
+    """What no builder writes of its files: offsets out of order, a file that does not go on where the last ended."""
+    found: list[str] = []
+    before: FileMark | None = None
+    for mark in marks:
+        found += [f"index file {mark.name}: {text}" for text in _check_mark(mark, before, index_num, bounds)]
+        before = mark
+    return found
+
+
+def _check_mark(mark: FileMark, before: FileMark | None, index_num: int, bounds: LogBounds) -> list[str]:
+    header, offsets = mark.header, f"phy offsets {mark.header.begin_phy_offset} to {mark.header.end_phy_offset}"
+    found = [] if is_index_name(mark.name) else ["that is no index file's name"]
+    # The last file may have come to its last entry, and is called full when another entry begins the next one.
+    if not 1 <= header.index_count <= max(index_num, 1) or (mark.full and header.index_count < index_num):
+        found.append(f"index count {header.index_count} of {index_num}, {'full' if mark.full else 'not full'}")
+    if header.entries:
+        if header.begin_phy_offset > header.end_phy_offset:
+            found.append(offsets)
+        if header.begin_phy_offset < bounds.begin_offset or header.end_phy_offset >= bounds.phy_offset + bounds.slack:
+            found.append(f"{offsets} outside what is covered")
+    if before is None:
+        return found
+    if not before.full:
+        found.append(f"it follows {before.name}, which is not full")
+    if header.entries == 0 and header != inherited(before.header):
+        found.append(f"empty, but its header is not what it inherits from {before.name}")
+    end_phy = max(before.header.end_phy_offset, 0)
+    if header.entries and header.begin_phy_offset < end_phy:
+        found.append(f"it begins at phy offset {header.begin_phy_offset}, before {before.name} ends, {end_phy}")
+    return found

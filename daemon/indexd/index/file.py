@@ -5,7 +5,6 @@ every reader (page cache), ``flush`` makes it durable. Nothing is shared with th
 what an earlier ``publish`` has written.
 
 Files are in creation order; all but the last are full and never change again. Names only grow, whatever the clock does.
-The service knows no checkpoint: ``mark`` says what stands now, the flusher makes that durable and writes it down.
 """
 
 from __future__ import annotations
@@ -16,14 +15,19 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, make_columns
+from indexd.commitlog.kernel import Columns
+from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout, index_key_hash
+from indexd.findings import Findings
+from indexd.index.check import check_index, check_marks
+from indexd.index.entries import read_slots
+from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, index_key_hash, inherited
 from indexd.index.kernel import (
     BUFFER_FULL,
     DONE,
@@ -33,6 +37,7 @@ from indexd.index.kernel import (
     put_batch,
     replay_entries,
 )
+from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
 
@@ -79,10 +84,7 @@ class IndexFile:
 
         The index count on disk stays 0 until the first put or flush (spec 3.1).
         """
-        header = IndexHeader()
-        if previous is not None:
-            time, phy = max(previous.end_timestamp, 0), max(previous.end_phy_offset, 0)
-            header = IndexHeader(time, time, phy, phy)
+        header = inherited(previous)
         file = disk.open_write(path, create=True)
         try:
             file.allocate(layout.file_size)
@@ -96,10 +98,9 @@ class IndexFile:
     @classmethod
     def load(cls, disk: Disk, path: Path, layout: IndexLayout, mark: FileMark) -> IndexFile:
         """Open a file whose bytes are known to hold ``mark``: after a clean stop, or after recovery."""
-        slots = np.zeros(layout.hash_slot_num, dtype=np.uint32)
         file = disk.open_write(path)
         try:
-            file.pread_into(slots.view(np.uint8).data, layout.slot_position(0))
+            slots = read_slots(file, layout)
         except DiskError:
             file.close()
             raise
@@ -125,12 +126,17 @@ class IndexFile:
 
         FULL: in another file. BUFFER_FULL: here, after ``write_entries``. Never touches the disk itself.
         """
+        return self._put(batch.columns, batch.rows, row, key, flavour.skip_mask, flavour)
+
+    def _put(
+        self, columns: Columns, rows: int, row: int, key: int, skip_mask: int, flavour: Flavour
+    ) -> tuple[Put, int, int]:
         status, next_row, next_key, written = put_batch(
-            batch.columns,
-            batch.rows,
+            columns,
+            rows,
             row,
             key,
-            flavour.skip_mask,
+            skip_mask,
             flavour.counts_every_put,
             self._slots,
             self._pages,
@@ -150,25 +156,11 @@ class IndexFile:
         columns.key_start[:] = (0, 1)
         columns.key_hash[0] = index_key_hash(topic, key)
         # Starting inside the row: putKey knows neither the skip rule nor transaction types.
-        status, _, _, written = put_batch(
-            columns,
-            1,
-            0,
-            0,
-            0,
-            flavour.counts_every_put,
-            self._slots,
-            self._pages,
-            self._buffer[self._buffered :],
-            self.layout.index_num,
-            self._state,
-        )
-        if status == BUFFER_FULL:
+        put, _, _ = self._put(columns, 1, 0, 0, 0, flavour)
+        if put is Put.BUFFER_FULL:
             self.write_entries()
-            return self.put_key(topic, key, phy_offset, store_timestamp, flavour)
-        self._buffered += int(written)
-        self._slots_crc = None
-        return Put.WRITTEN if status == DONE else Put.FULL
+            put, _, _ = self._put(columns, 1, 0, 0, 0, flavour)
+        return put
 
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
@@ -209,11 +201,6 @@ class IndexFile:
         """Close the descriptor."""
         self.file.close()
 
-    def destroy(self, disk: Disk) -> None:
-        """Close and remove the file."""
-        self.close()
-        disk.unlink(self.path)
-
     def write_entries(self) -> None:
         """Write what is buffered; after a DiskError it still is."""
         if self._buffered:
@@ -240,15 +227,6 @@ def load_kernels() -> None:
     match_batch(columns, 0, 0, -1, 0, entries, 0, state)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexMark:
-    """All files at one moment, oldest first; those whose bytes may not be durable; names that can go after this."""
-
-    files: tuple[FileMark, ...]
-    unsynced: tuple[IndexFile, ...]
-    expired: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class IndexCounters:
     """Plain numbers that only grow."""
@@ -259,8 +237,11 @@ class IndexCounters:
     expired_files: int = 0
 
 
-class IndexService:
-    """Builds into ``directory``; new files are named by ``names``, else by ``clock``. Raises DiskError; no locks."""
+class IndexService(Output[tuple[FileMark, ...]]):
+    """The key index: of all its files only the last is open. New files are named by ``names``, else by ``clock``."""
+
+    name, label, folder = "index", "key", "index"
+    clock = staticmethod(time.time)
 
     def __init__(
         self,
@@ -268,20 +249,19 @@ class IndexService:
         directory: Path,
         layout: IndexLayout,
         flavour: Flavour,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         names: Iterator[str] | None = None,
     ) -> None:
-        self._disk = disk
-        self._directory = directory
+        super().__init__(disk, directory)
         self.layout = layout
         self.flavour = flavour
-        self._clock = clock
+        self._clock = clock or self.clock
         self._names = names
         self._full: list[FileMark] = []
         self._open: IndexFile | None = None
-        self._unsynced: list[IndexFile] = []
+        # Full files that are not known to be durable yet, still open.
+        self._rolled: list[IndexFile] = []
         self._last_name: str | None = None
-        self._expired: list[str] = []
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
         self.counters = IndexCounters()
@@ -289,25 +269,41 @@ class IndexService:
     def __repr__(self) -> str:
         return f"IndexService({len(self._full)} full, open={self._open}, {self.counters})"
 
-    def load(self, files: tuple[FileMark, ...]) -> None:
+    @classmethod
+    def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
+        """An empty one, as configured."""
+        layout = IndexLayout(config.index.hash_slot_num, config.index.index_num)
+        return cls(disk, directory, layout, FLAVOURS[config.index.flavour])
+
+    load_kernels = staticmethod(load_kernels)
+
+    @property
+    def empty(self) -> tuple[FileMark, ...]:
+        """No file."""
+        return ()
+
+    def built_with(self, _: tuple[FileMark, ...]) -> tuple[str, int, int]:
+        """Nothing: the frontier itself has the layout."""
+        return "index_num", self.layout.index_num, self.layout.index_num
+
+    def load(self, held: tuple[FileMark, ...]) -> None:
         """Take over files that are known to be as the marks say: after a clean stop, or after recovery."""
-        for mark in files:
+        for mark in held:
             self._last_name = mark.name
             if mark.full:
                 self._full.append(mark)
             else:
-                self._open = IndexFile.load(self._disk, self._directory / mark.name, self.layout, mark)
+                self._open = IndexFile.load(self._disk, self.directory / mark.name, self.layout, mark)
 
     def adopt(self, mark: FileMark) -> None:
         """What is now known of a full file, as somebody has read it; nothing if it is gone meanwhile."""
         self._full = [mark if known.full and known == mark else known for known in self._full]
 
-    def build_index(self, batch: DispatchBatch) -> None:
-        """Index a batch: RocketMQ's buildIndex for each row, in order (spec 4.2).
-
-        After a DiskError the same batch may be given again: it goes on where it stopped.
-        """
-        row, key = self._first_row(batch)
+    def build(self, batch: DispatchBatch) -> None:
+        """Index a batch: RocketMQ's buildIndex for each row, in order (spec 4.2)."""
+        row, key = 0, -1
+        if self._interrupted is not None and self._interrupted[0] is batch:
+            _, row, key = self._interrupted
         while row < batch.rows:
             if self._open is None:
                 self._open = self._create_file()
@@ -329,90 +325,111 @@ class IndexService:
         if self._open is not None:
             self._open.publish()
 
-    def mark(self) -> IndexMark:
-        """What stands now, published; ``unsynced`` is what a flusher has to sync for it."""
+    def mark(self) -> OutputMark[tuple[FileMark, ...]]:
+        """What stands now, published."""
         self.publish()
         files = list(self._full)
         if self._open is not None:
             files.append(self._open.mark(full=False))
-        return IndexMark(tuple(files), self.writing(), tuple(self._expired))
-
-    def rolled(self) -> tuple[IndexFile, ...]:
-        """Full files that are not known to be durable yet."""
-        return tuple(self._unsynced)
-
-    def writing(self) -> tuple[IndexFile, ...]:
-        """The files whose bytes are not known to be durable: rolled ones and the open one."""
-        return (*self._unsynced, *((self._open,) if self._open is not None else ()))
+        return OutputMark(tuple(files), self.writing, final=self.rolled, expired=tuple(self._expired))
 
     @property
-    def file_count(self) -> int:
-        """How many files there are."""
-        return len(self._full) + (self._open is not None)
+    def writing(self) -> tuple[DiskFile, ...]:
+        """The files whose bytes are not known to be durable: rolled ones and the open one."""
+        return (*self.rolled, *((self._open.file,) if self._open is not None else ()))
 
-    def synced(self, files: tuple[IndexFile, ...]) -> None:
-        """The flusher has made these durable: full ones among them are closed and forgotten."""
-        for file in files:
-            if file in self._unsynced:
-                self._unsynced.remove(file)
-                file.close()
+    @property
+    def rolled(self) -> tuple[DiskFile, ...]:
+        """Full files that are not known to be durable yet."""
+        return tuple(file.file for file in self._rolled)
+
+    def synced(self, mark: OutputMark[tuple[FileMark, ...]]) -> None:
+        """``mark`` is durable: full files are closed, and those that expired in it are removed."""
+        super().synced(mark)
+        self.close_rolled(mark.final)
+
+    def close_rolled(self, files: tuple[DiskFile, ...]) -> None:
+        """These full files are durable to their end."""
+        for file in [file for file in self._rolled if file.file in files]:
+            self._rolled.remove(file)
+            file.close()
 
     def flush(self) -> None:
         """Make the open file durable with its header as in memory: what a clean stop leaves (spec 3.8)."""
         if self._open is not None:
             self._open.flush()
 
-    def delete_expired_file(self, min_phy_offset: int) -> list[str]:
+    def expire(self, min_phy_offset: int) -> list[str]:
         """Leave out full files that end before the log begins, oldest first, and say their names (spec 4.6).
 
-        RocketMQ never removes the last file of its list; neither does this. The files themselves go with
-        ``remove_expired``, once a frontier without them is durable.
+        RocketMQ never removes the last file of its list; neither does this.
         """
         names = []
         while self._full and self._full[0].header.end_phy_offset < min_phy_offset:
             if len(self._full) == 1 and self._open is None:
                 break
             names.append(self._full.pop(0).name)
-        self._expired += names
         self.counters.expired_files += len(names)
-        return names
-
-    def remove_expired(self, names: tuple[str, ...]) -> None:
-        """Remove files that no durable frontier names any more."""
-        for name in names:
-            if name in self._expired:
-                self._disk.unlink(self._directory / name)
-                self._expired.remove(name)
+        return self._leave_out(self.directory / name for name in names)
 
     def close(self) -> None:
         """Close what is open; writes nothing."""
-        for file in (*self._unsynced, *([self._open] if self._open else [])):
+        for file in (*self._rolled, *([self._open] if self._open else [])):
             file.close()
-        self._unsynced.clear()
+        self._rolled.clear()
         self._open = None
 
-    def _first_row(self, batch: DispatchBatch) -> tuple[int, int]:
-        if self._interrupted is not None and self._interrupted[0] is batch:
-            return self._interrupted[1:]
-        return 0, -1
+    def recover(self, held: tuple[FileMark, ...] | None, _: RecoveryScope) -> OutputRecovery[tuple[FileMark, ...]]:
+        """As it is: what of it holds is decided first of all (``recovery.index``), and where all else is to stand."""
+        return OutputRecovery(held or ())
+
+    def check(self, held: tuple[FileMark, ...], scope: CheckScope) -> Findings:
+        """Every file's header, entries and slots; nothing else there."""
+        return check_index(self._disk, self.directory, held, self.layout, self.flavour, scope)
+
+    def check_mark(self, held: tuple[FileMark, ...], bounds: LogBounds) -> list[str]:
+        """Names, counts and offsets, each file going on where the one before ended."""
+        return check_marks(held, self.layout.index_num, bounds)
+
+    def parts(self, held: tuple[FileMark, ...]) -> list[tuple[str, tuple[FileMark, ...]]]:
+        """Each file."""
+        return [(mark.name, (mark,)) for mark in held]
+
+    def totals(self, held: tuple[FileMark, ...]) -> Row:
+        """Each file takes its whole size; the newest one fills."""
+        return {
+            "files": len(held),
+            "entries": sum(mark.header.entries for mark in held),
+            "bytes": len(held) * self.layout.file_size,
+            "fillRatio": ratio(held[-1].header.entries if held else 0, self.layout.index_num - 1),
+        }
+
+    def figures(self) -> Row:
+        """Since it was opened; ``indexFiles`` are those that are there."""
+        return {
+            "indexEntries": self.counters.entries,
+            "indexFiles": len(self._full) + (self._open is not None),
+            "rollOvers": self.counters.rolls,
+            "expiredFiles": self.counters.expired_files,
+        }
 
     def _create_file(self) -> IndexFile:
         previous = self._full[-1].header if self._full else None
         name = next(self._names) if self._names is not None else next_index_name(self._clock(), self._last_name)
-        file = IndexFile.create(self._disk, self._directory / name, self.layout, previous)
+        file = IndexFile.create(self._disk, self.directory / name, self.layout, previous)
         self._last_name = name
         try:
-            self._disk.sync_dir(self._directory)
+            self._disk.sync_dir(self.directory)
         except DiskError:
-            file.destroy(self._disk)
+            file.close()
+            self._disk.unlink(file.path)
             raise
         return file
 
     def _roll(self, file: IndexFile) -> None:
         file.publish()
-        mark = file.mark(full=True)
-        self._full.append(mark)
-        self._unsynced.append(file)
+        self._full.append(file.mark(full=True))
+        self._rolled.append(file)
         file.release_memory()
         self._open = None
         self.counters.rolls += 1

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 from indexd.commitlog.decoder import key_hash
 from indexd.commitlog.format import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
@@ -106,6 +107,14 @@ class IndexHeader:
         return self.index_count - 1
 
 
+def inherited(previous: IndexHeader | None) -> IndexHeader:
+    """The header of an empty file behind one that ends as ``previous`` does (spec 3.5)."""
+    if previous is None:
+        return IndexHeader()
+    timestamp, phy_offset = max(previous.end_timestamp, 0), max(previous.end_phy_offset, 0)
+    return IndexHeader(timestamp, timestamp, phy_offset, phy_offset)
+
+
 @dataclass(frozen=True, slots=True)
 class FileMark:
     """One index file at one moment: entries below ``header.index_count`` are written; ``full`` files are final.
@@ -121,6 +130,39 @@ class FileMark:
     mtime_ns: int = field(default=0, compare=False)
     entries_crc: int | None = field(default=None, compare=False)
     slots_crc: int | None = field(default=None, compare=False)
+
+
+def files_to_json(marks: tuple[FileMark, ...]) -> list[dict[str, Any]]:
+    """What the frontier says of the key index."""
+    return [
+        {
+            "name": mark.name,
+            "full": mark.full,
+            "mtimeNs": mark.mtime_ns,
+            "header": list(mark.header.values()),
+            "crc": [mark.entries_crc, mark.slots_crc],
+        }
+        for mark in marks
+    ]
+
+
+def files_from_json(rows: Any) -> tuple[FileMark, ...]:
+    """The opposite; ValueError, TypeError or KeyError for what ``files_to_json`` does not make."""
+    names = [str(row["name"]) for row in rows]
+    if names != sorted(set(names)):
+        raise ValueError("index files out of order")
+    if not all(abs(int(value)) < 1 << 63 for row in rows for value in row["header"]):
+        raise ValueError("a number of more than 64 bits")
+    return tuple(
+        FileMark(
+            str(row["name"]),
+            IndexHeader(*(int(value) for value in row["header"])),
+            bool(row["full"]),
+            int(row.get("mtimeNs", 0)),
+            *(None if crc is None else int(crc) for crc in row.get("crc", ())),
+        )
+        for row in rows
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,55 +1,52 @@
-"""What the configuration comes to for those who read the log and build from it.
+"""Opens a data directory: from whatever was left behind to a pipeline and a reader that stand at the same offset.
 
-Standing: what the log says today about the evidence that was kept when it was indexed (decision 7).
-
-Decides whether this is the same log at all, and from where on the entries have to be compared with it. Reads only.
-
-Opens a data directory: from whatever was left behind to builders and a reader that stand at the same offset.
+What the configuration comes to for those who read the log and build from it is here, too.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from indexd import __version__
 from indexd.commitlog import batcher
 from indexd.commitlog.batcher import make_rules
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, MessageLookup, compare, newest
+from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.kernel import Rules
 from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions
-from indexd.commitlog.segments import SegmentList, list_segments
+from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
-from indexd.config import Config, OutputsConfig
+from indexd.compare.log import Comparison
+from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
-from indexd.consumequeue import queues as queue_units
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
-from indexd.flush.flusher import Flusher, Outputs, Witness
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
-from indexd.index import file as index_file
-from indexd.index.file import IndexService
+from indexd.flush.pipeline import Pipeline
+from indexd.flush.registry import OUTPUTS, all_outputs
+from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.recovery.beside import Beside, Wanted, refill
-from indexd.recovery.compare import Compared, Comparison, once
+from indexd.output import Output
+from indexd.recovery.known_log import KnownLog
 from indexd.recovery.recover import (
     NO_DAMAGE,
     Damage,
-    Ground,
     OnProgress,
     Recovered,
+    RecoveryContext,
     RecoveryPlan,
     carry_out,
     look,
     plan_recovery,
 )
-from indexd.sparse import kernel as sparse_kernel
+from indexd.recovery.secondary import SecondaryRecovery, refill
+from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
@@ -100,10 +97,8 @@ def frame_size_max(config: Config) -> int:
 
 def load_kernels(config: Config) -> None:
     """Compile, or load what is compiled, before there is work that would wait for it; the two halves side by side."""
-    loads = [index_file.load_kernels]
-    loads += [queue_units.load_kernels] if config.outputs.consume_queue else []
-    loads += [sparse_kernel.load_kernels] if config.outputs.sparse else []
-    builders = threading.Thread(target=lambda: [load() for load in loads])
+    kinds = [kind for kind in OUTPUTS if kind.is_wanted(config)]
+    builders = threading.Thread(target=lambda: [kind.load_kernels() for kind in kinds])
     builders.start()
     batcher.load_kernels(decode_rules(config))
     builders.join()
@@ -134,109 +129,8 @@ def fresh_frontier(config: Config, store: Path) -> Frontier:
         config.store.segment_size,
         config.index.flavour,
         IndexLayout(config.index.hash_slot_num, config.index.index_num),
-        queue_file_size=config.store.consume_queue_file_size,
         scrubbed_at=int(time.time() * 1000),
     )
-
-
-class Standing:
-    """The evidence of one frontier held against the log that ``reader`` has listed.
-
-    ``recheck_size``: so many bytes before the end are compared even if every point agrees, because a rewritten stretch
-    may lie between two points.
-    """
-
-    def __init__(
-        self, disk: Disk, reader: LogReader, frontier: Frontier, recheck_size: int, *, is_forced: bool
-    ) -> None:
-        self._disk = disk
-        self._reader = reader
-        self._recheck_size = recheck_size
-        self._is_forced = is_forced
-        begin = reader.log.min_offset or 0
-        self._evidence = frontier.evidence
-        self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
-        self._agreement = compare(disk, reader.log, self._points, 2 * frontier.segment_size)
-        self._anchor: Evidence | None = None
-        self._has_expired = begin > frontier.begin_offset
-
-    def check_same_store(self, data: Path, frontier: Frontier) -> None:
-        """Raise UnsafeStoreError if nothing of what was indexed is in this log, though it should be."""
-        if not self._reader.log.segments and frontier.phy_offset > frontier.begin_offset:
-            what = "its commitlog is empty"
-        elif self._agreement.differs is not None and self._agreement.agrees is None:
-            what = f"none of the {len(self._points)} messages that were noted is where it was"
-        else:
-            return
-        raise UnsafeStoreError(
-            f"{frontier.store} is not the store that {data} was built from: {what}",
-            "mount or give the right --store; if this one is right, give a fresh --data or remove the old one",
-        )
-
-    @property
-    def is_same_log(self) -> bool:
-        """All that was noted, and has not expired, is as it was."""
-        return self._agreement.differs is None and self._agreement.agrees is not None
-
-    @property
-    def doubtful_from(self) -> int | None:
-        """Behind this physical offset the log was rewritten; None if all evidence agrees."""
-        if self._agreement.differs is None:
-            return None
-        return self._agreement.agrees.phy_offset if self._agreement.agrees is not None else 0
-
-    def comparison(self, end: int) -> Comparison:
-        """What to compare of the log before ``end``; the reader is put where it begins."""
-        base = None if self._is_forced else self._newest_before(end)
-        self._reader.position = base.phy_offset if base else self._reader.log.min_offset or 0
-        self._anchor = base or next(iter(self._points), None)
-        return Comparison(
-            self._reader,
-            end,
-            self._first_behind,
-            is_whole=self._is_forced,
-            has_expired=self._has_expired,
-            anchor=self._anchor.phy_offset if self._anchor else 0,
-        )
-
-    def messages_counted(self, compared: Compared, phy_offset: int) -> int:
-        """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
-        if compared.since is not None:
-            return compared.since.messages + compared.messages - compared.before_anchor
-        if self._anchor is None:
-            # All of it has expired.
-            before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
-            return compared.messages + max(before, default=0)
-        return self._anchor.messages + compared.messages - compared.before_anchor
-
-    def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
-        """The points before ``phy_offset`` that are still true."""
-        before = tuple(point for point in self._points if point.phy_offset < phy_offset)
-        doubtful = before
-        if before and self._agreement.differs is None:
-            doubtful = newest(before, WATCHED_SIZE)  # a segment in the middle may be gone
-        with FrameReader(self._disk, self._reader.log) as frames:
-            return (*before[: len(before) - len(doubtful)], *(point for point in doubtful if frames.holds(point)))
-
-    def _newest_before(self, end: int) -> Evidence | None:
-        # The point at which to begin: a frame begins there, and what lies before it is not in doubt.
-        last, limit = self._agreement.agrees, end - self._recheck_size
-        if last is None:
-            return None
-        if self._agreement.differs is not None:
-            # It was cut somewhere in the segment of the last point that agrees: that one may be stale, and others too.
-            segment = self._reader.log.at(last.phy_offset)
-            limit = min(limit, segment.base if segment else 0)
-        sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
-        return next((point for point in reversed(sound) if point.phy_offset <= limit), None)
-
-    def _first_behind(self, phy_offset: int, store_timestamp: int) -> Evidence | None:
-        behind = next((point for point in self._points if point.phy_offset > phy_offset), None)
-        if behind is None or behind.store_timestamp < store_timestamp:
-            # Nothing is known of it, or it is older than what stands before: left behind by a longer log.
-            return None
-        with FrameReader(self._disk, self._reader.log) as frames:
-            return behind if frames.holds(behind) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +138,11 @@ class Opened:
     """Everything a run needs, standing at ``reader.position``.
 
     ``is_changed``: recovery came to something else than the frontier says, so a new one should be written at once.
-    ``damage`` is why the frontier could not be read. ``refilled_bytes`` of log were read again for queues and sparse
-    indexes alone.
+    ``damage`` is why the frontier could not be read. ``refilled_bytes`` of log were read again for the secondary
+    outputs alone.
     """
 
-    outputs: Outputs
-    flusher: Flusher
+    pipeline: Pipeline
     reader: LogReader
     recovered: Recovered
     is_changed: bool
@@ -274,50 +167,132 @@ def open_data(
     ``log_limit`` is asked about messages that were taken while nobody could be asked.
     """
     started = time.monotonic()
-    files = DataFiles(config.store.data)
-    fresh = fresh_frontier(config, check_store(config))
-    frontier, unreadable = _known_frontier(disk, files)
-    if frontier is not None:
-        _check_same(frontier, fresh, config.outputs, files)
-    disk.make_dir(files.index)
-    reader = _open_reader(config, disk)
-    standing = None if frontier is None else _standing(config, disk, reader, frontier, damage, forced=forced)
-    witness = Witness(disk, partial(_list_log, disk, config))
-    begin, refills = reader.log.min_offset or 0, forced or damage.is_beside
-    beside = Beside(disk, files, Wanted.of(config), frontier or fresh, begin, unclean=unclean, forced=refills)
-    found = look(disk, files, frontier, unclean=unclean, log_begin=begin, damaged=damage.files)
-    plan = _without_removed(plan_recovery(found, forced=forced), frontier or fresh, log_limit)
-    base_of = partial(_base, frontier or fresh, fresh.commit_log_paths, begin, standing)
-    commit = partial(_commit, disk, files, frontier, base_of, standing, beside)
-    compare_before = partial(_comparison, standing, beside) if standing else None
+    opening = _Opening(config, disk, damage, unclean=unclean, forced=forced)
+    reader = opening.reader
+    plan = opening.plan(log_limit)
     try:
-        with closing(_lookup(config, disk)) as lookup:
-            time_of, flavour = partial(_store_timestamp, lookup), FLAVOURS[fresh.flavour]
-            ground = Ground(disk, files.index, fresh.layout, flavour, begin, time_of, on_progress)
-            recovered = carry_out(plan, ground, compare_before, commit)
-        base = commit(recovered)
-        beside.carry_out()
-        recovered.reasons += beside.reasons
+        recovered = opening.recover(plan, on_progress)
     finally:
         reader.close()
-    witness.take_over(standing.evidence_before(base.phy_offset) if standing else (), recovered.compared.tail)
-    index = IndexService(disk, files.index, fresh.layout, flavour)
-    outputs = _load(index, recovered, beside, base, witness)
-    flusher = Flusher(disk, files, base)
-    if beside.refill_from is not None:
-        _refill(config, disk, outputs, flusher, beside.refill_from, on_progress)
-    outputs.remember_log()
+    base = opening.base
+    pipeline = opening.load(recovered)
+    begin = opening.secondary.refill_from
+    if begin is not None:
+        _refill(config, disk, pipeline, begin, on_progress)
+    pipeline.detector.remember_tail(pipeline.built.phy_offset)
     _go_on(reader, base, is_clean=plan.is_clean)
     return Opened(
-        outputs,
-        flusher,
+        pipeline,
         reader,
         recovered,
-        is_changed=not plan.is_clean or base != frontier or beside.refill_from is not None,
+        is_changed=not plan.is_clean or base != opening.frontier or begin is not None,
         seconds=time.monotonic() - started,
-        damage=unreadable,
-        refilled_bytes=0 if beside.refill_from is None else base.phy_offset - beside.refill_from,
+        damage=opening.unreadable,
+        refilled_bytes=0 if begin is None else base.phy_offset - begin,
     )
+
+
+class _Opening:
+    # One data directory while it is opened: what is known of it, of its log, and what its outputs come to.
+    def __init__(self, config: Config, disk: Disk, damage: Damage, *, unclean: bool, forced: bool) -> None:
+        self._config, self._disk, self._damage = config, disk, damage
+        self._is_unclean, self._is_forced = unclean, forced
+        self.files = DataFiles(config.store.data)
+        fresh = fresh_frontier(config, check_store(config))
+        self.frontier, self.unreadable = _read(disk, self.files)
+        (self.index, _), *others = all_outputs(config, disk, self.files.data)
+        if self.frontier is not None:
+            _check_same(self.frontier, fresh, [(self.index, True), *others], self.files)
+        disk.make_dir(self.index.directory)
+        self.known = self.frontier or fresh
+        self._paths, self._layout, self._flavour = fresh.commit_log_paths, fresh.layout, FLAVOURS[fresh.flavour]
+        self.reader = _open_reader(config, disk)
+        self._begin = self.reader.log.min_offset or 0
+        self.log = None if self.frontier is None else self._known_log(self.frontier)
+        refills = forced or damage.is_secondary
+        self.secondary = SecondaryRecovery(disk, others, self.known, self._begin, unclean=unclean, forced=refills)
+        #: What is true after the recovery, and building goes on from.
+        self.base = self.known
+
+    def _known_log(self, frontier: Frontier) -> KnownLog:
+        recheck = max(self._config.recovery.recheck_bytes, self._damage.recheck_size(frontier))
+        known = KnownLog(self._disk, self.reader, frontier, recheck, is_forced=self._is_forced)
+        known.check_same_store(self._config.store.data, frontier)
+        return known
+
+    def plan(self, log_limit: LogLimit | None) -> RecoveryPlan:
+        """What is to be done to the key index."""
+        found = look(
+            self._disk, self.files, self.frontier,
+            unclean=self._is_unclean, log_begin=self._begin, damaged=self._damage.files,
+        )  # fmt: skip
+        return _without_removed(plan_recovery(found, forced=self._is_forced), self.known, log_limit)
+
+    def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> Recovered:
+        """Make the files of all outputs what holds of them."""
+        options = DecoderOptions(check_crc=False)
+        store = self._config.store
+        with closing(MessageLookup(self._disk, store.commit_log_directories, store.segment_size, options)) as lookup:
+            context = RecoveryContext(
+                self._disk, self.index.directory, self._layout, self._flavour, self._begin,
+                partial(_store_timestamp, lookup), on_progress,
+            )  # fmt: skip
+            recovered = carry_out(plan, context, self._comparison if self.log is not None else None, self._commit)
+        self._commit(recovered)
+        self.secondary.carry_out()
+        recovered.reasons += self.secondary.reasons
+        return recovered
+
+    def load(self, recovered: Recovered) -> Pipeline:
+        """The pipeline of the outputs that are wanted."""
+        config, disk = self._config, self._disk
+        list_log = partial(list_segments, disk, config.store.commit_log_directories, config.store.segment_size)
+        detector = LogChangeDetector(disk, list_log)
+        evidence = self.log.evidence_before(self.base.phy_offset) if self.log is not None else ()
+        detector.take_over(evidence, recovered.compared.tail)
+        outputs = [self.index, *self.secondary.wanted]
+        try:
+            self.index.load(recovered.files)
+            self.secondary.load()
+            return Pipeline(disk, self.files, outputs, self.base, detector)
+        except BaseException:
+            for output in outputs:
+                output.close()
+            raise
+
+    def _comparison(self, end: int) -> Comparison:
+        assert self.log is not None
+        comparison = self.log.comparison(end)
+        queues_from = partial(self.secondary.comparison, self._config, end=end)
+        return replace(comparison, queues_from=queues_from, is_same_log=self.log.is_same_log)
+
+    def _commit(self, recovered: Recovered) -> None:
+        # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
+        base = self._base(recovered)
+        doubtful_from = self.log.doubtful_from if self.log is not None else None
+        self.secondary.plan(base.phy_offset, doubtful_from, recovered.compared.queues_until)
+        evidence = self.log.evidence_before(base.phy_offset) if self.log is not None else ()
+        self.base = self.secondary.named(replace(base.with_outputs(index=recovered.files), evidence=evidence))
+        if self.base != self.frontier:
+            write_frontier(self._disk, self.files.frontier, self.base, __version__)
+
+    def _base(self, recovered: Recovered) -> Frontier:
+        known, offset = replace(self.known, commit_log_paths=self._paths), recovered.phy_offset
+        if offset is None or self.log is None:
+            return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,
+                           newest_timestamp=None, messages=0, uncovered=(), evidence=())  # fmt: skip
+        if offset == known.phy_offset:
+            return known
+        gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
+        newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
+        return replace(
+            known,
+            phy_offset=offset,
+            uncovered=gaps,
+            store_timestamp=recovered.compared.store_timestamp or newest,
+            newest_timestamp=known.newest_timestamp if any(gap.is_unproven for gap in gaps) else None,
+            messages=self.log.messages_counted(recovered.compared, offset),
+        )
 
 
 def _open_reader(config: Config, disk: Disk) -> LogReader:
@@ -326,15 +301,6 @@ def _open_reader(config: Config, disk: Disk) -> LogReader:
     # With CRCs: what is compared, and what a crash has left to be read again.
     reader.check_until = reader.log.segments[-1].end if reader.log.segments else 0
     return reader
-
-
-def _standing(
-    config: Config, disk: Disk, reader: LogReader, frontier: Frontier, damage: Damage, *, forced: bool
-) -> Standing:
-    recheck = max(config.recovery.recheck_bytes, damage.recheck_size(frontier))
-    standing = Standing(disk, reader, frontier, recheck, is_forced=forced)
-    standing.check_same_store(config.store.data, frontier)
-    return standing
 
 
 def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
@@ -359,99 +325,28 @@ def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit
     return replace(plan, phy_offset=cut, cut=True, reason=reason)
 
 
-def _base(
-    known: Frontier,
-    paths: tuple[str, ...],
-    begin: int,
-    standing: Standing | None,
-    recovered: Recovered,
-) -> Frontier:
-    # What is true after the recovery, and building goes on from.
-    if recovered.phy_offset is None or standing is None:
-        return replace(known, commit_log_paths=paths, begin_offset=begin, phy_offset=begin, store_timestamp=0,
-                       newest_timestamp=None, messages=0, uncovered=(), evidence=(), index=())  # fmt: skip
-    offset = recovered.phy_offset
-    base = replace(known, commit_log_paths=paths, phy_offset=offset)
-    if offset == known.phy_offset:
-        return base
-    gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
-    newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
-    is_proven = all(not gap.is_unproven for gap in gaps)
-    return replace(
-        base,
-        uncovered=gaps,
-        store_timestamp=recovered.compared.store_timestamp or newest,
-        newest_timestamp=None if is_proven else known.newest_timestamp,
-        messages=standing.messages_counted(recovered.compared, offset),
-    )
-
-
-def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:
-    comparison = standing.comparison(end)
-    queues_from = partial(beside.comparison, end=end)
-    return replace(comparison, queues_from=queues_from, is_same_log=standing.is_same_log)
-
-
-def _commit(
-    disk: Disk,
-    files: DataFiles,
-    known: Frontier | None,
-    base_of: Callable[[Recovered], Frontier],
-    standing: Standing | None,
-    beside: Beside,
-    recovered: Recovered,
-) -> Frontier:
-    # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
-    base = base_of(recovered)
-    doubtful_from = standing.doubtful_from if standing else None
-    beside.plan(base.phy_offset, doubtful_from, recovered.compared.queues_until)
-    evidence = standing.evidence_before(base.phy_offset) if standing else ()
-    named = beside.named(replace(base, index=recovered.files, evidence=evidence))
-    if named != known:
-        write_frontier(disk, files.frontier, named, __version__)
-    return named
-
-
-def _load(index: IndexService, recovered: Recovered, beside: Beside, base: Frontier, witness: Witness) -> Outputs:
-    try:
-        index.load(recovered.files)
-        return Outputs(index, *beside.open(base), base, witness)
-    except BaseException:
-        index.close()
-        raise
-
-
-def _refill(
-    config: Config, disk: Disk, outputs: Outputs, flusher: Flusher, begin: int, on_progress: OnProgress
-) -> None:
+def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progress: OnProgress) -> None:
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
+    end = pipeline.built.phy_offset
 
     def commit(filled: int) -> None:
-        progress = replace(outputs.progress(), refill_offset=filled)
-        flusher.persist(progress)
-        outputs.synced(progress)
+        progress = pipeline.mark(filled)
+        pipeline.persist(progress)
+        pipeline.persisted(progress)
 
     try:
-        refill(reader, outputs, begin, commit, lambda at: on_progress("refill", at - begin, outputs.phy_offset - begin))
+        refill(reader, pipeline, begin, commit, lambda at: on_progress("refill", at - begin, end - begin))
+        pipeline.progress = pipeline.mark()
     except BaseException:
-        outputs.close()
+        pipeline.close()
         raise
     finally:
         reader.close()
 
 
-def _lookup(config: Config, disk: Disk) -> MessageLookup:
-    options = DecoderOptions(check_crc=False)
-    return MessageLookup(disk, config.store.commit_log_directories, config.store.segment_size, options)
-
-
-def _list_log(disk: Disk, config: Config) -> SegmentList:
-    return list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-
-
-def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str | None]:
+def _read(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str | None]:
     # A frontier that cannot be read is as good as none: everything is built again, and said so.
     try:
         return read_frontier(disk, files.frontier), None
@@ -459,20 +354,22 @@ def _known_frontier(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str 
         return None, error.line()
 
 
-def _check_same(known: Frontier, wanted: Frontier, outputs: OutputsConfig, files: DataFiles) -> None:
+def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[Any], bool]], files: DataFiles) -> None:
     # What is turned off goes, however it was built.
-    queue_file_size = known.queue_file_size if known.queues is not None and outputs.consume_queue else None
-    interval = known.sparse.interval if known.sparse is not None and outputs.sparse else None
+    built = [
+        output.built_with(known.outputs[output.name])
+        for output, is_wanted in outputs
+        if is_wanted and output.name in known.outputs
+    ]
     for name, ours, given in (
         ("store", known.store, wanted.store),
         ("segment_size", known.segment_size, wanted.segment_size),
         ("flavour", known.flavour, wanted.flavour),
         ("hash_slot_num", known.layout.hash_slot_num, wanted.layout.hash_slot_num),
         ("index_num", known.layout.index_num, wanted.layout.index_num),
-        ("consume_queue_file_size", queue_file_size, wanted.queue_file_size),
-        ("sparse_interval", interval, outputs.sparse_interval),
+        *built,
     ):
-        if ours not in (None, given):
+        if ours != given:
             raise UnsafeStoreError(
                 f"{files.data} was built with {name} {ours}, and now {given} is asked for",
                 "give what it was built with, or another --data",

@@ -22,13 +22,13 @@ from indexd.commitlog.tail import LogLimit
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.errors import BusyError, UsageError
-from indexd.flush.flusher import Flusher, Outputs, Witness, sync_files
-from indexd.index.file import IndexFile, IndexService
-from indexd.index.format import FLAVOURS
-from indexd.recovery.beside import Wanted
-from indexd.recovery.compare import WholeLog, once
+from indexd.flush.pipeline import Pipeline, sync_files
+from indexd.flush.registry import OUTPUTS, make_outputs
+from indexd.flush.watch import LogChangeDetector
+from indexd.index.file import IndexService
 from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
-from indexd.storage.disk import Disk
+from indexd.recovery.whole_log import WholeLog, once
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles, building_of
 
@@ -88,14 +88,11 @@ def rebuild(
         reader.position = reader.log.min_offset or 0
         fresh = fresh_frontier(config, store)
         frontier = replace(fresh, begin_offset=reader.position, phy_offset=reader.position)
-        index = IndexService(disk, files.index, frontier.layout, FLAVOURS[frontier.flavour])
-        outputs = Outputs(index, *Wanted.of(config).make(disk, files), frontier, Witness(disk, lambda: reader.log))
+        outputs = make_outputs(config, disk, beside)
+        pipeline = Pipeline(disk, files, outputs, frontier, LogChangeDetector(disk, lambda: reader.log))
         started = time.monotonic()
-        unreadable = _build(disk, reader, outputs, on_progress)
-        outputs.flush()
-        progress = outputs.progress()
-        Flusher(disk, files, frontier).persist(progress)
-        outputs.close()
+        unreadable = _build(disk, reader, pipeline, on_progress)
+        pipeline.finish()
         disk.unlink(files.lock)
         if disk.exists(out):
             disk.remove_dir(out)
@@ -104,18 +101,20 @@ def rebuild(
         seconds = time.monotonic() - started
     finally:
         lock.release()
+    built = pipeline.frontier
+    figures = {name: value for output in outputs for name, value in output.figures().items()}
     return Rebuilt(
-        messages=outputs.messages,
-        entries=index.counters.entries,
-        bytes=outputs.phy_offset - outputs.begin_offset,
+        messages=built.messages,
+        entries=figures["indexEntries"],
+        bytes=built.phy_offset - built.begin_offset,
         seconds=seconds,
-        files=len(progress.index.files),
-        begin_offset=outputs.begin_offset,
-        phy_offset=outputs.phy_offset,
-        skipped_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered if not gap.is_unproven),
-        left_out_messages=outputs.queues.counters.without_unit if outputs.queues is not None else 0,
+        files=len(built.index),
+        begin_offset=built.begin_offset,
+        phy_offset=built.phy_offset,
+        skipped_bytes=sum(gap.end - gap.begin for gap in built.uncovered if not gap.is_unproven),
+        left_out_messages=figures.get("batchMessages", 0) + figures.get("leftOutMessages", 0),
         unreadable=unreadable,
-        unproven_bytes=sum(gap.end - gap.begin for gap in outputs.uncovered if gap.is_unproven),
+        unproven_bytes=sum(gap.end - gap.begin for gap in built.uncovered if gap.is_unproven),
     )
 
 
@@ -136,35 +135,34 @@ def check_target(disk: Disk, out: Path) -> None:
 def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
     # What an interrupted rebuild left; the lock is ours, so no one else is at work in it.
     files = DataFiles(beside)
-    for directory in (files.index, files.consumequeue, files.sparse):
-        if disk.exists(directory):
-            disk.remove_tree(directory)
     for path in (files.checkpoint, files.frontier):
         disk.unlink(path)
-    disk.make_dir(files.index)
-    if config.outputs.consume_queue:
-        disk.make_dir(files.consumequeue)
-    if config.outputs.sparse:
-        disk.make_dir(files.sparse)
+    for kind in OUTPUTS:
+        if disk.exists(beside / kind.folder):
+            disk.remove_tree(beside / kind.folder)
+        if kind.is_wanted(config):
+            disk.make_dir(beside / kind.folder)
     return files
 
 
-def _build(disk: Disk, reader: LogReader, outputs: Outputs, on_progress: Callable[[int, int], None]) -> Corrupt | None:
+def _build(
+    disk: Disk, reader: LogReader, pipeline: Pipeline, on_progress: Callable[[int, int], None]
+) -> Corrupt | None:
     items: _Items = queue.Queue(_QUEUE_BATCHES)
     stop = threading.Event()
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
     log = WholeLog(reader)
-    syncer = _Syncer(disk)
+    syncer = _Syncer(disk, pipeline)
     thread = threading.Thread(target=_read, args=(log, items, stop), name="reader", daemon=True)
     thread.start()
     try:
-        while (item := _next_item(items, outputs, syncer)) is not None:
+        while (item := _next_item(items, syncer)) is not None:
             if isinstance(item, BaseException):
                 raise item
-            outputs.apply(item)
-            syncer.after_batch(outputs)
-            on_progress(outputs.phy_offset - begin, total)
+            pipeline.build(item)
+            syncer.after_batch()
+            on_progress(pipeline.built.phy_offset - begin, total)
     finally:
         stop.set()
         while thread.is_alive():
@@ -178,29 +176,38 @@ def _build(disk: Disk, reader: LogReader, outputs: Outputs, on_progress: Callabl
 class _Syncer:
     """Syncs the files being built from a thread of its own, so that the disk works while the processor does."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, pipeline: Pipeline) -> None:
+        self._disk, self._pipeline = disk, pipeline
+        index = pipeline.outputs[0]
+        assert isinstance(index, IndexService)
+        self._index = index
         self._thread = ThreadPoolExecutor(1, "sync")
         self._running: Future[None] | None = None
         self._synced_entries = 0
 
-    def after_batch(self, outputs: Outputs) -> None:
+    def after_batch(self) -> None:
         """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
-        index = outputs.index
-        rolled = index.rolled()
-        due = index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
+        rolled = self._index.rolled
+        due = self._index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
         if rolled or (due and (self._running is None or self._running.done())):
-            self.start(outputs)
+            self.start()
         if rolled:
             self.wait()
-            index.synced(rolled)
+            self._index.close_rolled(rolled)
 
-    def start(self, outputs: Outputs) -> None:
-        """Sync what has been written so far."""
+    def start(self) -> None:
+        """Sync what has been written so far; queue files once more at the end: by then there is little left of it."""
         self.wait()
-        self._synced_entries = outputs.index.counters.entries
-        paths = outputs.queues.unsynced_files if outputs.queues is not None else ()
-        self._running = self._thread.submit(_sync, self._disk, outputs.index.writing(), paths)
+        self._synced_entries = self._index.counters.entries
+        files: list[DiskFile | Path] = [*self._index.writing]
+        for output in self._pipeline.outputs:
+            files += output.unsynced.files()
+        self._running = self._thread.submit(sync_files, self._disk, files)
+
+    def publish(self) -> None:
+        """Bring out what has to be written and synced anyway."""
+        self._index.publish()
+        self.start()
 
     def wait(self) -> None:
         """Until the running sync has ended."""
@@ -214,20 +221,11 @@ class _Syncer:
         self.wait()
 
 
-def _sync(disk: Disk, files: tuple[IndexFile, ...], paths: tuple[Path, ...]) -> None:
-    # Queue files are synced once more at the end: by then there is little left of it.
-    for file in files:
-        file.file.fsync()
-    sync_files(disk, paths)
-
-
-def _next_item(items: _Items, outputs: Outputs, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
+def _next_item(items: _Items, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
     try:
         return items.get(timeout=_QUIET_SECONDS)
     except queue.Empty:
-        # The reader lets the newest frame settle: bring out meanwhile what has to be written and synced anyway.
-        outputs.index.publish()
-        syncer.start(outputs)
+        syncer.publish()  # the reader lets the newest frame settle
         return items.get()
 
 

@@ -1,14 +1,11 @@
-"""What is on disk -> RecoveryPlan. Pure: nothing is read or written here, so every case is a row of a test.
+"""Recovers the key index: what of its files is kept, replayed and removed, decided first and then carried out.
 
-Only the frontier is believed. Files that it does not name were made after it and are made again from the log. A
-file that it names but that is missing or has another size ends what can be kept; so does everything behind it.
+Only the frontier is believed. Files that it does not name were made after it and are made again from the log. A file
+that it names but that is missing or has another size ends what can be kept; so does everything behind it. Deciding is
+pure: nothing is read or written by it, so every case is a row of a test.
 
-Carries a RecoveryPlan out: what is kept is brought back, what is not is removed, and the rest is the log's to give.
-
-Every step leaves a directory that the same recovery would bring to the same end, so a crash inside costs nothing: what
-the frontier says is made true again first; where it is not to be true any more, it is replaced before the files change.
-
-What a scrub has found damaged, for the recovery that mends it in place.
+Every step of carrying out leaves a directory that the same recovery would bring to the same end: what the frontier says
+is made true again first; where it is not to be true any more, it is replaced before the files change.
 """
 
 from __future__ import annotations
@@ -18,20 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
 from indexd.errors import DisturbedError
 from indexd.flush.frontier import Frontier
+from indexd.index.entries import first_entry_at, phy_offset_of, read_entries, read_slots, time_diff_of
 from indexd.index.format import HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
-from indexd.recovery.compare import Agreed, Compared, Comparison, compare_with_log
-from indexd.recovery.replay import (
-    Replayed,
-    first_entry_at,
-    phy_offset_of,
-    read_entries,
-    read_slots,
-    replay_file,
-    time_diff_of,
-    write_back,
-)
+from indexd.recovery.replay import Replayed, replay_file, write_back
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -123,7 +112,7 @@ CompareBefore = Callable[[int], Comparison]
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RecoveryContext:
     """Where recovery works, and how the files there are laid out."""
 
     disk: Disk
@@ -182,7 +171,9 @@ def look(
     return OnDisk(unclean, frontier, sizes, headers, log_begin, mtimes_ns, damaged)
 
 
-def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore | None, commit: Commit) -> Recovered:
+def carry_out(
+    plan: RecoveryPlan, context: RecoveryContext, compare_before: CompareBefore | None, commit: Commit
+) -> Recovered:
     """Do what ``plan`` says; then cut off what the log, as far as the comparison looks, does not say any more.
 
     Where entries are cut off, ``commit`` first makes a frontier durable that does without them: else the next recovery
@@ -191,55 +182,57 @@ def carry_out(plan: RecoveryPlan, ground: Ground, compare_before: CompareBefore 
     recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
     marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
     before = plan.lost_entries + sum(mark.header.entries for mark in marks)
-    sound = _replay_all(marks, plan, ground, recovered)
+    sound = _replay_all(marks, plan, context, recovered)
     is_cut = plan.cut or sound != marks
     if is_cut:
         if plan.phy_offset is None or sound != marks:
             # The message of the last entry may have more keys than are in: it is indexed again, whole.
-            recovered.phy_offset = _last_message(ground, sound)
-        sound = _before(ground, sound, recovered.phy_offset or 0)
+            recovered.phy_offset = _last_message(context, sound)
+        sound = _before(context, sound, recovered.phy_offset or 0)
     if compare_before is not None and recovered.phy_offset is not None:
-        agreed = _compare(ground, sound, compare_before(recovered.phy_offset), recovered)
+        agreed = _compare(context, sound, compare_before(recovered.phy_offset), recovered)
         if agreed.phy_offset is not None:
             is_cut, recovered.phy_offset = True, agreed.phy_offset
-            sound = _before(ground, sound, agreed.phy_offset)
-    last = _cut_last(ground, sound) if is_cut and sound else None
+            sound = _before(context, sound, agreed.phy_offset)
+    last = _cut_last(context, sound) if is_cut and sound else None
     recovered.files = (*sound[:-1], last.mark) if last else tuple(sound)
     recovered.kept_entries = sum(mark.header.entries for mark in sound)
     recovered.dropped_entries = before - recovered.kept_entries
     if is_cut:
         commit(recovered)
-    _finish_files(plan, ground, recovered, last)
+    _finish_files(plan, context, recovered, last)
     return recovered
 
 
-def _finish_files(plan: RecoveryPlan, ground: Ground, recovered: Recovered, last: Replayed | None) -> None:
+def _finish_files(plan: RecoveryPlan, context: RecoveryContext, recovered: Recovered, last: Replayed | None) -> None:
     # Only now do files become less than the frontier before said of them.
     kept = {mark.name for mark in recovered.files}
     known = {mark.name for mark in (*plan.keep, *plan.replay)}
     recovered.deleted_files = tuple(sorted({*plan.delete, *(known - kept)}))
     for name in recovered.deleted_files:
-        ground.disk.unlink(ground.directory / name)
+        context.disk.unlink(context.directory / name)
     if last is not None:
-        with ground.disk.open_write(ground.directory / last.mark.name) as file:
-            write_back(file, last, ground.layout)
-    ground.disk.sync_dir(ground.directory)
-    stamps = ground.disk.stamps(ground.directory)
+        with context.disk.open_write(context.directory / last.mark.name) as file:
+            write_back(file, last, context.layout)
+    context.disk.sync_dir(context.directory)
+    stamps = context.disk.stamps(context.directory)
     recovered.files = tuple(replace(mark, mtime_ns=stamps[mark.name].mtime_ns) for mark in recovered.files)
 
 
-def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recovered: Recovered) -> list[FileMark]:
+def _replay_all(
+    marks: list[FileMark], plan: RecoveryPlan, context: RecoveryContext, recovered: Recovered
+) -> list[FileMark]:
     # The marks that hold, oldest first; the last one may be shorter, and then what is behind it is gone.
     sound: list[FileMark] = []
     for done, mark in enumerate(marks):
-        ground.on_progress("replay", done, len(marks))
+        context.on_progress("replay", done, len(marks))
         if mark in plan.keep:
             sound.append(mark)
             continue
-        with ground.disk.open_write(ground.directory / mark.name) as file:
-            replayed = replay_file(file, mark, ground.layout, ground.flavour)
+        with context.disk.open_write(context.directory / mark.name) as file:
+            replayed = replay_file(file, mark, context.layout, context.flavour)
             if replayed.dropped_entries == 0:
-                if write_back(file, replayed, ground.layout):
+                if write_back(file, replayed, context.layout):
                     recovered.rewritten_files.append(mark.name)
                 sound.append(replayed.mark)
                 continue
@@ -249,25 +242,25 @@ def _replay_all(marks: list[FileMark], plan: RecoveryPlan, ground: Ground, recov
     return sound
 
 
-def _last_message(ground: Ground, marks: list[FileMark]) -> int | None:
+def _last_message(context: RecoveryContext, marks: list[FileMark]) -> int | None:
     # The physical offset of the last entry at which a message stands, or has expired; None when there is none. Where
     # a chain is broken, the entry before may be, too: reading the log must not go on between two frames.
     for mark in reversed(marks):
-        with ground.disk.open_read(ground.directory / mark.name) as file:
+        with context.disk.open_read(context.directory / mark.name) as file:
             for number in range(mark.header.index_count - 1, 0, -1):
-                phy_offset = phy_offset_of(read_entries(file, ground.layout, number, 1)[0])
-                if phy_offset < ground.log_begin or ground.store_timestamp_of(phy_offset) is not None:
+                phy_offset = phy_offset_of(read_entries(file, context.layout, number, 1)[0])
+                if phy_offset < context.log_begin or context.store_timestamp_of(phy_offset) is not None:
                     return phy_offset
     return None
 
 
-def _before(ground: Ground, marks: list[FileMark], phy_offset: int) -> list[FileMark]:
+def _before(context: RecoveryContext, marks: list[FileMark], phy_offset: int) -> list[FileMark]:
     # The entries of messages before phy_offset. Those of one message may straddle files, so go back file by file.
     kept = list(marks)
     while kept:
         mark = kept[-1]
-        with ground.disk.open_read(ground.directory / mark.name) as file:
-            count = first_entry_at(file, ground.layout, 1, mark.header.index_count, phy_offset)
+        with context.disk.open_read(context.directory / mark.name) as file:
+            count = first_entry_at(file, context.layout, 1, mark.header.index_count, phy_offset)
         if count > 1:
             if count < mark.header.index_count:
                 kept[-1] = replace(mark, header=replace(mark.header, index_count=count), full=False)
@@ -276,31 +269,31 @@ def _before(ground: Ground, marks: list[FileMark], phy_offset: int) -> list[File
     return kept
 
 
-def _cut_last(ground: Ground, marks: list[FileMark]) -> Replayed | None:
+def _cut_last(context: RecoveryContext, marks: list[FileMark]) -> Replayed | None:
     # What the last file comes to with the entries that its mark has left; None if that is all it ever had.
     mark = marks[-1]
     if mark.full:
         return None
-    with ground.disk.open_read(ground.directory / mark.name) as file:
-        last = read_entries(file, ground.layout, mark.header.index_count - 1, 1)[0]
+    with context.disk.open_read(context.directory / mark.name) as file:
+        last = read_entries(file, context.layout, mark.header.index_count - 1, 1)[0]
         phy_offset = phy_offset_of(last)
         # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
-        exact = ground.store_timestamp_of(phy_offset)
+        exact = context.store_timestamp_of(phy_offset)
         end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
         header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
-        return replay_file(file, replace(mark, header=header), ground.layout, ground.flavour)
+        return replay_file(file, replace(mark, header=header), context.layout, context.flavour)
 
 
-def _compare(ground: Ground, sound: list[FileMark], comparison: Comparison, recovered: Recovered) -> Agreed:
+def _compare(context: RecoveryContext, sound: list[FileMark], comparison: Comparison, recovered: Recovered) -> Agreed:
     begin = comparison.reader.position
     agreed = compare_with_log(
-        ground.disk,
-        ground.directory,
-        ground.layout,
-        ground.flavour,
+        context.disk,
+        context.directory,
+        context.layout,
+        context.flavour,
         tuple(sound),
         comparison,
-        lambda offset: ground.on_progress("compare", offset - begin, comparison.end - begin),
+        lambda offset: context.on_progress("compare", offset - begin, comparison.end - begin),
     )
     recovered.compared = agreed.compared
     if agreed.reason:
@@ -312,12 +305,12 @@ def _compare(ground: Ground, sound: list[FileMark], comparison: Comparison, reco
 class Damage:
     """``files``: names of index files to be replayed; from ``recheck_from`` on, entries are compared with the log.
 
-    ``is_beside``: queues or sparse indexes, which are filled again from the log's begin.
+    ``is_secondary``: other outputs than the key index, which are filled again from the log's begin.
     """
 
     files: frozenset[str] = frozenset()
     recheck_from: int | None = None
-    is_beside: bool = False
+    is_secondary: bool = False
 
     def recheck_size(self, frontier: Frontier) -> int:
         """So much of the log before the frontier's end has to be compared."""

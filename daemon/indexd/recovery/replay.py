@@ -13,29 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.index.entries import (
-    ENTRIES_PER_READ,
-    first_entry_at,
-    phy_offset_of,
-    read_entries,
-    read_slots,
-    time_diff_of,
-)
+from indexd.index.entries import ENTRIES_PER_READ, phy_offset_of, read_entries, read_slots
 from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.index.kernel import replay_entries
 from indexd.storage.disk import DiskFile
-
-__all__ = [
-    "ENTRIES_PER_READ",
-    "Replayed",
-    "first_entry_at",
-    "phy_offset_of",
-    "read_entries",
-    "read_slots",
-    "replay_file",
-    "time_diff_of",
-    "write_back",
-]
 
 _CLEAR_SIZE = 4 << 20
 

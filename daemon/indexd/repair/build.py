@@ -34,13 +34,13 @@ from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.index.entries import phy_offset_of, read_entries
-from indexd.index.file import IndexFile, IndexService
+from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader
 from indexd.repair.broker import BrokerStopped, check_room
 from indexd.repair.plan import RepairPlan, findings_by_file
 from indexd.repair.ranges import RepairRange
 from indexd.repair.swap import RepairFolder, swap
-from indexd.storage.disk import Disk, Stamp
+from indexd.storage.disk import Disk, DiskFile, Stamp
 
 # Behind the two times and the offset where the file begins.
 _END_PHY_OFFSET_AT = 24
@@ -129,7 +129,7 @@ class _Builder:
             # Full or not: the first new file inherits its end, and nothing more is put there.
             self._service.load((FileMark("", wanted.before, full=True),))
         self._thread = ThreadPoolExecutor(1, "sync")
-        self._syncing: tuple[Future[None], tuple[IndexFile, ...]] | None = None
+        self._syncing: tuple[Future[None], tuple[DiskFile, ...]] | None = None
 
     def take(self, item: Rows | Skipped, flavour: Flavour) -> None:
         if isinstance(item, Skipped):
@@ -139,17 +139,17 @@ class _Builder:
         if batch is None:
             return
         self._service.flavour = flavour
-        self._service.build_index(batch)
-        rolled = self._service.rolled()
+        self._service.build(batch)
+        rolled = self._service.rolled
         if rolled and (self._syncing is None or rolled[-1] not in self._syncing[1]):
             self._synced()
-            rolled = self._service.rolled()
+            rolled = self._service.rolled
             self._syncing = self._thread.submit(_sync, rolled), rolled
 
     def finish(self) -> BuiltRange:
         self._synced()
         self._service.flush()
-        _sync(self._service.rolled())
+        _sync(self._service.rolled)
         self._disk.sync_dir(self._folder)
         return BuiltRange(tuple(self._made), self._service.counters.entries, tuple(self._gaps))
 
@@ -161,7 +161,7 @@ class _Builder:
         if self._syncing is not None:
             running, files = self._syncing
             running.result()
-            self._service.synced(files)
+            self._service.close_rolled(files)
             self._syncing = None
 
     def _names(self) -> Iterator[str]:
@@ -198,9 +198,9 @@ class _Builder:
         return replace(batch, columns=kept, rows=behind - first)
 
 
-def _sync(files: tuple[IndexFile, ...]) -> None:
+def _sync(files: tuple[DiskFile, ...]) -> None:
     for file in files:
-        file.file.fsync()
+        file.fsync()
 
 
 _HINT = "nothing was changed; --all builds the whole index anew"

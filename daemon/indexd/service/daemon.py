@@ -16,11 +16,12 @@ from functools import partial
 
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Poll, Skipped
-from indexd.dispatch.queue import DispatchQueue, Item, drain
+from indexd.dispatch.queue import DispatchQueue, drain
 from indexd.dispatch.reput import Pace, ReputState, Throttle, pause, poll_patiently, reput
 from indexd.errors import DiskError, IndexdError, MissingStoreError
-from indexd.flush.flusher import Building, Progress
 from indexd.flush.frontier import remove_abort
+from indexd.flush.pipeline import Item, Progress
+from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
 from indexd.service.heart import DiskWatermark, Heart
 from indexd.service.instance import Instance, Pulse
@@ -42,12 +43,11 @@ class Daemon:
         self._instance = instance
         self._disk, self._files = instance.disk, instance.files
         self._board, self._notifier = instance.board, instance.notifier
-        self._watch = Watch(instance.disk, instance.files, instance.lock, opened.flusher.frontier)
-        self.building = Building(opened.outputs, opened.flusher)
-        self.outputs, self.flusher, self.reader = opened.outputs, opened.flusher, opened.reader
+        self._watch = Watch(instance.disk, instance.files, instance.lock, opened.pipeline.frontier)
+        self.pipeline, self.reader = opened.pipeline, opened.reader
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
-        self.state = DaemonState(self.reader, self.building, self.queue, self.reput)
+        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput)
         self._tally = self.state.tally
         self._tell = Telling(lambda: instance.log, self._tally)
         self._pace = Pace(0, 0, 0)
@@ -65,7 +65,7 @@ class Daemon:
         self._build_thread = ThreadPoolExecutor(1, "build")
         self._flush_thread = ThreadPoolExecutor(1, "flush")
         self._scrub_thread = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
-        self._scrubbing = Scrubbing(instance, self.flusher, self._stop_reading)
+        self._scrubbing = Scrubbing(instance, self.pipeline, self._stop_reading)
         self._must_flush, self._flush_pause = False, _RETRY_SECONDS_MIN
         self._apply_config()
 
@@ -80,7 +80,7 @@ class Daemon:
         # Looked at by whoever asks: a loop that hangs cannot say so.
         self._board.running(lambda: {**self.state.row(), "stalled": self._pulse.stalled()})
         interval = self._instance.config.queue.drain_interval
-        self._log.info("running", phy_offset=self.outputs.phy_offset, drain_interval=interval)
+        self._log.info("running", phy_offset=self.pipeline.built.phy_offset, drain_interval=interval)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for stage in (self._reput, self._drain, self._flush, self._scrub):
@@ -94,12 +94,18 @@ class Daemon:
         remove_abort(self._disk, self._files.abort)
         self._instance.starts.forget()
         self._disk.unlink(self._files.state)
-        self._log.info("stopped", phy_offset=self.flusher.frontier.phy_offset, messages=self.outputs.messages)
+        self._log.info("stopped", phy_offset=self.pipeline.frontier.phy_offset, messages=self.pipeline.built.messages)
 
     @property
     def is_stopping(self) -> bool:
         """A signal has said stop."""
         return self._stop.is_set()
+
+    @property
+    def _index(self) -> IndexService:
+        index = self.pipeline.outputs[0]
+        assert isinstance(index, IndexService)
+        return index
 
     @property
     def _log(self) -> Logger:
@@ -163,14 +169,14 @@ class Daemon:
             self._tally.drains += 1
             self._tally.drain_seconds = time.monotonic() - started
             self._board.drain_seconds.observe(self._tally.drain_seconds)
-        if self._tell.has_rolled(self.outputs.index.counters.rolls, self.outputs.phy_offset):
+        if self._tell.has_rolled(self._index.counters.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
     async def _build_patiently(self, items: list[Item]) -> None:
         loop = asyncio.get_running_loop()
         seconds = _RETRY_SECONDS_MIN
         while True:
-            self._pulse.begin("build", self.outputs.phy_offset)
+            self._pulse.begin("build", self.pipeline.built.phy_offset)
             try:
                 await loop.run_in_executor(self._build_thread, self._build_now, items)
             except (DiskError, MissingStoreError) as error:
@@ -191,31 +197,31 @@ class Daemon:
                 self._watermark.check()
             self._look_after_files()
             self._adopt()
-            removed = self.building.apply(items, self.reader.log.min_offset or 0)
+            removed = self.pipeline.apply(items, self.reader.log.min_offset or 0)
             if not self._stop.is_set():
-                self.outputs.remember_log()
+                self.pipeline.detector.remember_tail(self.pipeline.built.phy_offset)
         finally:
             self._write_state()
         self._tell.expired(removed)
-        if self.outputs.queues is not None:
-            self._tell.left_out(self.outputs.queues.counters)
+        for output in self.pipeline.outputs:
+            self._tell.left_out(output.left_out())
         if self.reput.caught_up or self.reput.corrupt is not None:
             self._instance.starts.forget()
 
     def _adopt(self) -> None:
         # What a scrub has come to know goes into the next frontier.
         while self._scrubbing.adopted:
-            self.outputs.index.adopt(self._scrubbing.adopted.popleft())
+            self._index.adopt(self._scrubbing.adopted.popleft())
             self._must_flush = True
 
     def _look_after_files(self) -> None:
         restored = self._watch.keep_lock()
         if "build" not in self._tally.problems:  # while a drain is tried again the files are not as they were left
-            self._watch.check_index(self.building)
-            self._watch.check_beside(self.building)
+            self._watch.check_index(self.pipeline)
+            self._watch.check_beside(self.pipeline)
         if not self._stop.is_set():  # nor on the log
-            self.outputs.check_log()
-        restored += self._watch.restore(self.building)
+            self.pipeline.detector.check()
+        restored += self._watch.restore(self.pipeline)
         if restored:
             self._log.warning("restored", names=restored)
             self._must_flush = self._must_flush or bool({"frontier", "checkpoint"} & set(restored))
@@ -236,20 +242,20 @@ class Daemon:
             except TimeoutError:
                 pass
             self._flush_due.clear()
-            await self._persist(self.building.progress)
-        self._pulse.begin("flush", self.flusher.counters.files_synced)
-        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.building.finish)
+            await self._persist(self.pipeline.progress)
+        self._pulse.begin("flush", self.pipeline.counters.files_synced)
+        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.pipeline.finish)
         self._finished.set()
 
     async def _persist(self, progress: Progress) -> None:
-        if progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress) and not self._must_flush:
+        if progress.phy_offset == self.pipeline.frontier.phy_offset and not progress.has_work and not self._must_flush:
             return
         self._must_flush = False
         loop = asyncio.get_running_loop()
-        self._pulse.begin("flush", self.flusher.counters.files_synced)
+        self._pulse.begin("flush", self.pipeline.counters.files_synced)
         try:
-            await loop.run_in_executor(self._flush_thread, self.building.persist, progress)
-            await loop.run_in_executor(self._build_thread, self.building.persisted, progress)
+            await loop.run_in_executor(self._flush_thread, self.pipeline.persist, progress)
+            await loop.run_in_executor(self._build_thread, self.pipeline.persisted, progress)
         except DiskError as error:
             if not can_wait(error):
                 raise
@@ -262,7 +268,7 @@ class Daemon:
         self._pulse.rest("flush")
         self._tell.problem("flush", None)
         self._flush_pause = _RETRY_SECONDS_MIN
-        seconds = self.flusher.counters.last_seconds
+        seconds = self.pipeline.counters.last_seconds
         self._board.flush_seconds.observe(seconds)
         self._board.events.tell("flushed", {"phy_offset": progress.phy_offset, "seconds": round(seconds, 4)})
 
@@ -308,11 +314,6 @@ class Daemon:
         self._watermark = DiskWatermark(config.store.data, config.limits.disk_used_max)
         if self._throttle is not None:
             self._throttle.set_bounds(rate_max=config.limits.read_rate_max, memory_max=config.limits.memory_max)
-
-
-def has_work(progress: Progress) -> bool:
-    """Whether there is something to write down besides how far the log was read."""
-    return progress.has_expired or any(file.is_write_full for file in progress.index.unsynced)
 
 
 def can_wait(error: IndexdError) -> bool:

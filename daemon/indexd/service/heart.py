@@ -89,9 +89,9 @@ class Heart:
     def beat(self) -> None:
         """Look at every stage; feed the watchdog if none is stalled. A look around that hangs is only said."""
         self._look_at_around()
-        flusher, outputs = self._state.building.flusher, self._state.building.outputs
-        self._pulse.watch("build", outputs.phy_offset)
-        self._pulse.watch("flush", flusher.counters.files_synced)
+        pipeline = self._state.pipeline
+        self._pulse.watch("build", pipeline.built.phy_offset)
+        self._pulse.watch("flush", pipeline.counters.files_synced)
         if self._queue.is_blocked:
             self._pulse.sign("read")  # it waits for the drain, and that has signs of its own
         stalled = self._pulse.stalled()
@@ -119,7 +119,7 @@ class Heart:
         """One line: how far behind, or what is in the way."""
         lag, tally, corrupt = self._state.lag(), self._state.tally, self._state.reput.corrupt
         behind = (
-            f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self._state.building.progress.phy_offset}"
+            f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self._state.pipeline.progress.phy_offset}"
         )
         for stage, error in tally.problems.items():
             return f"waiting ({stage}): {error.line()}; {behind}"

@@ -10,10 +10,9 @@ from typing import Any
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import CorruptDataError
-from indexd.flush.flusher import Building
 from indexd.flush.frontier import remove_abort
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import Opened, check_store, reader_options
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.service.broker_watch import suspects_limit
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress
@@ -40,11 +39,11 @@ def recover_now(config: Config) -> dict[str, Any]:
             opened.reader.set_options(replace(once(reader_options(config)), take_older=True))
             opened.reader.log_limit = limit
             log_left = WholeLog(opened.reader)
-            entries = opened.outputs.index.counters.entries
-            messages = opened.outputs.messages
+            pipeline = opened.pipeline
+            entries, messages = _entries(opened), pipeline.built.messages
             with RecoveryProgress(log, disk, files) as progress:
                 problem = _catch_up(opened, log_left, progress)
-        Building(opened.outputs, opened.flusher).finish()
+        pipeline.finish()
         remove_abort(disk, files.abort)
         disk.unlink(files.state)
         disk.unlink(files.starts)
@@ -59,10 +58,10 @@ def recover_now(config: Config) -> dict[str, Any]:
             "deletedFiles": list(opened.recovered.deleted_files),
             "rewrittenFiles": opened.recovered.rewritten_files,
             "refilledBytes": opened.refilled_bytes,
-            "rebuiltEntries": opened.outputs.index.counters.entries - entries,
-            "rebuiltMessages": opened.outputs.messages - messages,
-            "beginOffset": opened.outputs.begin_offset,
-            "phyOffset": opened.outputs.phy_offset,
+            "rebuiltEntries": _entries(opened) - entries,
+            "rebuiltMessages": pipeline.built.messages - messages,
+            "beginOffset": pipeline.built.begin_offset,
+            "phyOffset": pipeline.built.phy_offset,
             "unreadableAt": log_left.unreadable and log_left.unreadable.offset,
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -70,14 +69,20 @@ def recover_now(config: Config) -> dict[str, Any]:
         lock.release()
 
 
+def _entries(opened: Opened) -> int:
+    # Of the key index, since it was opened.
+    entries: int = opened.pipeline.outputs[0].figures()["indexEntries"]
+    return entries
+
+
 def _catch_up(opened: Opened, log: WholeLog, progress: RecoveryProgress) -> CorruptDataError | None:
-    reader, outputs = opened.reader, opened.outputs
+    reader, pipeline = opened.reader, opened.pipeline
     begin = reader.position
     try:
         for item in log:
-            outputs.apply(item)
+            pipeline.build(item)
             total = reader.log.segments[-1].end - begin if reader.log.segments else 0
-            progress("index", outputs.phy_offset - begin, total)
+            progress("index", pipeline.built.phy_offset - begin, total)
     except CorruptDataError as error:
         return CorruptDataError(f"{error}; everything before it is indexed", error.hint)
     finally:

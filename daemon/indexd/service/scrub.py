@@ -11,7 +11,7 @@ import time
 from collections import deque
 
 from indexd.errors import DiskError
-from indexd.flush.flusher import Flusher
+from indexd.flush.pipeline import Pipeline
 from indexd.index.format import FileMark
 from indexd.recovery.recover import DamagedError
 from indexd.service.instance import Instance
@@ -30,8 +30,8 @@ class _StoppedError(Exception):
 class Scrubbing:
     """``run`` is for a thread of its own; ``adopted`` is emptied by the building thread."""
 
-    def __init__(self, instance: Instance, flusher: Flusher, stop: threading.Event) -> None:
-        self._instance, self._flusher, self._stop = instance, flusher, stop
+    def __init__(self, instance: Instance, pipeline: Pipeline, stop: threading.Event) -> None:
+        self._instance, self._pipeline, self._stop = instance, pipeline, stop
         #: Full index files whose checksums became known.
         self.adopted: deque[FileMark] = deque()
         self._ahead = 0.0
@@ -42,7 +42,7 @@ class Scrubbing:
         interval, row = self._instance.config.recovery.scrub_interval, self._instance.board.scrub
         if not interval:
             return None
-        now, last = time.time(), self._flusher.scrubbed_at
+        now, last = time.time(), self._pipeline.scrubbed_at
         due = 0.0 if last is None or last > now * 1000 else last / 1000 + interval
         tries = row["brokenOff"]
         if tries:
@@ -53,7 +53,10 @@ class Scrubbing:
         """One scrub, if nothing ends it. Raises DamagedError, DiskError."""
         began, board = time.time(), self._instance.board
         files, self._ahead = self._instance.files, time.monotonic()
-        scrub = Scrub(self._instance.disk, files, lambda: self._flusher.frontier, self._on_bytes, self.adopted.append)
+        pipeline = self._pipeline
+        scrub = Scrub(
+            self._instance.disk, files, pipeline.outputs, lambda: pipeline.frontier, self._on_bytes, self.adopted.append
+        )
         board.scrub = {**board.scrub, "beganAt": int(began * 1000)}
         before = board.scrub["bytes"]
         try:
@@ -66,7 +69,7 @@ class Scrubbing:
             is_damage = isinstance(error, DamagedError)
             self._ended(damaged=board.scrub["damaged"] + is_damage, brokenOff=board.scrub["brokenOff"] + 1)
             raise
-        self._flusher.scrubbed_at = int(began * 1000)
+        self._pipeline.scrubbed_at = int(began * 1000)
         self._ended(brokenOff=0)
         size, seconds = board.scrub["bytes"] - before, round(time.time() - began, 3)
         self._instance.log.info("scrubbed", files=checked, bytes=size, seconds=seconds, checksums=scrub.adopted)

@@ -138,7 +138,7 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
             _take_back(instance.starts, error)
             raise error from None
         if daemon is not None:
-            daemon.outputs.close()
+            daemon.pipeline.close()
             daemon.reader.close()
         disturbed = error
     else:
@@ -253,9 +253,9 @@ def open_for_run(
         raise
     if opened.is_changed:
         try:
-            opened.flusher.persist(opened.outputs.progress())
+            opened.pipeline.persist(opened.pipeline.progress)
         except DiskError:
-            opened.outputs.close()
+            opened.pipeline.close()
             raise
     _say_opened("created" if created else "recovered" if unclean else "opened", opened, log, board)
     return opened
@@ -290,7 +290,7 @@ def _say_opened(event: str, opened: Opened, log: Logger, board: Board | None) ->
         log.error("frontier_unreadable", problem=opened.damage)
     recovered = opened.recovered
     facts = {
-        "phy_offset": opened.outputs.phy_offset,
+        "phy_offset": opened.pipeline.built.phy_offset,
         "index_files": len(recovered.files),
         "kept_entries": recovered.kept_entries,
         "dropped_entries": recovered.dropped_entries,

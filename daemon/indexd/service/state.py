@@ -30,16 +30,21 @@ from typing import Any, TypeVar
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
-from indexd.consumequeue.store import QueueCounters
 from indexd.dispatch.queue import DispatchQueue, Item, Waiting, oldest_timestamp
 from indexd.dispatch.reput import ReputState
 from indexd.errors import DiskError, DisturbedError, IndexdError
-from indexd.flush.flusher import Building, Progress
 from indexd.flush.frontier import Frontier, write_abort
+from indexd.flush.pipeline import Pipeline
 from indexd.index.format import FileMark
 from indexd.service.log import Logger
-from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, SegmentMark, index_name, time_index_name
-from indexd.sparse.service import slots
+from indexd.sparse.format import (
+    OFFSET_ENTRY_SIZE,
+    TIME_ENTRY_SIZE,
+    SegmentMark,
+    SparseMark,
+    index_name,
+    time_index_name,
+)
 from indexd.storage.disk import Disk, Stamp
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -104,7 +109,7 @@ class LagMeter:
         """These are being built; none: all that was taken is."""
         self._taken = Waiting(len(items), store_timestamp=oldest_timestamp(items)) if items else Waiting()
 
-    def measure(self, built: Progress, queue: DispatchQueue, reader: LogReader, reput: ReputState) -> Lag:
+    def measure(self, built: Frontier, queue: DispatchQueue, reader: LogReader, reput: ReputState) -> Lag:
         """How far ``built`` is behind.
 
         Exact while the reader stands at the end of the log. While it is behind, the bytes are those up to
@@ -204,13 +209,9 @@ class Telling:
         if names:
             self._log().info("expired_files", files=len(names), names=names[:_NAMES_MAX])
 
-    def left_out(self, counters: QueueCounters) -> None:
+    def left_out(self, reasons: Mapping[str, int]) -> None:
         """Once a reason, when the first such message comes; how many there are stands in the state."""
-        for reason, count in (
-            ("its topic is no folder's name", counters.nameless),
-            ("queues_max is reached, or its queue offset is none that a file can hold", counters.left_out),
-            ("its topic has batch consume queues, which are not built", counters.batch_messages),
-        ):
+        for reason, count in reasons.items():
             if count and reason not in self._left_out:
                 self._left_out.add(reason)
                 self._log().warning("left_out", reason=reason, hint="it is found by key, and in no consume queue")
@@ -241,25 +242,23 @@ class DaemonState:
     """
 
     def __init__(
-        self, reader: LogReader, building: Building, queue: DispatchQueue, reput: ReputState, tally: Tally | None = None
+        self, reader: LogReader, pipeline: Pipeline, queue: DispatchQueue, reput: ReputState, tally: Tally | None = None
     ) -> None:
-        self.building, self.reput = building, reput
+        self.pipeline, self.reput = pipeline, reput
         self._reader, self._queue = reader, queue
         self.tally = Tally() if tally is None else tally
-        self.meter = LagMeter(building.progress.messages)
-        # Of so many queues as there may be, counted once while they stay the same.
-        self._queues_of: tuple[tuple[QueueMark, ...], Row] | None = None
+        self.meter = LagMeter(pipeline.built.messages)
 
     def lag(self) -> Lag:
         """How far what can be found is behind the log."""
-        return self.meter.measure(self.building.progress, self._queue, self._reader, self.reput)
+        return self.meter.measure(self.pipeline.progress.frontier, self._queue, self._reader, self.reput)
 
     def row(self) -> Row:
         """The object that is written: of what is built only what is published, so that a query can rely on it."""
-        building, reader, tally = self.building, self._reader, self.tally
+        pipeline, reader, tally = self.pipeline, self._reader, self.tally
         corrupt, is_held = self.reput.corrupt, self.meter.held_at == reader.position
         caught_up = self.reput.caught_up and not is_held and not reader.is_undecided
-        built, frontier = building.progress, building.flusher.frontier
+        built, frontier = pipeline.progress.frontier, pipeline.frontier
         begin, position = reader.log.min_offset or 0, reader.position
         lag = self.meter.measure(built, self._queue, reader, self.reput)
         return {
@@ -279,7 +278,7 @@ class DaemonState:
             "dispatchBehindMessages": lag.messages,
             "outputs": self._outputs(built, frontier, lag),
             "messages": built.messages,
-            **_counted(building),
+            **_counted(pipeline),
             **self._waiting(),
             **_read(reader, tally),
             "drains": tally.drains,
@@ -299,80 +298,34 @@ class DaemonState:
             "queueOldestMilliseconds": int(oldest * 1000),
         }
 
-    def _outputs(self, built: Progress, frontier: Frontier, lag: Lag) -> list[Row]:
+    def _outputs(self, built: Frontier, frontier: Frontier, lag: Lag) -> list[Row]:
         # A batch goes through all outputs before any progress is published, so they are behind alike.
-        outputs = self.building.outputs
-        layout, marks = outputs.index.layout, built.index.files
-        rows: list[Row] = [
-            {
-                "output": "key",
-                "phyOffset": built.phy_offset,
-                "durableOffset": frontier.phy_offset,
-                "files": len(marks),
-                "entries": sum(mark.header.entries for mark in marks),
-                "bytes": len(marks) * layout.file_size,
-                "fillRatio": _ratio(marks[-1].header.entries if marks else 0, layout.index_num - 1),
-            }
-        ]
-        beside = {"phyOffset": built.filled_offset, "durableOffset": frontier.filled_offset}
-        if built.queues is not None and outputs.queues is not None:
-            rows.append({"output": "cq", **beside, **self._of_queues(built.queues.marks, outputs.queues.file_size)})
-        if built.sparse is not None and outputs.sparse is not None:
-            segments = built.sparse.mark.segments
-            offsets = sum(segment.offset_entries for segment in segments)
-            times = sum(segment.time_entries for segment in segments)
-            room = slots(outputs.sparse.segment_size, outputs.sparse.interval)
+        rows: list[Row] = []
+        for output in self.pipeline.outputs:
+            offsets = (built.filled_offset, frontier.filled_offset) if rows else (built.phy_offset, frontier.phy_offset)
             rows.append(
                 {
-                    "output": "sparse",
-                    **beside,
-                    "files": 2 * len(segments),
-                    "entries": offsets + times,
-                    "bytes": offsets * OFFSET_ENTRY_SIZE + times * TIME_ENTRY_SIZE,
-                    "fillRatio": _ratio(segments[-1].offset_entries if segments else 0, room),
+                    "output": output.label,
+                    "phyOffset": offsets[0],
+                    "durableOffset": offsets[1],
+                    **output.totals(built.outputs[output.name]),
+                    "behindBytes": max(lag.log_end - offsets[0], 0),
+                    "behindMilliseconds": lag.milliseconds,
+                    "behindMessages": lag.messages,
                 }
             )
-        behind = {"behindMilliseconds": lag.milliseconds, "behindMessages": lag.messages}
-        return [{**row, "behindBytes": max(lag.log_end - row["phyOffset"], 0), **behind} for row in rows]
-
-    def _of_queues(self, marks: tuple[QueueMark, ...], file_size: int) -> Row:
-        known = self._queues_of
-        if known is not None and known[0] is marks:
-            return known[1]
-        units = file_size // UNIT_SIZE
-        row = {
-            "files": sum(-(-(mark.max_offset - mark.first_offset) // units) for mark in marks),
-            "entries": sum(mark.max_offset - mark.min_offset for mark in marks),
-            "bytes": UNIT_SIZE * sum(mark.max_offset - mark.first_offset for mark in marks),
-            "fillRatio": None,
-        }
-        self._queues_of = (marks, row)
-        return row
+        return rows
 
 
-def _counted(building: Building) -> Row:
-    # What has been built since it was opened, and the messages that got no unit, by why.
-    outputs, flushes = building.outputs, building.flusher.counters
-    index, queues, sparse = outputs.index, outputs.queues, outputs.sparse
-    row: Row = {
-        "indexEntries": index.counters.entries,
-        "indexFiles": index.file_count,
-        "rollOvers": index.counters.rolls,
-        "expiredFiles": index.counters.expired_files,
+def _counted(pipeline: Pipeline) -> Row:
+    # What has been built since it was opened.
+    flushes, row = pipeline.counters, Row()
+    for output in pipeline.outputs:
+        row |= output.figures()
+    return row | {
         "flushes": flushes.flushes,
         "lastFlushMilliseconds": _millis(flushes.last_seconds if flushes.flushes else None),
     }
-    if queues is not None:
-        counters = queues.counters
-        row["consumeQueues"] = len(queues)
-        row["consumeQueueUnits"] = counters.units
-        row["consumeQueueGaps"] = counters.gaps
-        row["consumeQueueRepeats"] = counters.repeats
-        row["batchMessages"] = counters.batch_messages
-        row["leftOutMessages"] = counters.nameless + counters.left_out
-    if sparse is not None:
-        row["sparseEntries"] = sparse.counters.entries
-    return row
 
 
 def _read(reader: LogReader, tally: Tally) -> Row:
@@ -390,10 +343,6 @@ def _read(reader: LogReader, tally: Tally) -> Row:
 
 def _millis(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
-
-
-def _ratio(part: int, whole: int) -> float:
-    return round(part / whole, 4) if whole > 0 else 0.0
 
 
 def write_state(disk: Disk, files: DataFiles, row: Row) -> None:
@@ -429,37 +378,36 @@ class Watch:
         self._lock.renew()
         return [self._files.lock.name]
 
-    def check_index(self, building: Building) -> None:
+    def check_index(self, pipeline: Pipeline) -> None:
         """Every file that was built must be as it was left after the last drain."""
         stamps = self._disk.stamps(self._files.index) if self._disk.exists(self._files.index) else {}
-        marks = building.progress.index.files
+        marks = pipeline.progress.frontier.index
         for mark in marks:
             what = self._what_happened(mark, stamps.get(mark.name))
             if what is not None:
                 raise DisturbedError(f"index file {self._files.index / mark.name} was {what} by somebody else")
         self._inodes = {mark.name: stamps[mark.name].inode for mark in marks}
 
-    def check_beside(self, building: Building) -> None:
+    def check_beside(self, pipeline: Pipeline) -> None:
         """The files of some queues and segments, in turn, must be there in their size."""
-        progress = building.progress
-        if progress.queues is not None:
-            for mark in self._next("queues", progress.queues.marks):
-                self._check_queue(mark)
-        if progress.sparse is not None:
-            for segment in self._next("segments", progress.sparse.mark.sealed):
-                self._check_pair(segment, is_growing=False)
-            if progress.sparse.mark.active is not None:
-                self._check_pair(progress.sparse.mark.segments[-1], is_growing=True)
+        frontier = pipeline.progress.frontier
+        for mark in self._next("queues", frontier.queues or ()):
+            self._check_queue(mark)
+        sparse = frontier.sparse or SparseMark(0)
+        for segment in self._next("segments", sparse.sealed):
+            self._check_pair(segment, is_growing=False)
+        if sparse.active is not None:
+            self._check_pair(sparse.segments[-1], is_growing=True)
 
-    def restore(self, building: Building) -> list[str]:
+    def restore(self, pipeline: Pipeline) -> list[str]:
         """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
         gone = []
         if not self._disk.exists(self._files.abort):
             write_abort(self._disk, self._files.abort)
             gone.append(self._files.abort.name)
-        written = building.flusher.written
+        written = pipeline.written
         stamps = self._disk.stamps(self._files.data)
-        if building.flusher.written is written:  # else they are being replaced right now
+        if pipeline.written is written:  # else they are being replaced right now
             gone += [name for name, stamp in written.items() if stamps.get(name) != stamp]
         return gone
 

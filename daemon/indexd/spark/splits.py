@@ -19,8 +19,8 @@ from indexd.commitlog.segments import Segment
 from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
-from indexd.recovery.compare import WholeLog, once
 from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 
 # A task costs some 30 ms whatever it reads: less than this is not worth one.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
+from indexd.output import find_nonzero
 from indexd.sparse.format import (
     NO_TIMESTAMP,
     TIME_ENTRY_SIZE,
@@ -41,10 +42,9 @@ def check_sparse(
     is_at_rest: bool,
     is_owned: bool,
     on_bytes: Callable[[int], None],
-    name: str = "sparse",
 ) -> Findings:
     """Everything that does not hold; the words as in ``consumequeue.check.check_queues``."""
-    findings = Findings()
+    findings, name = Findings(), "sparse"
     for segment in mark.segments:
         active = mark.active if segment is mark.segments[-1] else None
         place = _Place(segment, active, segment_size, mark.interval, is_at_rest=is_at_rest)
@@ -57,6 +57,27 @@ def check_sparse(
             if base is not None and base not in named:
                 findings.add(f"{name}/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
     return findings
+
+
+def check_sparse_mark(mark: SparseMark, segment_size: int) -> list[str]:
+    """What no builder writes: more messages than a segment holds, more entries than messages."""
+    found = [
+        f"{list(segment)} is nothing that a segment can be"
+        for segment in mark.segments
+        if segment.base % segment_size
+        or segment.base >= mark.phy_offset
+        or not 1 <= segment.messages <= segment_size // FRAME_SIZE_MIN
+        or not 0 <= segment.offset_entries < segment.messages
+        or not 0 <= segment.time_entries <= segment.offset_entries + 1
+    ]
+    active = mark.active
+    if active is not None and not (
+        0 <= active.bytes_since <= segment_size
+        and 0 <= active.max_timestamp_offset < mark.segments[-1].messages
+        and active.last_timestamp <= active.max_timestamp
+    ):
+        found.append(f"{list(active)} is nothing that building can go on with")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +151,7 @@ class _File:
         return ", ".join(f"{name} {value}" for name, value in zip(names, row.tolist(), strict=True))
 
     def _check_rest(self, file: DiskFile, position: int) -> None:
-        # Most of it was never written, and reads as zeros without a look at the disk.
-        size, first, found = file.size(), 0, 0
-        while (position := file.next_data(position)) < size:
-            rest = np.frombuffer(file.pread(_ENTRIES_PER_READ * self.type.itemsize, position), np.uint8)
-            wrong = np.flatnonzero(rest)
-            if len(wrong):
-                first, found = first or position + int(wrong[0]), found + len(wrong)
-            position += max(len(rest), 1)
+        first, found = find_nonzero(file, position, file.size())
         if found:
             text = f"{found} bytes behind the last entry, {self._entries - 1}, are not zero"
             self._findings.add(self._name, first, "behind-last-entry", text)

@@ -136,6 +136,11 @@ def time_index_name(base: int) -> str:
     return f"{base:0{NAME_DIGITS}d}{TIME_SUFFIX}"
 
 
+def pair_names(base: int) -> tuple[str, str]:
+    """Both names of a segment."""
+    return index_name(base), time_index_name(base)
+
+
 def base_of_name(name: str) -> int:
     """The base in a name: the text before its first dot as a signed 64-bit number, whatever follows; or ValueError."""
     text = name.partition(".")[0]

@@ -1,17 +1,15 @@
-"""What is kept of the pairs: ``plan`` reads and decides, ``carry_out`` changes files.
+"""Recovery of the sparse indexes: what of the pairs holds, and what has to be changed and read again.
 
-In between the caller makes a frontier durable with the plan's mark, so that no durable mark ever names what is gone.
-Only marks are believed. A segment whose files do not hold is built again, and so is everything behind it: the log is
-read again from ``refill_from``. Both steps come to the same end however often they are broken off and repeated.
+Only marks are believed. A segment whose files do not hold is built again, and so is everything behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from indexd.errors import DiskError
+from indexd.output import OutputRecovery, RecoveryScope, find_nonzero
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
@@ -20,47 +18,31 @@ from indexd.sparse.format import (
     SparseMark,
     index_name,
     own_base,
+    pair_names,
     time_index_name,
 )
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
-_READ_SIZE = 1 << 20
 
+def recover_sparse(
+    disk: Disk, directory: Path, segment_size: int, held: SparseMark | None, interval: int, scope: RecoveryScope
+) -> OutputRecovery[SparseMark]:
+    """What of ``held`` is kept if what lies behind ``scope.believed`` is not believed; reads only.
 
-@dataclass(frozen=True, slots=True)
-class SparsePlan:
-    """``mark`` is what holds; the log has to be read again from ``refill_from`` on (None: from nowhere).
-
-    ``delete``: files of ours that ``mark`` does not name. ``cut``: name -> bytes of the growing files whose rest has to
-    become zeros again. ``reasons`` says what did not hold, a line each.
+    Segments that have expired are left out. Where the mark covers more than what is believed, the segment in which that
+    ends goes, with all behind it: at most one segment of log is read again for that.
     """
-
-    directory: Path
-    mark: SparseMark
-    refill_from: int | None
-    delete: tuple[str, ...]
-    cut: Mapping[str, int]
-    reasons: tuple[str, ...]
-
-
-def plan(
-    disk: Disk, directory: Path, segment_size: int, mark: SparseMark, phy_offset: int, *, log_begin: int
-) -> SparsePlan:
-    """Decide what of ``mark`` is kept if all is to stand at ``phy_offset`` and the log begins at ``log_begin``.
-
-    Segments that have expired are left out. Where the mark covers more than ``phy_offset``, the segment in which that
-    lies goes, with all behind it: at most one segment of log is read again for that.
-    """
+    mark, believed = held or SparseMark(interval), max(scope.believed, scope.log_begin)
     sizes = dict(disk.list_dir(directory)) if disk.exists(directory) else {}
     reasons: list[str] = []
     end = mark.phy_offset
-    if end > phy_offset:
-        end = phy_offset - phy_offset % segment_size
+    if end > believed:
+        end = believed - believed % segment_size
     kept: list[SegmentMark] = []
     active: ActiveMark | None = None
     for segment in mark.segments:
-        if segment.base + segment_size <= log_begin:
+        if segment.base + segment_size <= scope.log_begin:
             continue
         if segment.base >= end:
             break
@@ -78,29 +60,16 @@ def plan(
         kept.append(segment)
         active = growing
     new = SparseMark(mark.interval, end, tuple(kept), active)
-    named = {name for segment in kept for name in (index_name(segment.base), time_index_name(segment.base))}
-    refill_from = max(end, log_begin)
-    return SparsePlan(
-        directory,
+    named = {name for segment in kept for name in pair_names(segment.base)}
+    is_lost = held is None or end < mark.phy_offset or scope.believed < scope.phy_offset
+    refill_from = max(end, scope.log_begin)
+    return OutputRecovery(
         new,
-        refill_from if end < mark.phy_offset and refill_from < phy_offset else None,
-        tuple(name for name in sizes if own_base(name) is not None and name not in named),
-        _cuts(disk, directory, new),
-        tuple(reasons),
+        refill_from if is_lost and refill_from < scope.phy_offset else None,
+        delete=tuple(directory / name for name in sizes if own_base(name) is not None and name not in named),
+        cut=_cuts(disk, directory, new, sizes),
+        reasons=tuple(reasons),
     )
-
-
-def carry_out(disk: Disk, plan: SparsePlan) -> None:
-    """Do what ``plan`` says. Files that other hands gave other names stay."""
-    for name in plan.delete:
-        disk.unlink(plan.directory / name)
-    for name, size in plan.cut.items():
-        with disk.open_write(plan.directory / name) as file:
-            length = file.size()
-            file.truncate(size)
-            file.truncate(length)
-            # Else it could come back behind a clean stop, when nobody looks for it.
-            file.fsync()
 
 
 def _fault(
@@ -139,22 +108,16 @@ def _fault(
     return None
 
 
-def _cuts(disk: Disk, directory: Path, mark: SparseMark) -> dict[str, int]:
+def _cuts(disk: Disk, directory: Path, mark: SparseMark, sizes: Mapping[str, int]) -> tuple[tuple[Path, int, int], ...]:
     # The growing pair's files that hold anything behind their entries: written after the mark, and torn perhaps.
     if mark.active is None:
-        return {}
-    growing = mark.segments[-1]
-    rows = (
+        return ()
+    growing, found = mark.segments[-1], []
+    for name, size in (
         (index_name(growing.base), growing.offset_entries * OFFSET_ENTRY_SIZE),
         (time_index_name(growing.base), growing.time_entries * TIME_ENTRY_SIZE),
-    )
-    return {name: size for name, size in rows if not _is_zero(disk, directory / name, size)}
-
-
-def _is_zero(disk: Disk, path: Path, position: int) -> bool:
-    with disk.open_read(path) as file:
-        while data := file.pread(_READ_SIZE, position):
-            if any(data):
-                return False
-            position += len(data)
-    return True
+    ):
+        with disk.open_read(directory / name) as file:
+            if find_nonzero(file, size, sizes[name])[1]:
+                found.append((directory / name, size, sizes[name]))
+    return tuple(found)

@@ -1,9 +1,8 @@
 """SparseService: an OffsetIndex and a TimeIndex for every commitlog segment, built from batches (spec kafka-index 8).
 
 A message's logical offset is its segment's base plus its ordinal there. A segment is sealed when the first message of a
-later one is seen. The files do not depend on how the log is split into batches. The service knows no frontier: ``mark``
-says what stands now, the flusher makes that durable and writes it down. What the kernel finds is kept by GrowingSegment
-until it is written, so that a disk that refuses loses nothing.
+later one is seen. The files do not depend on how the log is split into batches. What the kernel finds is kept by
+GrowingSegment until it is written, so that a disk that refuses loses nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,11 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Columns
+from indexd.config import Config
 from indexd.errors import DiskError, IndexdError
+from indexd.findings import Findings
+from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
+from indexd.sparse.check import check_sparse, check_sparse_mark
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
@@ -27,6 +30,7 @@ from indexd.sparse.format import (
     SegmentMark,
     SparseMark,
     index_name,
+    pair_names,
     time_index_name,
 )
 from indexd.sparse.kernel import (
@@ -39,10 +43,12 @@ from indexd.sparse.kernel import (
     TIME_ENTRY_TYPE,
     active_mark,
     final_time_entry,
+    load_kernels,
     message_entries,
     new_state,
     pack_entries,
 )
+from indexd.sparse.recover import recover_sparse
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
@@ -195,18 +201,6 @@ class GrowingSegment:
         self.time_index.close(trim=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SparseProgress:
-    """All pairs at one moment; files and directories that have to be synced for it; names that can go after this."""
-
-    mark: SparseMark
-    unsynced_files: tuple[Path, ...] = ()
-    unsynced_directories: tuple[Path, ...] = ()
-    expired: tuple[str, ...] = ()
-    #: The writes that it covers, as the service counts them.
-    writes: int = 0
-
-
 @dataclass(slots=True)
 class SparseCounters:
     """Plain numbers that only grow; ``entries`` of both kinds."""
@@ -216,44 +210,62 @@ class SparseCounters:
     sealed: int = 0
 
 
-class SparseService:
-    """Builds into ``directory``, which has to be there. Raises DiskError; one owner, no locks.
+class SparseService(Output[SparseMark]):
+    """Builds into ``directory``, which has to be there.
 
     ``segment_size``: of the commitlog, bytes. ``interval``: more than so many bytes of log lie between two offset
     entries (Kafka's index.interval.bytes). Batches need their column ``size``.
     """
 
+    name, label, folder = "sparse", "sparse", "sparse"
+
     def __init__(self, disk: Disk, directory: Path, segment_size: int, interval: int) -> None:
-        self._disk = disk
-        self._directory = directory
+        super().__init__(disk, directory)
         self.segment_size = segment_size
         self.interval = interval
         self._sealed: list[SegmentMark] = []
         self._growing: GrowingSegment | None = None
         #: All before it is built: rows of a batch that was interrupted, or is given once more, are passed over.
         self._phy_offset = 0
-        # When each file, or the directory, was changed last and not synced since, in writes.
-        self._unsynced: dict[Path, int] = {}
-        self._writes = 0
-        self._expired: list[str] = []
         self.counters = SparseCounters()
 
     def __repr__(self) -> str:
         return f"SparseService({len(self._sealed)} sealed, growing={self._growing}, {self.counters})"
 
-    def load(self, mark: SparseMark) -> None:
-        """Take over files that are known to be as ``mark`` says: after a clean stop, or after recovery."""
-        if mark.interval != self.interval:
-            raise IndexdError(f"{self._directory} was built with interval {mark.interval}, not {self.interval}")
-        self._sealed = list(mark.sealed)
-        self._phy_offset = mark.phy_offset
-        if mark.active is not None:
+    @classmethod
+    def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
+        """An empty one, as configured."""
+        return cls(disk, directory, config.store.segment_size, config.outputs.sparse_interval)
+
+    @classmethod
+    def is_wanted(cls, config: Config) -> bool:
+        """Whether the configuration asks for it."""
+        return config.outputs.sparse
+
+    load_kernels = staticmethod(load_kernels)
+
+    @property
+    def empty(self) -> SparseMark:
+        """No segment."""
+        return SparseMark(self.interval)
+
+    def built_with(self, held: SparseMark) -> tuple[str, int, int]:
+        """The distance of two offset entries."""
+        return "sparse_interval", held.interval, self.interval
+
+    def load(self, held: SparseMark) -> None:
+        """Take over files that are known to be as the mark says: after a clean stop, or after recovery."""
+        if held.interval != self.interval:
+            raise IndexdError(f"{self.directory} was built with interval {held.interval}, not {self.interval}")
+        self._sealed = list(held.sealed)
+        self._phy_offset = held.phy_offset
+        if held.active is not None:
             self._growing = GrowingSegment.load(
-                self._disk, self._directory, mark.segments[-1], mark.active, self.segment_size, self.interval
+                self._disk, self.directory, held.segments[-1], held.active, self.segment_size, self.interval
             )
 
-    def put_batch(self, batch: DispatchBatch) -> None:
-        """Take the messages that are not in yet. After a DiskError the same batch may be given again."""
+    def build(self, batch: DispatchBatch) -> None:
+        """Take the messages that are not in yet."""
         phy_offsets, sizes = batch.columns.phy_offset, batch.columns.size
         row = int(np.searchsorted(phy_offsets[: batch.rows], self._phy_offset))
         while row < batch.rows:
@@ -279,56 +291,60 @@ class SparseService:
         if self._growing is not None:
             self._seal(self._growing)
 
-    def mark(self) -> SparseProgress:
-        """What stands now, published; the rest is what a flusher has to sync for it."""
+    def mark(self) -> OutputMark[SparseMark]:
+        """What stands now, published."""
         self.publish()
         growing = self._growing
-        mark = SparseMark(
-            self.interval,
-            self._phy_offset,
-            (*self._sealed, *((growing.mark(),) if growing is not None else ())),
-            growing.active() if growing is not None else None,
+        return self._mark(
+            SparseMark(
+                self.interval,
+                self._phy_offset,
+                (*self._sealed, *((growing.mark(),) if growing is not None else ())),
+                growing.active() if growing is not None else None,
+            )
         )
-        files = tuple(path for path in self._unsynced if path != self._directory)
-        directories = (self._directory,) if self._directory in self._unsynced else ()
-        return SparseProgress(mark, files, directories, tuple(self._expired), self._writes)
 
-    def synced(self, progress: SparseProgress) -> None:
-        """The files and directories of ``progress`` are durable as they were then."""
-        for path in (*progress.unsynced_files, *progress.unsynced_directories):
-            if self._unsynced.get(path, progress.writes + 1) <= progress.writes:
-                del self._unsynced[path]
-
-    def delete_expired(self, log_begin: int) -> list[str]:
-        """Leave out sealed segments that end before the log begins, oldest first, and say their files' names.
-
-        The files themselves go with ``remove_expired``, once a frontier without them is durable.
-        """
+    def expire(self, min_phy_offset: int) -> list[str]:
+        """Leave out sealed segments that end before the log begins, oldest first, and say their files' names."""
         names: list[str] = []
-        while self._sealed and self._sealed[0].base + self.segment_size <= log_begin:
-            base = self._sealed.pop(0).base
-            names += (index_name(base), time_index_name(base))
-        for name in names:
-            self._unsynced.pop(self._directory / name, None)
-        self._expired += names
-        return names
+        while self._sealed and self._sealed[0].base + self.segment_size <= min_phy_offset:
+            names += pair_names(self._sealed.pop(0).base)
+        return self._leave_out(self.directory / name for name in names)
 
-    def remove_expired(self, names: tuple[str, ...]) -> None:
-        """Remove files that no durable frontier names any more."""
-        for name in names:
-            if name in self._expired:
-                self._disk.unlink(self._directory / name)
-                self._expired.remove(name)
+    def recover(self, held: SparseMark | None, scope: RecoveryScope) -> OutputRecovery[SparseMark]:
+        """What is left of the pairs; a segment whose files do not hold is built again, and all behind it."""
+        return recover_sparse(self._disk, self.directory, self.segment_size, held, self.interval, scope)
 
-    def flush(self) -> None:
-        """Publish, and make all durable."""
-        progress = self.mark()
-        for path in progress.unsynced_files:
-            with self._disk.open_write(path) as file:
-                file.fsync()
-        for path in progress.unsynced_directories:
-            self._disk.sync_dir(path)
-        self.synced(progress)
+    def check(self, held: SparseMark, scope: CheckScope) -> Findings:
+        """Every entry of every pair; nothing else there."""
+        return check_sparse(
+            self._disk, self.directory, self.segment_size, held,
+            is_at_rest=scope.is_at_rest, is_owned=not scope.is_complete, on_bytes=scope.on_bytes,
+        )  # fmt: skip
+
+    def check_mark(self, held: SparseMark, bounds: LogBounds) -> list[str]:
+        """Each segment's numbers."""
+        return [f"sparse indexes: {text}" for text in check_sparse_mark(held, bounds.segment_size)]
+
+    def parts(self, held: SparseMark) -> list[tuple[int, SparseMark]]:
+        """Each sealed segment."""
+        return [(mark.base, held._replace(segments=(mark,), active=None)) for mark in held.sealed]
+
+    def totals(self, held: SparseMark) -> Row:
+        """Entries of both kinds; the growing segment fills."""
+        offsets = sum(segment.offset_entries for segment in held.segments)
+        times = sum(segment.time_entries for segment in held.segments)
+        newest = held.segments[-1].offset_entries if held.segments else 0
+        return {
+            "files": 2 * len(held.segments),
+            "entries": offsets + times,
+            "bytes": offsets * OFFSET_ENTRY_SIZE + times * TIME_ENTRY_SIZE,
+            "fillRatio": ratio(newest, slots(self.segment_size, self.interval)),
+        }
+
+    def figures(self) -> Row:
+        """Since it was opened."""
+        return {"sparseEntries": self.counters.entries}
 
     def close(self) -> None:
         """Close what is open; writes nothing."""
@@ -343,14 +359,15 @@ class SparseService:
         if self._growing is None:
             if self._sealed and self._sealed[-1].base >= base:
                 raise IndexdError(f"segment {base} is sealed, and a message at {phy_offset} came")
-            self._growing = GrowingSegment.create(self._disk, self._directory, base, self.segment_size, self.interval)
-            self._changed(*self._growing.paths, self._directory)
+            self._growing = GrowingSegment.create(self._disk, self.directory, base, self.segment_size, self.interval)
+            self._changed(self._growing)
+            self.unsynced.add_directory(self.directory)
         elif self._growing.base > base:
             raise IndexdError(f"segment {self._growing.base} grows, and a message at {phy_offset} came")
         return self._growing
 
     def _seal(self, growing: GrowingSegment) -> None:
-        self._changed(*growing.paths)
+        self._changed(growing)
         before = growing.entries
         try:
             self._sealed.append(growing.seal())
@@ -361,10 +378,10 @@ class SparseService:
 
     def _write(self, growing: GrowingSegment) -> None:
         if growing.has_pending:
-            self._changed(*growing.paths)
+            self._changed(growing)
             growing.write()
 
-    def _changed(self, *paths: Path) -> None:
+    def _changed(self, growing: GrowingSegment) -> None:
         # Before the change: where the disk refuses half way, a file was changed as well.
-        self._writes += 1
-        self._unsynced.update(dict.fromkeys(paths, self._writes))
+        for path in growing.paths:
+            self.unsynced.add(path)

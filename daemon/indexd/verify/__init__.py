@@ -2,7 +2,6 @@
 
 ``records``  who works in the directory; frontier and checkpoint: sane, and what they say of one another
 ``whole``    composes: the records, then each output's own check, then the log if asked
-``deep``     the log decoded again, every key against the entries and every entry against the keys
 ``scrub``    all files once more while the daemon runs, for what the disk has changed
 """
 

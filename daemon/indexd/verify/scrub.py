@@ -9,31 +9,30 @@ order and bounds, not each byte.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 
-from indexd.consumequeue.check import check_queues
 from indexd.errors import DiskError
-from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import read_slots
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
+from indexd.output import CheckScope, Condition, Output
 from indexd.recovery.recover import Damage, DamagedError
 from indexd.recovery.replay import replay_file
-from indexd.sparse.check import check_sparse
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
 from indexd.storage.page_cache import ReadPages
-from indexd.verify.records import sound_queues
 
 _READ_SIZE = 1 << 20
 
 
 class Scrub:
-    """``known`` says the durable frontier at any moment; files go only after a frontier without them is durable.
+    """Of ``outputs``, the key index first. ``known`` says the durable frontier at any moment.
+
+    Files go only after a frontier without them is durable.
 
     ``on_bytes`` is told how much more has been read, and may wait or raise; ``adopt`` gets an index file's mark with
     checksums that nobody knew.
@@ -43,11 +42,13 @@ class Scrub:
         self,
         disk: Disk,
         files: DataFiles,
+        outputs: Sequence[Output[Any]],
         known: Callable[[], Frontier],
         on_bytes: Callable[[int], None],
         adopt: Callable[[FileMark], None],
     ) -> None:
         self._disk, self._files, self._known = disk, files, known
+        self._outputs = outputs[1:]
         self._on_bytes, self._adopt = on_bytes, adopt
         #: Index files whose checksums were made.
         self.adopted = 0
@@ -59,11 +60,9 @@ class Scrub:
             # As it is known now: it may be full meanwhile, or expired.
             mark = next((mark for mark in self._known().index if mark.name == listed.name), None)
             checked += mark is not None and self._check_index(mark)
-        frontier = self._known()
-        for queue in sound_queues(frontier):
-            checked += self._check_secondary(partial(self._queue, queue[:2]))
-        for segment in frontier.sparse.sealed if frontier.sparse is not None else ():
-            checked += 2 * self._check_secondary(partial(self._pair, segment.base))
+        for output in self._outputs:
+            for name, _ in output.parts(self._known().outputs[output.name]):
+                checked += self._check_part(output, name)
         return checked
 
     def _check_index(self, mark: FileMark) -> bool:
@@ -122,32 +121,17 @@ class Scrub:
             self._on_bytes(size)
         return crc
 
-    def _check_secondary(self, check: Callable[[], Findings | None]) -> bool:
+    def _check_part(self, output: Output[Any], name: object) -> int:
         # What is wrong may be no more than that files expired while they were read: looked at again.
-        found = check()
-        if found is not None and len(found):
-            found = check()
-        if found is not None and len(found):
-            first = found.kept[0]
-            raise DamagedError(f"{self._files.data / first.file}: {first.text}", Damage(is_beside=True))
-        return found is not None
-
-    def _queue(self, at: tuple[str, int]) -> Findings | None:
-        frontier = self._known()
-        marks = [mark for mark in sound_queues(frontier) if mark[:2] == at]
-        if not marks:
-            return None
-        return check_queues(
-            self._disk, self._files.consumequeue, frontier.queue_file_size, marks,
-            is_at_rest=False, is_owned=True, on_bytes=self._on_bytes,
-        )  # fmt: skip
-
-    def _pair(self, base: int) -> Findings | None:
-        frontier, sparse = self._known(), self._known().sparse
-        segments = tuple(mark for mark in sparse.sealed if mark.base == base) if sparse is not None else ()
-        if sparse is None or not segments:
-            return None
-        return check_sparse(
-            self._disk, self._files.sparse, frontier.segment_size, sparse._replace(segments=segments, active=None),
-            is_at_rest=False, is_owned=True, on_bytes=self._on_bytes,
-        )  # fmt: skip
+        for is_last in (False, True):
+            part = dict(output.parts(self._known().outputs[output.name])).get(name)
+            if part is None:
+                return 0
+            found = output.check(part, CheckScope(Condition.GROWING, is_complete=False, on_bytes=self._on_bytes))
+            if len(found) and is_last:
+                first = found.kept[0]
+                raise DamagedError(f"{self._files.data / first.file}: {first.text}", Damage(is_secondary=True))
+            if not len(found):
+                break
+        files: int = output.totals(part)["files"]
+        return files

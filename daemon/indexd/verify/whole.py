@@ -7,56 +7,27 @@ at what the frontier names then: files expire, and recovery cuts them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
+from indexd.compare.deep import Compared, DeepComparison
 from indexd.config import Config
-from indexd.consumequeue.check import check_queues
-from indexd.consumequeue.format import UNIT_SIZE
-from indexd.errors import DiskError, IndexdError
+from indexd.errors import IndexdError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
-from indexd.index.check import Place, check_file
-from indexd.index.format import FLAVOURS, FileMark, IndexHeader
+from indexd.flush.registry import all_outputs
+from indexd.output import CheckScope, Condition, LogBounds, Output
 from indexd.query.source import check_as_built
-from indexd.sparse.check import check_sparse
-from indexd.sparse.format import SparseMark
+from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from indexd.verify.deep import Compared, compare
-from indexd.verify.records import StoreState, check_checkpoint, check_frontier, look, sound_queues
-
-
-def check_secondary(disk: Disk, files: DataFiles, state: StoreState, on_bytes: Callable[[int], None]) -> Findings:
-    """What the files say of themselves and of the frontier; of an output that is not built, that nothing is there."""
-    found, frontier = Findings(), state.frontier
-    queues = sound_queues(frontier)
-    found.merge(
-        check_queues(
-            disk,
-            files.consumequeue,
-            frontier.queue_file_size,
-            queues,
-            is_at_rest=state.is_at_rest,
-            is_owned=not state.is_at_rest or len(queues) < len(frontier.queues or ()),
-            on_bytes=on_bytes,
-        )
-    )
-    found.merge(
-        check_sparse(
-            disk,
-            files.sparse,
-            frontier.segment_size,
-            frontier.sparse or SparseMark(0),
-            is_at_rest=state.is_at_rest,
-            is_owned=not state.is_at_rest,
-            on_bytes=on_bytes,
-        )
-    )
-    return found
+from indexd.verify.records import FRONTIER, StoreState, check_checkpoint, check_frontier, layout_problem, look
 
 
 @dataclass(slots=True)
@@ -118,9 +89,10 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -
     files = DataFiles(config.store.data)
     state = look(disk, files)
     config = _as_built(config, state.frontier)
-    progress = _Progress(on_progress, state.frontier, deep=deep)
+    outputs = [output for output, _ in all_outputs(config, disk, files.data)]
+    progress = _Progress(on_progress, state.frontier, outputs, deep=deep)
     report = Report()
-    state = _Outputs(disk, files, config, report, progress).check(state)
+    state = _check_outputs(config, disk, files, outputs, state, report, progress)
     report.notes += state.notes()
     if deep and report.findings.counts["frontier"]:
         report.notes.append("the frontier contradicts itself: nothing was compared with the log")
@@ -132,13 +104,37 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -
     return report
 
 
+def compare(
+    config: Config, disk: Disk, state: StoreState, findings: Findings, on_bytes: Callable[[int], None]
+) -> Compared:
+    """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
+    options = replace(once(reader_options(config)), skip_corrupt=True)
+    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
+    reader.refresh()
+    frontier, incomparable = state.frontier, None
+    if state.is_opening:
+        incomparable = f"indexd, pid {state.owner}, is opening the directory"
+    elif frontier.filled_offset < frontier.phy_offset:
+        incomparable = f"they are filled up to {frontier.filled_offset} only"
+    try:
+        comparison = DeepComparison(config, disk, frontier, reader, incomparable)
+        comparison.run(on_bytes)
+    finally:
+        reader.close()
+    for found in comparison.found:
+        findings.merge(found)
+    return comparison.compared
+
+
 class _Progress:
-    # Bytes of index files, then of log.
-    def __init__(self, on_progress: OnProgress, frontier: Frontier, *, deep: bool) -> None:
+    # Bytes of files, then of log.
+    def __init__(
+        self, on_progress: OnProgress, frontier: Frontier, outputs: Sequence[Output[Any]], *, deep: bool
+    ) -> None:
         self._on_progress = on_progress
         self._done = 0
-        self._total = len(frontier.index) * frontier.layout.file_size
-        self._total += sum(UNIT_SIZE * (mark.max_offset - mark.first_offset) for mark in frontier.queues or ())
+        held = frontier.outputs
+        self._total = sum(output.totals(held[output.name])["bytes"] for output in outputs if output.name in held)
         if deep:
             self._total += frontier.phy_offset - frontier.begin_offset
 
@@ -147,87 +143,64 @@ class _Progress:
         self._on_progress(self._done, max(self._total, self._done))
 
 
-class _Outputs:
-    # Each output's own check, whose state may change meanwhile.
-    def __init__(
-        self, disk: Disk, files: DataFiles, config: Config, report: Report, on_bytes: Callable[[int], None]
-    ) -> None:
-        self._disk, self._files, self._config = disk, files, config
-        self._report, self._on_bytes = report, on_bytes
-        # Files without findings need no second look while the frontier says the same of them.
-        self._sound: dict[FileMark, IndexHeader | None] = {}
+def _check_outputs(
+    config: Config,
+    disk: Disk,
+    files: DataFiles,
+    outputs: Sequence[Output[Any]],
+    state: StoreState,
+    report: Report,
+    on_bytes: Callable[[int], None],
+) -> StoreState:
+    # Each output's own check, whose state may change meanwhile; the state that the report describes.
+    scope = CheckScope(Condition.AT_REST, True, on_bytes, log_begin=partial(_log_begin, config, disk))
+    for left in reversed(range(_LOOKS)):
+        found = _check_once(disk, files, outputs, state, scope)
+        if len(found) == 0 or left == 0:
+            break
+        now = look(disk, files)
+        if state.is_opening:
+            time.sleep(_PAUSE)  # recovery cuts a file and gives it its size again: it looks short for a moment
+        elif now == state:
+            break
+        state = now
+    report.notes += scope.notes
+    report.findings.merge(found)
+    frontier = state.frontier
+    report.files, report.entries = len(frontier.index), sum(mark.header.entries for mark in frontier.index)
+    report.bytes = len(frontier.index) * frontier.layout.file_size
+    queues = frontier.queues or ()
+    report.queues = len(queues)
+    report.units = sum(mark.max_offset - max(mark.first_offset, mark.begin_offset) for mark in queues)
+    report.segments = len(frontier.sparse.segments) if frontier.sparse is not None else 0
+    return state
 
-    def check(self, state: StoreState) -> StoreState:
-        """Fill the report; returns the state that it describes."""
-        for left in reversed(range(_LOOKS)):
-            found = self._check_once(state)
-            if len(found) == 0 or left == 0:
-                break
-            now = look(self._disk, self._files)
-            if state.is_opening:
-                time.sleep(_PAUSE)  # recovery cuts a file and gives it its size again: it looks short for a moment
-            elif now.same_as(state):
-                break
-            state = now
-        report, marks = self._report, state.frontier.index
-        report.findings.merge(found)
-        report.files, report.entries = len(marks), sum(mark.header.entries for mark in marks)
-        report.bytes = len(marks) * state.frontier.layout.file_size
-        queues, sparse = state.frontier.queues or (), state.frontier.sparse
-        report.queues, report.units = (
-            len(queues),
-            sum(mark.max_offset - max(mark.first_offset, mark.begin_offset) for mark in queues),
-        )
-        report.segments = len(sparse.segments) if sparse is not None else 0
-        return state
 
-    def _check_once(self, state: StoreState) -> Findings:
-        found, frontier = Findings(), state.frontier
-        if not check_frontier(frontier, found, is_at_rest=state.is_at_rest):
-            # With a layout that cannot be, every file would be read as what it is not.
-            return found
-        check_checkpoint(self._disk, self._files, state, found)
-        # Nothing expired before the first entry of all, so nothing was inherited there.
-        begin = frontier.index[0].header.begin_phy_offset if frontier.index else 0
-        before = IndexHeader() if begin == frontier.begin_offset else None
-        for mark in frontier.index:
-            if mark not in self._sound or self._sound[mark] != before:
-                wrong = self._check_file(state, mark, before)
-                found.merge(wrong)
-                if len(wrong) == 0:
-                    self._sound[mark] = before
-            before = mark.header
-        found.merge(check_secondary(self._disk, self._files, state, self._on_bytes))
-        if state.is_at_rest:
-            for name in sorted(set(state.sizes) - {mark.name for mark in frontier.index}):
-                found.add(f"index/{name}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+def _check_once(
+    disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: StoreState, scope: CheckScope
+) -> Findings:
+    found, frontier = Findings(), state.frontier
+    if problem := layout_problem(frontier):
+        found.add(FRONTIER, 0, "frontier", problem)
         return found
+    # Where the disk refused in the middle of a drain, files hold some of what lies behind the physical offset.
+    slack = 0 if state.is_at_rest else frontier.segment_size
+    bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, slack)
+    for text in check_frontier(frontier, outputs, bounds):
+        found.add(FRONTIER, 0, "frontier", text)
+    check_checkpoint(disk, files, state, found)
+    scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest, bounds=bounds)
+    for output in outputs:
+        found.merge(output.check(frontier.outputs.get(output.name, output.empty), scope))
+    return found
 
-    def _check_file(self, state: StoreState, mark: FileMark, before: IndexHeader | None) -> Findings:
-        frontier = state.frontier
-        place = Place(
-            f"index/{mark.name}", mark, before, frontier.layout, FLAVOURS[frontier.flavour], state.condition(mark)
-        )
-        try:
-            with self._disk.open_read(self._files.index / mark.name) as file:
-                return check_file(file, place, self._on_bytes)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-        missing = Findings()
-        begin = self._log_begin()
-        if begin is not None and mark.full and mark.header.end_phy_offset < begin:
-            self._report.notes.append(f"{place.name} is gone, and only named messages that have expired")
-        else:
-            missing.add(place.name, 0, "file-missing", "the frontier names it, but it is not there")
-        return missing
 
-    def _log_begin(self) -> int | None:
-        store = self._config.store
-        try:
-            return list_segments(self._disk, store.commit_log_directories, store.segment_size).min_offset
-        except IndexdError:
-            return None
+def _log_begin(config: Config, disk: Disk) -> int | None:
+    store = config.store
+    try:
+        return list_segments(disk, store.commit_log_directories, store.segment_size).min_offset
+    except IndexdError:
+        return None
 
 
 def _as_built(config: Config, frontier: Frontier) -> Config:
@@ -244,7 +217,11 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
         "index_num": frontier.layout.index_num,
     }
     # Whatever is asked for now, the log has to be decoded for all that is there.
-    outputs = {"consume_queue": frontier.queues is not None, "sparse": frontier.sparse is not None}
+    outputs: dict[str, object] = {"consume_queue": frontier.queues is not None, "sparse": frontier.sparse is not None}
+    if frontier.queues is not None:
+        store["consume_queue_file_size"] = frontier.queue_file_size
+    if frontier.sparse is not None:
+        outputs["sparse_interval"] = frontier.sparse.interval
     return config.model_copy(
         update={
             "store": config.store.model_copy(update=store),

@@ -18,7 +18,7 @@ from pathlib import Path
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.index.file import IndexFile, IndexMark, Put
+from indexd.index.file import IndexFile, Put
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
 from indexd.spark.rebuild.runs import Run, RunReader
 from indexd.storage.disk import Disk
@@ -160,8 +160,8 @@ def commit(
     built: Sequence[IndexBuilt],
     directory: Path,
     clock: Callable[[], float] = time.time,
-) -> IndexMark:
-    """Move the files into ``directory`` under names of this moment, durably; nothing is left to sync.
+) -> tuple[FileMark, ...]:
+    """Move the files into ``directory`` under names of this moment, durably.
 
     Raises IndexdError for a file that does not hold here what its task wrote: executors may see another file system.
     """
@@ -176,4 +176,4 @@ def commit(
                 raise IndexdError(f"{directory / name} does not hold what was written as {done.directory / _NAME}")
         marks.append(FileMark(name, done.header, task.is_full, stamp.mtime_ns))
     disk.sync_dir(directory)
-    return IndexMark(tuple(marks), ())
+    return tuple(marks)

@@ -15,12 +15,12 @@ import numpy as np
 
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
-from indexd.consumequeue.format import QueueMark, is_topic_name, queue_directory
-from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters, QueuesProgress
+from indexd.consumequeue.format import QueueMark, QueuesMark, is_topic_name, queue_directory
+from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
 from indexd.errors import DisturbedError, IndexdError
-from indexd.flush.flusher import sync_dirs, sync_files
+from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, bucket_of
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 
 # Fewer rows than this are not worth a task of their own.
 _ROWS_PER_TASK = 1 << 20
@@ -53,9 +53,9 @@ class QueuesBuilt:
 
 @dataclass(frozen=True, slots=True)
 class QueuesResult:
-    """What all tasks come to: for the flusher, nothing being left to sync, and in numbers."""
+    """What all tasks come to: for the frontier, and in numbers."""
 
-    progress: QueuesProgress
+    mark: QueuesMark
     counters: QueueCounters
 
 
@@ -109,7 +109,7 @@ def work(runs: Sequence[Run], task: QueuesTask) -> QueuesBuilt:
     disk.make_dir(task.directory)
     marks: list[QueueMark] = []
     counters = QueueCounters()
-    files: list[Path] = []
+    files: list[DiskFile | Path] = []
     directories: dict[Path, None] = {}
     for bucket, queues in zip(task.buckets, task.queues, strict=True):
         store = ConsumeQueueStore(disk, task.directory, task.file_size, queues)
@@ -117,13 +117,13 @@ def work(runs: Sequence[Run], task: QueuesTask) -> QueuesBuilt:
             for run in runs:
                 with RunReader(disk, run) as reader:
                     for batch in reader.queue_batches(bucket):
-                        store.put_batch(batch)
-            progress = store.mark()
+                        store.build(batch)
+            mark = store.mark()
         finally:
             store.close()
-        files += progress.unsynced_files
-        directories |= dict.fromkeys(progress.unsynced_directories)
-        marks += progress.marks
+        files += mark.unsynced
+        directories |= dict.fromkeys(mark.directories)
+        marks += mark.held.queues
         counters = _sum([counters, store.counters])
     # All buckets' together: disks sync many at a time.
     sync_files(disk, files)
@@ -151,7 +151,8 @@ def collect(
     # What enters no queue may not be in the runs.
     counters = replace(_sum([done.counters for done in built]), messages=sum(run.messages for run in runs))
     limit = queues_max if len(first) == queues_max and counters.left_out else None
-    return QueuesResult(QueuesProgress(tuple(marks[name] for name in first), limit=limit), counters)
+    mark = QueuesMark(config.store.consume_queue_file_size, tuple(marks[name] for name in first), limit)
+    return QueuesResult(mark, counters)
 
 
 def commit(disk: Disk, built: Sequence[QueuesBuilt], directory: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.flush.flusher import sync_dirs, sync_files
+from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.spark.rebuild.runs import Run, RunReader
 from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
-from indexd.sparse.service import SparseProgress, SparseService
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 
 # Fewer messages than this are not worth a task of their own.
@@ -89,20 +89,20 @@ def work(runs: Sequence[Run], task: SparseTask) -> SparseBuilt:
         for run in runs[task.first_run : task.last_run]:
             with RunReader(disk, run) as reader:
                 for batch in reader.sparse_batches():
-                    service.put_batch(batch)
+                    service.build(batch)
                     end = int(batch.columns.phy_offset[batch.rows - 1]) + int(batch.columns.size[batch.rows - 1])
         if not task.grows:
             service.seal()
         progress = service.mark()
-        sync_files(disk, progress.unsynced_files)
-        sync_dirs(disk, progress.unsynced_directories)
+        sync_files(disk, progress.unsynced)
+        sync_dirs(disk, progress.directories)
     finally:
         service.close()
-    return SparseBuilt(task.directory, progress.mark.segments, progress.mark.active, end)
+    return SparseBuilt(task.directory, progress.held.segments, progress.held.active, end)
 
 
-def collect(tasks: Sequence[SparseTask], built: Sequence[SparseBuilt], config: Config) -> SparseProgress:
-    """What the tasks come to together, nothing being left to sync; IndexdError where one is not what was planned."""
+def collect(tasks: Sequence[SparseTask], built: Sequence[SparseBuilt], config: Config) -> SparseMark:
+    """What the tasks come to together; IndexdError where one is not what was planned."""
     for task, done in zip(tasks, built, strict=True):
         messages = sum(segment.messages for segment in done.segments)
         if messages != task.messages or (done.active is not None) != task.grows:
@@ -116,13 +116,11 @@ def collect(tasks: Sequence[SparseTask], built: Sequence[SparseBuilt], config: C
     if bases != sorted(set(bases)):
         raise IndexdError(f"sparse indexes were built out of order or twice: {bases}")
     last = built[-1] if built else None
-    return SparseProgress(
-        SparseMark(
-            config.outputs.sparse_interval,
-            last.phy_offset if last is not None else 0,
-            segments,
-            last.active if last is not None else None,
-        )
+    return SparseMark(
+        config.outputs.sparse_interval,
+        last.phy_offset if last is not None else 0,
+        segments,
+        last.active if last is not None else None,
     )
 
 

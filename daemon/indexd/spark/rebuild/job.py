@@ -33,8 +33,9 @@ from indexd.commitlog.tail import NEVER
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.errors import DiskError, DisturbedError, IndexdError, UnsafeStoreError
-from indexd.flush.flusher import Flusher, Progress
-from indexd.index.file import IndexMark
+from indexd.flush.frontier import Frontier
+from indexd.flush.pipeline import write_down
+from indexd.index.format import FileMark
 from indexd.recovery.open import check_store, frame_size_max, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, check_target
 from indexd.spark.rebuild import build_index, build_queues, build_sparse, stage_one
@@ -53,7 +54,7 @@ from indexd.spark.rebuild.stage_one import (
     uncovered_of,
 )
 from indexd.spark.splits import Split, plan_splits
-from indexd.sparse.service import SparseProgress
+from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, building_of
@@ -231,10 +232,10 @@ class _Rebuild:
         index, queues, sparse = self._stage_two(runs)
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, store.segment_size)
-        progress = Progress(
-            index=index,
-            queues=queues.progress if queues is not None else None,
-            sparse=sparse,
+        frontier = replace(
+            fresh_frontier(config, self._store).with_outputs(
+                index=index, consumeQueue=queues.mark if queues is not None else None, sparse=sparse
+            ),
             begin_offset=begin,
             phy_offset=ends[-1] if ends else begin,
             store_timestamp=next((run.store_timestamp for run in reversed(runs) if run.store_timestamp), 0),
@@ -243,21 +244,21 @@ class _Rebuild:
             newest_timestamp=stand.newest if stand.newest != NEVER else None,
             evidence=evidence_of(runs, store.segment_size),
         )
-        Flusher(Disk(), self._job.files, fresh_frontier(config, self._store)).persist(progress)
+        write_down(Disk(), self._job.files, frontier)
         rebuilt = Rebuilt(
-            messages=progress.messages,
+            messages=frontier.messages,
             entries=sum(run.entries for run in runs),
-            bytes=progress.phy_offset - begin,
+            bytes=frontier.phy_offset - begin,
             seconds=0.0,
-            files=len(index.files),
+            files=len(index),
             begin_offset=begin,
-            phy_offset=progress.phy_offset,
-            skipped_bytes=sum(gap.end - gap.begin for gap in progress.uncovered if not gap.is_unproven),
-            unproven_bytes=sum(gap.end - gap.begin for gap in progress.uncovered if gap.is_unproven),
+            phy_offset=frontier.phy_offset,
+            skipped_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if not gap.is_unproven),
+            unproven_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if gap.is_unproven),
             left_out_messages=queues.counters.without_unit if queues is not None else 0,
             unreadable=runs[-1].unreadable if runs else None,
         )
-        self._job.finish(_manifest(progress, runs, self._tasks))
+        self._job.finish(_manifest(frontier, runs, self._tasks))
         return SparkRebuilt(rebuilt, self._tasks, sum(run.path in left.values() for run in runs))
 
     def _stage_one(self, splits: Sequence[Split], left: dict[Split, Path], begin: int) -> list[Run]:
@@ -276,7 +277,7 @@ class _Rebuild:
             found += self._in_tasks(work, [SplitTask(missing)], [missing.size], self._size // 2, self._size // 2)
         raise DisturbedError("the log changes faster than it can be read", "run the rebuild again")
 
-    def _stage_two(self, runs: Sequence[Run]) -> tuple[IndexMark, QueuesResult | None, SparseProgress | None]:
+    def _stage_two(self, runs: Sequence[Run]) -> tuple[tuple[FileMark, ...], QueuesResult | None, SparseMark | None]:
         config, job = self._config, self._job
         index: list[IndexTask] = build_index.plan(runs, config, job.attempts)
         queues: list[QueuesTask] = []
@@ -369,18 +370,18 @@ def _identity(config: Config, store: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
-def _manifest(progress: Progress, runs: Sequence[Run], tasks: int) -> dict[str, Any]:
+def _manifest(frontier: Frontier, runs: Sequence[Run], tasks: int) -> dict[str, Any]:
     """What was there when the directory was renamed: the last file that is written, for people and for scripts."""
     return {
         "format": 1,
         "version": __version__,
         "engine": "spark",
-        "beginOffset": progress.begin_offset,
-        "phyOffset": progress.phy_offset,
-        "messages": progress.messages,
+        "beginOffset": frontier.begin_offset,
+        "phyOffset": frontier.phy_offset,
+        "messages": frontier.messages,
         "splits": len(runs),
         "tasks": tasks,
-        "index": [{"name": mark.name, "entries": mark.header.entries} for mark in progress.index.files],
-        "queues": None if progress.queues is None else len(progress.queues.marks),
-        "sparseSegments": None if progress.sparse is None else len(progress.sparse.mark.segments),
+        "index": [{"name": mark.name, "entries": mark.header.entries} for mark in frontier.index],
+        "queues": None if frontier.queues is None else len(frontier.queues),
+        "sparseSegments": None if frontier.sparse is None else len(frontier.sparse.segments),
     }

@@ -22,8 +22,8 @@ from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.commitlog.tail import AT_FIRST, Stand
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DisturbedError, UnsafeStoreError
-from indexd.flush.flusher import Witness
 from indexd.flush.frontier import UNPROVEN, Uncovered, add_uncovered
+from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.spark.rebuild.runs import Run, RunReader, RunWriter, read_run
 from indexd.spark.splits import Split, SplitReader
@@ -97,7 +97,7 @@ def left_runs(disk: Disk, directory: Path) -> Iterator[tuple[Split, Path]]:
 def _read(disk: Disk, stage: StageOne, reader: SplitReader, path: Path) -> Run:
     config = stage.config
     flavour = FLAVOURS[config.index.flavour]
-    witness = Witness(disk, lambda: _log(disk, config))
+    witness = LogChangeDetector(disk, lambda: _log(disk, config))
     messages = 0
     with RunWriter(
         Disk(), path, reader.split, skip_mask=flavour.skip_mask, with_units=config.outputs.consume_queue

@@ -18,8 +18,8 @@ from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.recovery.compare import once
 from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 
 _PAUSE = 0.002

@@ -1,37 +1,32 @@
-"""The kept entries against the log itself: where the two part, everything behind is the log's to give again.
+"""Finds the first entry that disagrees with the log; what lies behind it is built again.
 
-The log is decoded once more and each key of each message is held against the next entry, in order, without writing. The
-first entry that differs, that belongs to no message, or that lies behind the end of the log ends what is kept. Every
-start compares the last stretch; ``indexd --recover`` all of it. Entries of messages that have expired cannot be
-compared; they stand on the chain check alone.
-
-The log from where a reader stands to where it ends now: for commands that run once, and do not wait for more.
+The log is decoded once more and each key of each message is held against the next entry, in order, without writing; the
+ConsumeQueues' units likewise. The first that differs, that belongs to no message, or that lies behind the end of the
+log ends what is kept. Every start compares the last part; ``indexd --recover`` all of it. Entries of messages that have
+expired cannot be compared; they stand on the chain check alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import Evidence, Stretch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
+from indexd.commitlog.reader import LogReader
+from indexd.compare.index import EntryCursor
 from indexd.compare.queues import QueueComparison
-from indexd.errors import CorruptDataError
-from indexd.index.format import FileMark, Flavour, IndexHeader, IndexLayout
+from indexd.index.format import FileMark, Flavour, IndexLayout
 from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch
-from indexd.recovery.replay import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries, time_diff_of
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 
 _SETTLE_PAUSE = 0.01
-_EVERYTHING = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,76 +100,6 @@ class Agreed:
     reason: str = ""
 
 
-class _Cursor:
-    """Walks the entries of all kept files in order, keeping the header as it was when each was put."""
-
-    def __init__(
-        self, disk: Disk, directory: Path, layout: IndexLayout, files: tuple[FileMark, ...], *, has_expired: bool
-    ) -> None:
-        self._disk, self._directory, self._layout = disk, directory, layout
-        self._files = files
-        self._has_expired = has_expired
-        self._at = 0
-        self._number = 1
-        self.state = np.array(IndexHeader().values(), dtype=np.int64)
-        self.window: NDArray[np.uint32] = np.empty((0, 5), dtype=np.uint32)
-        self.position = 0
-
-    @property
-    def is_done(self) -> bool:
-        """No entry is left; looks into the next file if need be."""
-        if self.position >= len(self.window):
-            self._load()
-        return self._at >= len(self._files)
-
-    @property
-    def phy_offset(self) -> int:
-        """Of the next entry; far behind everything when none is left."""
-        return _EVERYTHING if self.is_done else phy_offset_of(self.window[self.position])
-
-    def used(self, position: int) -> None:
-        """The window is matched up to ``position``."""
-        self._number += position - self.position
-        self.position = position
-
-    def seek(self, phy_offset: int) -> None:
-        """Go on at the first entry of a message at ``phy_offset`` or behind it."""
-        while self._at < len(self._files) and self._files[self._at].header.end_phy_offset < phy_offset:
-            self._next_file()
-        self.window, self.position = self.window[:0], 0
-        if self._at >= len(self._files):
-            return
-        header = self._files[self._at].header
-        with self._open() as file:
-            number = first_entry_at(file, self._layout, self._number, header.index_count, phy_offset)
-            if number > self._number:
-                last = phy_offset_of(read_entries(file, self._layout, number - 1, 1)[0])
-                self._number = number
-                self.state[:] = replace(header, end_phy_offset=last, index_count=number).values()
-
-    def _next_file(self) -> None:
-        header = self._files[self._at].header
-        self._at, self._number = self._at + 1, 1
-        timestamp, phy_offset = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
-        self.state[:] = IndexHeader(timestamp, timestamp, phy_offset, phy_offset).values()
-
-    def _load(self) -> None:
-        while self._at < len(self._files) and self._number >= self._files[self._at].header.index_count:
-            self._next_file()
-        self.window, self.position = self.window[:0], 0
-        if self._at < len(self._files):
-            count = min(self._files[self._at].header.index_count - self._number, ENTRIES_PER_READ)
-            with self._open() as file:
-                self.window = read_entries(file, self._layout, self._number, count)
-            if self._at == 0 and self._number == 1 and self._has_expired:
-                # It counts from the end of a file that nobody knows any more: that time difference is taken as it is.
-                begin = self._files[0].header.begin_timestamp
-                self.state[0] = begin - 1000 * time_diff_of(self.window[0])
-
-    def _open(self) -> DiskFile:
-        return self._disk.open_read(self._directory / self._files[self._at].name)
-
-
 def compare_with_log(
     disk: Disk,
     directory: Path,
@@ -186,7 +111,7 @@ def compare_with_log(
 ) -> Agreed:
     """Hold ``files`` against the log from where the reader of ``comparison`` stands; reads only."""
     begin = comparison.reader.position
-    cursor = _Cursor(disk, directory, layout, files, has_expired=comparison.has_expired)
+    cursor = EntryCursor(disk, directory, layout, files, may_be_gone=False, has_expired=comparison.has_expired)
     cursor.seek(begin)
     agreed = _walk(cursor, flavour, comparison, on_progress)
     if agreed.phy_offset is not None and agreed.compared.queues_until is not None:
@@ -195,13 +120,13 @@ def compare_with_log(
     return agreed
 
 
-def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]) -> Agreed:
+def _walk(cursor: EntryCursor, flavour: Flavour, comparison: Comparison, on_progress: Callable[[int], None]) -> Agreed:
     reader, begin, end = comparison.reader, comparison.reader.position, comparison.end
     # Behind a stretch that cannot be read nobody knows what units it came to: they are compared anew from there on.
     compared, compared_until, queues = Compared(), begin, comparison.queues_from(begin)
     sound = compared.copy()
     unreadable: list[int] = []
-    while reader.position < end or not cursor.is_done:
+    while reader.position < end or not _is_done(cursor):
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
             # The newest message of the log: there it is, it only has to prove itself.
@@ -262,12 +187,17 @@ def _without_more(queues: QueueComparison | None, sound: Agreed, agreed: Agreed)
     return replace(sound, reason=f"the queues name a message at {left} that the log does not hold")
 
 
-def _match(cursor: _Cursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
+def _is_done(cursor: EntryCursor) -> bool:
+    cursor.load()
+    return cursor.done
+
+
+def _match(cursor: EntryCursor, flavour: Flavour, batch: DispatchBatch, begin: int, end: int) -> int | None:
     # Where the frame begins from which on batch and entries differ, or None. At ``end`` the entries may end; ``begin``
     # is where the last batch ended, which lies before this one where a segment ends in between.
     row, key = 0, -1
     while True:
-        is_done = cursor.is_done
+        is_done = _is_done(cursor)
         status, row, key, at = match_batch(
             batch.columns,
             batch.rows,
@@ -310,46 +240,3 @@ def _frame_before(batch: DispatchBatch, begin: int, phy_offset: int) -> int:
     offsets = batch.columns.phy_offset[: batch.rows]
     row = int(np.searchsorted(offsets, phy_offset, side="right"))
     return int(offsets[row - 1]) if row else begin
-
-
-_PAUSE = 0.002
-# Bytes at the end that are no frame are given so long to become one; the daemon, which has time, gives them more.
-_CORRUPT_AFTER = 0.25
-
-
-def once(options: ReaderOptions) -> ReaderOptions:
-    """Options for reading a log once."""
-    return replace(options, corrupt_after=min(options.corrupt_after, _CORRUPT_AFTER))
-
-
-class WholeLog:
-    """Iterates over a log; ``unreadable`` is set when its last bytes are no frame, as after a crash of the broker.
-
-    Raises CorruptDataError for unreadable bytes behind which the log goes on, unless the reader may skip them.
-    """
-
-    def __init__(self, reader: LogReader) -> None:
-        self._reader = reader
-        self.unreadable: Corrupt | None = None
-
-    def __iter__(self) -> Iterator[DispatchBatch | Skipped]:
-        while True:
-            found = self._reader.poll()
-            if isinstance(found, Corrupt):
-                self._judge(found)
-                return
-            if not isinstance(found, NotYetWritten):
-                yield found
-            elif self._reader.is_undecided:
-                time.sleep(_PAUSE)
-            else:
-                return
-
-    def _judge(self, corrupt: Corrupt) -> None:
-        if corrupt.path is None or self._reader.frames_follow():
-            where = f" of {corrupt.path}" if corrupt.path else ""
-            raise CorruptDataError(
-                f"the log is corrupt at offset {corrupt.offset}{where}: {corrupt.reason}",
-                "give --on-corrupt skip to go on at the next frame that proves itself",
-            )
-        self.unreadable = corrupt

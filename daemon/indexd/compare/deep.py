@@ -1,4 +1,4 @@
-"""Decodes the log again and compares every output with it: ``indexd verify --deep``."""
+"""Holds every output against the log, message by message, and words all that disagrees: ``indexd verify --deep``."""
 
 from __future__ import annotations
 
@@ -12,54 +12,59 @@ from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.compare.index import EntryCursor, Resync
-from indexd.compare.queues import QueueComparison, UnitDifference
-from indexd.compare.sparse import SparseComparison
+from indexd.compare.queues import QueueFindings
+from indexd.compare.sparse import SparseFindings
 from indexd.config import Config
-from indexd.consumequeue.format import Unit
-from indexd.consumequeue.recover import plan as plan_queues
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier, Uncovered
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader
 from indexd.index.kernel import BUFFER_FULL, DONE, match_batch
-from indexd.recovery.compare import once
-from indexd.recovery.open import decode_rules, reader_options
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from indexd.verify.records import StoreState, sound_queues
 
 _PAUSE = 0.002
 _NEVER = 1 << 63
-# Of a batch without keys, what the queues and the sparse indexes are built from.
+# Of a batch without keys, what the secondary outputs are built from.
 _COLUMNS = QUEUE_COLUMNS | {"phy_offset", "store_timestamp", "sys_flag"}
+#: The comparators of the outputs besides the key index.
+SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindings, SparseFindings)
 
 
-def compare(
-    config: Config, disk: Disk, state: StoreState, findings: Findings, on_bytes: Callable[[int], None]
-) -> Compared:
-    """Compare what the frontier covers and the log still has; ``config`` is that of the data directory."""
-    options = replace(once(reader_options(config)), skip_corrupt=True)
-    reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
-    reader.refresh()
-    try:
-        comparison = _Comparison(config, DataFiles(config.store.data), disk, state, reader)
-        comparison.run(on_bytes)
-    finally:
-        reader.close()
-    for found in comparison.found().values():
-        findings.merge(found)
-    return comparison.compared
+@dataclass(slots=True)
+class Compared:
+    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words).
+
+    ``gave_up`` are files with so many findings that the rest of them was not looked at.
+    """
+
+    messages: int = 0
+    entries: int = 0
+    expired_entries: int = 0
+    left_out_entries: int = 0
+    left_out: list[str] = field(default_factory=list)
+    gave_up: list[str] = field(default_factory=list)
 
 
-class _Comparison:
-    def __init__(self, config: Config, files: DataFiles, disk: Disk, state: StoreState, reader: LogReader) -> None:
+class DeepComparison:
+    """Of all that the frontier covers and the log still has. ``incomparable``: why secondary outputs are left out."""
+
+    def __init__(
+        self, config: Config, disk: Disk, frontier: Frontier, reader: LogReader, incomparable: str | None
+    ) -> None:
         self.compared = Compared()
-        frontier = state.frontier
+        files = DataFiles(config.store.data)
         self._frontier, self._reader = frontier, reader
         self._skip_mask = FLAVOURS[frontier.flavour].skip_mask
         self._cursor = EntryCursor(disk, files.index, frontier.layout, frontier.index, self._check_times)
         begin = reader.log.min_offset
         self._start = max(begin if begin is not None else frontier.phy_offset, frontier.begin_offset)
-        self._secondary = SecondaryComparison(config, disk, files, state, self._start)
+        self._secondary = [
+            kind(config, disk, files.data / kind.folder, frontier, self._start)
+            for kind in SECONDARY
+            if kind.name in frontier.outputs and incomparable is None
+        ]
+        if incomparable is not None and any(kind.name in frontier.outputs for kind in SECONDARY):
+            self._say(f"queues and sparse indexes were not compared: {incomparable}")
         # Entries and messages in these ranges are not held against one another.
         self._left_out = [(gap.begin, gap.end) for gap in frontier.left_out]
         for gap in frontier.uncovered:
@@ -76,9 +81,10 @@ class _Comparison:
         self._lost = 0
         self._is_over = False
 
-    def found(self) -> dict[str, Findings]:
-        """The findings by file."""
-        return self._resync.found
+    @property
+    def found(self) -> list[Findings]:
+        """The findings, by file."""
+        return list(self._resync.found.values())
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
         """To the frontier's physical offset, or to where the log ends."""
@@ -89,35 +95,52 @@ class _Comparison:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         reader.position = self._start
         batch: DispatchBatch | None = None
-        while reader.position < frontier.phy_offset and not (self._is_over and self._secondary.is_over):
-            before = reader.position
+        while reader.position < frontier.phy_offset and (self._secondary or not self._is_over):
+            position = reader.position
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
                 self._compare_batch(poll, batch)
-                self._secondary.take(poll)
+                self._take_secondary(poll)
                 batch = poll
             elif isinstance(poll, Skipped):
                 end = min(poll.end, frontier.phy_offset)
                 compared.left_out_entries += self._leave_out(poll.begin, end)
                 self._say(f"log bytes {poll.begin} to {end} were not compared: {poll.reason}")
                 if poll.is_expired or not self._is_left_out(poll):
-                    self._secondary.give_up(poll.reason)
+                    self._give_up_secondary(poll.reason)
             elif reader.is_undecided and isinstance(poll, NotYetWritten):
                 time.sleep(_PAUSE)
             else:
                 self._meet_end(poll)
                 break
-            on_bytes(reader.position - before)
+            on_bytes(reader.position - position)
         if not self._is_over:
             self._orphans_below(_NEVER, batch)
         if reader.position < frontier.phy_offset:
-            self._secondary.give_up(f"the comparison ended at {reader.position}")
+            self._give_up_secondary(f"the comparison ended at {reader.position}")
         else:
-            self._secondary.finish()
-        self._resync.found["secondary"] = self._secondary.findings
-        for text in self._secondary.left_out:
-            self._say(text)
+            self._finish_secondary(is_whole=True)
         self._finish()
+
+    def _take_secondary(self, batch: DispatchBatch) -> None:
+        if self._secondary:
+            batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.left_out)
+        for one in self._secondary:
+            one.take(batch)
+
+    def _give_up_secondary(self, reason: str) -> None:
+        # The log cannot be read there: what it comes to behind that nobody knows.
+        if self._secondary:
+            self._say(f"queues and sparse indexes were not compared from there on: {reason}")
+            self._finish_secondary(is_whole=False)
+
+    def _finish_secondary(self, *, is_whole: bool) -> None:
+        for one in self._secondary:
+            one.finish(is_whole=is_whole)
+            self._resync.found[one.name] = one.findings
+            for text in one.left_out:
+                self._say(text)
+        self._secondary = []
 
     def _finish(self) -> None:
         compared, cursor = self.compared, self._cursor
@@ -153,20 +176,20 @@ class _Comparison:
             self._resync.add("entry-behind-log", text)
             self.compared.left_out_entries += self._cursor.skip_below(_NEVER - 1)
 
-    def _compare_batch(self, batch: DispatchBatch, before: DispatchBatch | None) -> None:
+    def _compare_batch(self, batch: DispatchBatch, last: DispatchBatch | None) -> None:
         # Where entries are left over from the batch before, that one can say of which message they are.
         if self._is_over:
             return
         offsets = batch.columns.phy_offset[: batch.rows]
         row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
-        if before is not None and end:
-            self._orphans_below(int(offsets[0]), before)
+        if last is not None and end:
+            self._orphans_below(int(offsets[0]), last)
         for gap in self._frontier.left_out:
-            first, last = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
-            if first < last:
-                self._match(batch, row, int(offsets.searchsorted(first)))
-                self.compared.left_out_entries += self._leave_out(first, last)
-                row = int(offsets.searchsorted(last))
+            gap_begin, gap_end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
+            if gap_begin < gap_end:
+                self._match(batch, row, int(offsets.searchsorted(gap_begin)))
+                self.compared.left_out_entries += self._leave_out(gap_begin, gap_end)
+                row = int(offsets.searchsorted(gap_end))
         self._match(batch, row, end)
 
     def _match(self, batch: DispatchBatch, row: int, end: int) -> None:
@@ -249,112 +272,6 @@ class _Comparison:
         self.compared.left_out.append(text)
 
 
-class SecondaryComparison:
-    """Takes the log from ``begin``, the first offset of a segment, to where the frontier ends.
-
-    ``left_out`` says in words what was not compared.
-    """
-
-    def __init__(self, config: Config, disk: Disk, files: DataFiles, state: StoreState, begin: int) -> None:
-        frontier = state.frontier
-        self._files, self._frontier = files, frontier
-        self._queues: QueueComparison | None = None
-        self._sparse: SparseComparison | None = None
-        self.findings = Findings()
-        self.left_out: list[str] = []
-        reason = _not_comparable(state)
-        if reason is not None:
-            self.left_out.append(f"queues and sparse indexes were not compared: {reason}")
-            return
-        if frontier.queues is not None:
-            self._queues = _queue_comparison(config, disk, files, frontier, begin)
-        if frontier.sparse is not None:
-            self._sparse = SparseComparison(disk, files.sparse, frontier.segment_size, frontier.sparse, begin)
-
-    @property
-    def is_over(self) -> bool:
-        """It does not want any more of the log."""
-        return self._queues is None and self._sparse is None
-
-    def take(self, batch: DispatchBatch) -> None:
-        """The next stretch of the log."""
-        if self.is_over:
-            return
-        batch = _covered(before(batch, self._frontier.phy_offset), self._frontier.left_out)
-        if self._queues is not None:
-            self._queues.differs(batch)
-        if self._sparse is not None:
-            self._add_sparse(self._sparse, batch)
-
-    def give_up(self, reason: str) -> None:
-        """The log cannot be read there: what it comes to behind that nobody knows."""
-        if not self.is_over:
-            self.left_out.append(f"queues and sparse indexes were not compared from there on: {reason}")
-        self._end(is_whole=False)
-
-    def finish(self) -> None:
-        """The log has been given to its end."""
-        sparse = self._frontier.sparse
-        if sparse is not None and sparse.phy_offset > self._frontier.phy_offset:
-            self.left_out.append("the growing pair of sparse indexes: the disk refused before all of a drain was built")
-        elif self._sparse is not None:
-            self._add_sparse(self._sparse, None)
-        self._end(is_whole=True)
-
-    def _end(self, *, is_whole: bool) -> None:
-        if self._sparse is not None and self._sparse.gone:
-            names = self._sparse.gone
-            self.left_out.append(f"{len(names)} files of sparse indexes, {names[0]} first: they are not there")
-        if self._queues is not None:
-            self._add_queues(self._queues, is_whole=is_whole)
-        self._queues = self._sparse = None
-
-    def _add_queues(self, queues: QueueComparison, *, is_whole: bool) -> None:
-        rows = [("unit-log", found) for found in queues.differences]
-        if is_whole:
-            # What a drain that waits for the disk has written lies behind the frontier's physical offset.
-            end = self._frontier.phy_offset
-            rows += [("unit-log", found) for found in queues.more() if min(found.phy_offsets, default=0) < end]
-            rows += [("queue-min", found) for found in queues.hidden()]
-        broken = 0
-        for what, found in rows:
-            if not queues.is_whole(found):
-                broken += 1
-                continue
-            name = f"consumequeue/{found.path.relative_to(self._files.consumequeue)}"
-            text = _words(found) if what == "unit-log" else f"{_unit(found.found)} is in the log, and called expired"
-            self.findings.add(name, found.position, what, text)
-        if broken:
-            self.left_out.append(f"{broken} queues were not compared to their ends: some of their files are not there")
-
-    def _add_sparse(self, sparse: SparseComparison, batch: DispatchBatch | None) -> None:
-        for found in sparse.finish() if batch is None else sparse.take(batch):
-            self.findings.add(f"sparse/{found.name}", found.position, "entry-log", found.text)
-
-
-def _not_comparable(state: StoreState) -> str | None:
-    frontier = state.frontier
-    if frontier.queues is None and frontier.sparse is None:
-        return None
-    if state.is_opening:
-        return f"indexd, pid {state.owner}, is opening the directory"
-    if frontier.filled_offset < frontier.phy_offset:
-        return f"they are filled up to {frontier.filled_offset} only"
-    return None
-
-
-def _queue_comparison(
-    config: Config, disk: Disk, files: DataFiles, frontier: Frontier, begin: int
-) -> QueueComparison | None:
-    # Of each queue, what it holds of messages before ``begin`` is not asked.
-    marks, size = sound_queues(frontier), frontier.queue_file_size
-    if size < 1:
-        return None
-    held = plan_queues(disk, files.consumequeue, size, marks, begin, is_cut=True, is_unclean=False, log_begin=begin)
-    most = frontier.queues_limit or config.outputs.queues_max
-    return QueueComparison(disk, files.consumequeue, size, most, held.marks, marks)
-
-
 def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch:
     # Without the messages that were passed over when the outputs were built; keys are left out.
     offsets = batch.columns.phy_offset[: batch.rows]
@@ -366,26 +283,3 @@ def _covered(batch: DispatchBatch, gaps: tuple[Uncovered, ...]) -> DispatchBatch
         return batch
     kept = {name: getattr(batch.columns, name)[: batch.rows][is_covered] for name in _COLUMNS}
     return replace(batch, columns=batch.columns._replace(**kept), rows=int(is_covered.sum()), crc=None)
-
-
-def _words(found: UnitDifference) -> str:
-    return f"the unit is {_unit(found.found)}, by the log it is {_unit(found.wanted)}"
-
-
-def _unit(unit: Unit | None) -> str:
-    return "none" if unit is None else f"phy offset {unit.phy_offset}, size {unit.size}, tags code {unit.tags_code}"
-
-
-@dataclass(slots=True)
-class Compared:
-    """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words).
-
-    ``gave_up`` are files with so many findings that the rest of them was not looked at.
-    """
-
-    messages: int = 0
-    entries: int = 0
-    expired_entries: int = 0
-    left_out_entries: int = 0
-    left_out: list[str] = field(default_factory=list)
-    gave_up: list[str] = field(default_factory=list)

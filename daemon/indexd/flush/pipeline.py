@@ -1,0 +1,257 @@
+"""Pipeline: all outputs of one data directory, from a batch of the log to durable files and a frontier that names them.
+
+A batch goes through every output before the position moves, so what is marked covers what is in all of them. What is
+marked is made durable by another thread while building goes on: first the files, then the checkpoint, then the frontier
+(ARCHITECTURE.md, decision 5).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from indexd import __version__
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.reader import Skipped
+from indexd.errors import DiskError, DisturbedError
+from indexd.flush.frontier import UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
+from indexd.flush.watch import LogChangeDetector
+from indexd.output import Output, OutputMark
+from indexd.storage.disk import Disk, DiskFile, Stamp
+from indexd.storage.names import DataFiles
+
+Item = DispatchBatch | Skipped
+
+# So many files are synced one after the other; of more, so many at once.
+_MANY = 64
+_SYNC_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far building has come at one moment: the frontier that is true once the files of ``marks`` are durable."""
+
+    frontier: Frontier
+    marks: tuple[OutputMark[Any], ...]
+
+    @property
+    def phy_offset(self) -> int:
+        """All before it is built."""
+        return self.frontier.phy_offset
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to write down besides how far the log was read."""
+        return any(mark.expired or mark.final for mark in self.marks)
+
+    def without(self, done: Progress) -> Progress:
+        """What is left to do of this newer one once ``done`` is durable."""
+        marks = zip(self.marks, done.marks, strict=True)
+        return replace(self, marks=tuple(mark.without(other) for mark, other in marks))
+
+
+@dataclass(slots=True)
+class FlushCounters:
+    """Plain numbers that only grow; times in seconds."""
+
+    flushes: int = 0
+    files_synced: int = 0
+    seconds: float = 0.0
+    last_seconds: float = 0.0
+
+
+class Pipeline:
+    """``apply``, ``persisted`` and ``finish`` belong to the building thread, ``persist`` to any one other.
+
+    ``built`` is the frontier as it would be of all that is built, ``progress`` what a ``persist`` may be given,
+    published; ``frontier`` is durable. Raises DiskError; one of ``persist`` must end the process if it is an fsync's:
+    nothing is known after it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: DataFiles,
+        outputs: Sequence[Output[Any]],
+        frontier: Frontier,
+        detector: LogChangeDetector,
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self.outputs = tuple(outputs)
+        self.frontier = self.built = frontier
+        self.detector = detector
+        self.counters = FlushCounters()
+        #: When the last scrub that went through everything began, ms: in the next frontier.
+        self.scrubbed_at = frontier.scrubbed_at
+        #: Name -> stamp of what was written down last; empty while that is being replaced.
+        self.written: dict[str, Stamp] = {}
+        # How many outputs have the batch that the disk interrupted.
+        self._done = 0
+        self.progress = self.mark()
+
+    def __repr__(self) -> str:
+        return f"Pipeline([{self.built.begin_offset}, {self.built.phy_offset}), durable={self.frontier.phy_offset})"
+
+    def apply(self, items: list[Item], log_begin: int) -> list[str]:
+        """Build ``items`` and drop what only points before ``log_begin``; the names of files that can go.
+
+        Items that are done are removed, so that after a DiskError the same list goes on where it failed.
+        """
+        try:
+            while items:
+                self.build(items[0])
+                items.pop(0)
+        except DiskError:
+            # What was built before the disk failed can be found, and made durable, while it waits.
+            self.progress = self.mark()
+            raise
+        expired = self.expire(log_begin)
+        self.progress = self.mark()
+        return expired
+
+    def build(self, item: Item) -> None:
+        """Take the next range of the log. After a DiskError the same item may be given again."""
+        if isinstance(item, Skipped):
+            gap = Uncovered(item.begin, item.end, item.reason)
+            if item.is_expired:
+                for output in self.outputs:
+                    output.begin_anew()
+            uncovered = add_uncovered(self.built.uncovered, gap)
+            self.built = replace(self.built, uncovered=uncovered, phy_offset=item.end)
+            return
+        if item.end_offset > self.built.phy_offset:  # else it is built, and only the log could not be looked at
+            for output in self.outputs[self._done :]:
+                output.build(item)
+                self._done += 1
+            self._done = 0
+            self.built = replace(
+                self.built,
+                phy_offset=item.end_offset,
+                store_timestamp=item.last_store_timestamp or self.built.store_timestamp,
+                messages=self.built.messages + item.rows,
+            )
+        self._note_unproven(item)
+        self.detector.saw(item, self.built.messages)
+
+    def _note_unproven(self, batch: DispatchBatch) -> None:
+        uncovered = tuple(gap for gap in self.built.uncovered if not gap.is_unproven)
+        if batch.unproven_from is not None:
+            uncovered = add_uncovered(uncovered, Uncovered(batch.unproven_from, batch.end_offset, UNPROVEN))
+        newest = self.built.newest_timestamp if batch.newest_timestamp is None else batch.newest_timestamp
+        self.built = replace(self.built, uncovered=uncovered, newest_timestamp=newest)
+
+    def leave_out(self, gap: Uncovered) -> None:
+        """A range of what is built already cannot be read any more."""
+        gaps = sorted((*self.built.uncovered, gap), key=lambda one: one.begin)
+        self.built = replace(self.built, uncovered=reduce(add_uncovered, gaps, ()))
+
+    def expire(self, min_phy_offset: int) -> list[str]:
+        """The log begins at ``min_phy_offset`` now: drop what only points before it; the names of files."""
+        uncovered = tuple(gap for gap in self.built.uncovered if gap.end > min_phy_offset)
+        self.built = replace(self.built, uncovered=uncovered)
+        return [name for output in self.outputs for name in output.expire(min_phy_offset)]
+
+    def mark(self, refill_offset: int | None = None) -> Progress:
+        """What stands now; ``refill_offset``: before it, the secondary outputs are filled."""
+        marks = tuple(output.mark() for output in self.outputs)
+        held = {output.name: mark.held for output, mark in zip(self.outputs, marks, strict=True)}
+        evidence = self.detector.points()
+        return Progress(replace(self.built, outputs=held, evidence=evidence, refill_offset=refill_offset), marks)
+
+    def persist(self, progress: Progress) -> None:
+        """Make ``progress`` durable; ``persisted`` is told afterwards."""
+        started = time.monotonic()
+        progress = replace(progress, frontier=replace(progress.frontier, scrubbed_at=self.scrubbed_at))
+        self._sync(progress)
+        self.written = {}
+        write_down(self._disk, self._files, progress.frontier)
+        self.frontier = progress.frontier
+        stamps = self._disk.stamps(self._files.data)
+        names = (self._files.checkpoint.name, self._files.frontier.name)
+        self.written = {name: stamps[name] for name in names if name in stamps}
+        self.counters.flushes += 1
+        self.counters.last_seconds = time.monotonic() - started
+        self.counters.seconds += self.counters.last_seconds
+
+    def persisted(self, progress: Progress) -> None:
+        """Close what is durable to its end and remove what no frontier names any more.
+
+        Building has gone on meanwhile: what is to be persisted next was marked before these files are closed.
+        """
+        # First of all: what the disk refuses to remove is in the next mark, and a closed file must not be synced again.
+        self.progress = self.progress.without(progress)
+        for output, mark in zip(self.outputs, progress.marks, strict=True):
+            output.synced(mark)
+
+    def finish(self) -> None:
+        """Bring everything into the form a clean stop leaves, durably, and close it."""
+        for output in self.outputs:
+            output.flush()
+        progress = self.mark()
+        self.persist(progress)
+        self.persisted(progress)
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open; writes nothing."""
+        for output in self.outputs:
+            output.close()
+
+    def _sync(self, progress: Progress) -> None:
+        for mark in progress.marks:
+            sync_files(self._disk, mark.unsynced, self._count)
+            # The names after what they name: a file that is found is whole.
+            sync_dirs(self._disk, mark.directories)
+
+    def _count(self) -> None:
+        # One by one: whoever watches sees that a long flush goes on.
+        self.counters.files_synced += 1
+
+
+def write_down(disk: Disk, files: DataFiles, frontier: Frontier) -> None:
+    """Replace the checkpoint, then the frontier; what it names has been synced."""
+    StoreCheckpoint.of(frontier).write(disk, files.checkpoint)
+    write_frontier(disk, files.frontier, frontier, __version__)
+
+
+def sync_files(disk: Disk, files: Sequence[DiskFile | Path], count: Callable[[], object] = lambda: None) -> None:
+    """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together.
+
+    ``count`` is called for each, in this thread.
+    """
+    _each(lambda file: _sync_file(disk, file), files, count)
+
+
+def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
+    """Make the names in directories durable; thousands at a time as well."""
+    _each(disk.sync_dir, paths)
+
+
+def _each(sync: Callable[[Any], None], files: Sequence[Any], count: Callable[[], object] = lambda: None) -> None:
+    with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
+        done: Iterable[Any] = map(sync, files)
+        if len(files) >= _MANY:
+            done = [pool.submit(sync, file) for file in files]
+        for one in done:
+            if one is not None:
+                one.result()
+            count()
+
+
+def _sync_file(disk: Disk, file: DiskFile | Path) -> None:
+    if isinstance(file, DiskFile):
+        file.fsync()
+        return
+    try:
+        with disk.open_write(file) as opened:
+            opened.fsync()
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        raise DisturbedError(f"{file} was removed by somebody else") from error

@@ -1,0 +1,187 @@
+"""LogChangeDetector: notes single frames of what is built, and tells when the log no longer holds them (decision 7)."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import numpy as np
+
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
+from indexd.commitlog.segments import SegmentList
+from indexd.errors import DiskError, DisturbedError, MissingStoreError
+from indexd.storage.disk import Disk
+
+# Frames are noted at least so far apart, but for the last one of all: catching up must not wait for reads.
+_NOTE_EVERY = 64 << 10
+_POINTS_MAX = 8192
+# And it looks at every byte of the newest ones: there a log that is cut by a little is written on.
+_TAIL_SIZE = 256 << 10
+# Of the points each look takes only one in so many, in turn: an idle daemon is to stay idle.
+_TURNS = 4
+# The first frame of so many segments is kept, however close they lie.
+_SEGMENTS_NOTED = 64
+
+
+class LogChangeDetector:
+    """Keeps the evidence of one data directory; ``list_log`` lists the segments as they are now.
+
+    Raises DisturbedError when the log was cut or rewritten, DiskError when it cannot be read.
+    """
+
+    def __init__(self, disk: Disk, list_log: Callable[[], SegmentList]) -> None:
+        self._disk = disk
+        self._list_log = list_log
+        self._log = SegmentList((), ())
+        self._points: list[Evidence] = []
+        # The newest bytes that were built, without a gap or with one.
+        self._tail: deque[Stretch] = deque()
+        self._turn = 0
+        # The newest message that was built: physical offset, store timestamp, messages before it.
+        self._newest: tuple[int, int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"LogChangeDetector({len(self._points)} points, last={self._points[-1] if self._points else None})"
+
+    def take_over(self, points: tuple[Evidence, ...], tail: Iterable[Stretch]) -> None:
+        """Go on from evidence that was kept and is still true, and from the bytes that it was compared with."""
+        self._points = list(points)
+        self._tail = deque(tail)
+        self._trim()
+
+    def saw(self, batch: DispatchBatch, messages: int) -> None:
+        """``batch`` is built, and ``messages`` are counted with it."""
+        self._saw_bytes(batch)
+        if not batch.rows:
+            return
+        offsets, times = batch.columns.phy_offset, batch.columns.store_timestamp
+        before = messages - batch.rows
+
+        def message(row: int) -> tuple[int, int, int]:
+            return int(offsets[row]), int(times[row]), before + row
+
+        # Where the clock goes back, frames of an older and longer log may begin: a writer would go on right there.
+        back = np.flatnonzero(np.diff(times[: batch.rows]) < 0)
+        if self._newest is not None and times[0] < self._newest[1]:
+            self._note(*self._newest)
+            self._note(*message(0))
+        elif not self._points or self._begins_segment(int(offsets[0])):
+            self._note(*message(0))
+        if len(back):
+            self._note(*message(int(back[-1])))
+            self._note(*message(int(back[-1]) + 1))
+        self._newest = message(batch.rows - 1)
+        if not self._points or self._newest[0] - self._points[-1].phy_offset >= _NOTE_EVERY:
+            self._note(*self._newest)
+
+    def points(self) -> tuple[Evidence, ...]:
+        """All of it, the newest message included, thinned."""
+        if self._newest is not None:
+            # Without it there is less evidence, and what is built is no less true: a stop must not depend on the log.
+            with suppress(DiskError, MissingStoreError):
+                self._note(*self._newest)
+        if self._points:
+            self._thin()
+        return tuple(self._points)
+
+    def remember_tail(self, end: int) -> None:
+        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came."""
+        if end == 0 or (self._tail and self._tail[-1].end >= end):
+            return
+        if self._log.at(end - 1) is None:
+            self._list()
+        segment = self._log.at(end - 1)
+        if segment is not None:
+            begin = max(end - _TAIL_SIZE, segment.base, self._tail[-1].end if self._tail else 0)
+            with FrameReader(self._disk, self._log) as frames:
+                self._tail.append(Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
+
+    def check(self) -> None:
+        """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""
+        if not self._points:
+            return
+        self._list()
+        with FrameReader(self._disk, self._log) as frames:
+            self._tail = deque(self._checked(frames, run) for run in self._runs())
+            self._turn = (self._turn + 1) % _TURNS
+            for point in newest(tuple(self._points), WATCHED_SIZE)[self._turn :: _TURNS]:
+                if not self._has_expired(point.phy_offset) and not frames.holds(point):
+                    self._doubt(point.phy_offset)
+
+    def _saw_bytes(self, batch: DispatchBatch) -> None:
+        if batch.crc is None:
+            self._tail.clear()
+            return
+        self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+        self._trim()
+
+    def _trim(self) -> None:
+        while self._tail and self._tail[-1].end - self._tail[0].end >= _TAIL_SIZE:
+            self._tail.popleft()
+
+    def _runs(self) -> list[list[Stretch]]:
+        # What is left of the tail, joined where it has no gap and is of one segment.
+        runs: list[list[Stretch]] = []
+        for stretch in self._tail:
+            if self._has_expired(stretch.begin):
+                continue
+            if (
+                runs
+                and runs[-1][-1].end == stretch.begin
+                and self._log.at(runs[-1][0].begin) == self._log.at(stretch.begin)
+            ):
+                runs[-1].append(stretch)
+            else:
+                runs.append([stretch])
+        return runs[-2:]
+
+    def _checked(self, frames: FrameReader, run: list[Stretch]) -> Stretch:
+        begin, end = run[0].begin, run[-1].end
+        data = frames.read(begin, end)
+        for stretch in run:
+            if zlib.crc32(data[stretch.begin - begin : stretch.end - begin]) != stretch.crc:
+                self._doubt(stretch.begin)
+        kept = data[-_TAIL_SIZE:]
+        return Stretch(end - len(kept), end, zlib.crc32(kept))
+
+    def _note(self, phy_offset: int, store_timestamp: int, messages: int) -> None:
+        if self._points and self._points[-1].phy_offset >= phy_offset:
+            return
+        if self._log.at(phy_offset) is None:
+            self._list()
+        with FrameReader(self._disk, self._log) as frames:
+            point = frames.evidence(phy_offset, messages)
+        if point is None or point.store_timestamp != store_timestamp:
+            self._doubt(phy_offset)
+            return
+        self._points.append(point)
+        if len(self._points) > _POINTS_MAX:
+            self._thin()
+
+    def _begins_segment(self, phy_offset: int) -> bool:
+        # Where the log begins once the segments before have expired: from there on it is compared and counted.
+        if self._log.at(phy_offset) is None:
+            self._list()
+        segment = self._log.at(phy_offset)
+        return segment is not None and segment.base == phy_offset
+
+    def _thin(self) -> None:
+        bases = {segment.base for segment in self._log.segments[-_SEGMENTS_NOTED:]}
+        self._points = list(thinned(self._points, self._points[-1].phy_offset, bases))
+
+    def _list(self) -> None:
+        self._log = self._list_log()
+        if not self._log.segments:
+            raise MissingStoreError("the commitlog holds no segment any more", "mount or restore it")
+
+    def _has_expired(self, phy_offset: int) -> bool:
+        return self._log.min_offset is not None and phy_offset < self._log.min_offset
+
+    def _doubt(self, phy_offset: int) -> None:
+        # Segments expire between a look at the list and a look into them.
+        self._list()
+        if not self._has_expired(phy_offset):
+            raise DisturbedError(f"the log was cut or rewritten: at offset {phy_offset} it is not what was indexed")
