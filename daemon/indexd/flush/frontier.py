@@ -6,7 +6,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "commitLogPaths": ["/data/store/commitlog"], "segmentSize": 1073741824,
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
-     "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]],
+     "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]], "staleHead": null or "00ff...",
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
      "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
@@ -15,11 +15,13 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "crc32": of the object without this key}
 
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
-UNPROVEN one are there, and only nobody knows whether they are the log's: they are older than ``newestTimestamp``. While
-the outputs besides the key index are filled after it, they lack some of ``[refillOffset, phyOffset)``. ``evidence``
-says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its slots, each
-null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms. Written by the pipeline, read
-by recovery and by queries.
+UNPROVEN or DOUBTED one are there, and only nobody knows whether they are the log's; those of an UNPROVEN one are older
+than ``newestTimestamp``. ``staleHead``: how the bytes at ``phyOffset`` began when the broker, asked about them, named
+that offset as its log's end; while they begin so, nothing there and behind is a message of the log. While the outputs
+besides the key index are filled after it, they lack some of ``[refillOffset, phyOffset)``. ``evidence`` says what stood
+in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its slots, each null while it is
+not known; ``scrubbedAt`` is null or when the last whole scrub began, ms. Written by the pipeline, read by recovery and
+by queries.
 
 The checkpoint: RocketMQ's file of 4096 bytes (spec rocketmq-store 6.1).
 
@@ -60,6 +62,8 @@ from indexd.storage.disk import Disk
 FORMAT = 1
 #: Why messages that are in the outputs may have been removed from the log.
 UNPROVEN = "older than a message before them: the clock went back, or they were removed; no broker has answered yet"
+#: The same of messages behind one that stood there and cannot be read any more.
+DOUBTED = "behind bytes that are no frame any more: damaged, or the log was cut there; no broker has answered yet"
 # More ranges than this are merged into one, the two nearest first: the file must not grow without a bound.
 UNCOVERED_MAX = 1000
 
@@ -78,7 +82,7 @@ class Uncovered:
     @property
     def is_unproven(self) -> bool:
         """See the class."""
-        return self.reason == UNPROVEN
+        return self.reason in (UNPROVEN, DOUBTED)
 
 
 #: What each output's part of the frontier is made of: to JSON, and from it.
@@ -110,6 +114,8 @@ class Frontier:
     evidence: tuple[Evidence, ...] = ()
     #: None: as ``store_timestamp``.
     newest_timestamp: int | None = None
+    #: What no message of the log is, at ``phy_offset``; None: nothing is known of what stands there.
+    stale_head: bytes | None = None
 
     def with_outputs(self, **outputs: Any) -> Frontier:
         """The same with these parts changed; None for one that is not built."""
@@ -181,6 +187,7 @@ class Frontier:
             "storeTimestamp": self.store_timestamp,
             "messages": self.messages,
             "newestTimestamp": self.newest_timestamp,
+            "staleHead": None if self.stale_head is None else self.stale_head.hex(),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
             **parts,
             "refillOffset": self.refill_offset,
@@ -210,6 +217,7 @@ class Frontier:
                 store_timestamp=int(data["storeTimestamp"]),
                 messages=int(data["messages"]),
                 newest_timestamp=_optional(data.get("newestTimestamp")),
+                stale_head=None if data.get("staleHead") is None else bytes.fromhex(data["staleHead"]),
                 uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
                 outputs={
                     name: decode(data[name])

@@ -123,7 +123,7 @@ class Pipeline:
                 for output in self.outputs:
                     output.begin_anew()
             uncovered = add_uncovered(self.built.uncovered, gap)
-            self.built = replace(self.built, uncovered=uncovered, phy_offset=item.end)
+            self.built = replace(self.built, uncovered=uncovered, phy_offset=item.end, stale_head=None)
             return
         if item.end_offset > self.built.phy_offset:  # else it is built, and only the log could not be looked at
             for output in self.outputs[self._done :]:
@@ -140,11 +140,12 @@ class Pipeline:
         self.detector.saw(item, self.built.messages)
 
     def _note_unproven(self, batch: DispatchBatch) -> None:
+        reason = next((gap.reason for gap in self.built.uncovered if gap.is_unproven), UNPROVEN)
         uncovered = tuple(gap for gap in self.built.uncovered if not gap.is_unproven)
         if batch.unproven_from is not None:
-            uncovered = add_uncovered(uncovered, Uncovered(batch.unproven_from, batch.end_offset, UNPROVEN))
+            uncovered = add_uncovered(uncovered, Uncovered(batch.unproven_from, batch.end_offset, reason))
         newest = self.built.newest_timestamp if batch.newest_timestamp is None else batch.newest_timestamp
-        self.built = replace(self.built, uncovered=uncovered, newest_timestamp=newest)
+        self.built = replace(self.built, uncovered=uncovered, newest_timestamp=newest, stale_head=batch.stale_head)
 
     def leave_out(self, gap: Uncovered) -> None:
         """A range of what is built already cannot be read any more."""

@@ -88,16 +88,30 @@ class LogChangeDetector:
         return tuple(self._points)
 
     def remember_tail(self, end: int) -> None:
-        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came."""
-        if end == 0 or (self._tail and self._tail[-1].end >= end):
-            return
+        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came.
+
+        Also those in between that could not be read: a broker may cut its log there, and write on.
+        """
+        tail: deque[Stretch] = deque()
+        for stretch in self._tail:
+            if tail:
+                tail.extend(self._as_it_stands(tail[-1].end, stretch.begin))
+            tail.append(stretch)
+        tail.extend(self._as_it_stands(tail[-1].end if tail else 0, end))
+        self._tail = tail
+
+    def _as_it_stands(self, begin: int, end: int) -> list[Stretch]:
+        # The last bytes of [begin, end), as they are now.
+        if begin >= end:
+            return []
         if self._log.at(end - 1) is None:
             self._list()
         segment = self._log.at(end - 1)
-        if segment is not None:
-            begin = max(end - _TAIL_SIZE, segment.base, self._tail[-1].end if self._tail else 0)
-            with FrameReader(self._disk, self._log) as frames:
-                self._tail.append(Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
+        if segment is None:
+            return []
+        begin = max(begin, end - _TAIL_SIZE, segment.base)
+        with FrameReader(self._disk, self._log) as frames:
+            return [Stretch(begin, end, zlib.crc32(frames.read(begin, end)))]
 
     def check(self) -> None:
         """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""

@@ -27,7 +27,7 @@ from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
-from indexd.flush.frontier import Frontier, read_frontier, write_frontier
+from indexd.flush.frontier import DOUBTED, Frontier, Uncovered, read_frontier, write_frontier
 from indexd.flush.pipeline import Pipeline
 from indexd.flush.registry import OUTPUTS, all_outputs
 from indexd.flush.watch import LogChangeDetector
@@ -280,19 +280,31 @@ class _Opening:
         known, offset = replace(self.known, commit_log_paths=self._paths), recovered.phy_offset
         if offset is None or self.log is None:
             return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,
-                           newest_timestamp=None, messages=0, uncovered=(), evidence=())  # fmt: skip
+                           newest_timestamp=None, messages=0, uncovered=(), evidence=(), stale_head=None)  # fmt: skip
         if offset == known.phy_offset:
-            return known
+            return _doubted(known, recovered.compared.damaged)
         gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
         newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
-        return replace(
+        base = replace(
             known,
             phy_offset=offset,
             uncovered=gaps,
+            stale_head=None,
             store_timestamp=recovered.compared.store_timestamp or newest,
             newest_timestamp=known.newest_timestamp if any(gap.is_unproven for gap in gaps) else None,
             messages=self.log.messages_counted(recovered.compared, offset),
         )
+        return _doubted(base, recovered.compared.damaged)
+
+
+def _doubted(base: Frontier, damaged: tuple[int, ...]) -> Frontier:
+    # Behind damage in the newest segment stand messages that were the log's, unless the broker cuts it there.
+    newest = (base.phy_offset - 1) // base.segment_size * base.segment_size
+    first = next((at for at in damaged if at >= newest), None)
+    if first is None or (base.unproven_from is not None and base.unproven_from <= first):
+        return base
+    gaps = [*base.left_out, Uncovered(first, base.phy_offset, DOUBTED)]
+    return replace(base, uncovered=tuple(sorted(gaps, key=lambda gap: gap.begin)))
 
 
 def _open_reader(config: Config, disk: Disk) -> LogReader:
@@ -311,6 +323,8 @@ def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
     reader.newest_timestamp = proven or reader.newest_timestamp
     reader.last_timestamp = base.store_timestamp or reader.last_timestamp
     reader.unproven_from = base.unproven_from
+    if base.stale_head is not None:
+        reader.deny(base.stale_head)
 
 
 def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit | None) -> RecoveryPlan:

@@ -248,7 +248,10 @@ class Daemon:
         self._finished.set()
 
     async def _persist(self, progress: Progress) -> None:
-        if progress.phy_offset == self.pipeline.frontier.phy_offset and not progress.has_work and not self._must_flush:
+        known, frontier = self.pipeline.frontier, progress.frontier
+        stands = frontier.phy_offset, frontier.uncovered, frontier.stale_head
+        is_known = stands == (known.phy_offset, known.uncovered, known.stale_head)
+        if is_known and not progress.has_work and not self._must_flush:
             return
         self._must_flush = False
         loop = asyncio.get_running_loop()
