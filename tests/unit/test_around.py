@@ -11,8 +11,8 @@ import pytest
 from indexd.commitlog.format import NotYetWritten
 from indexd.service import heart as module
 from indexd.service.broker_limit import BrokerLimit
-from indexd.service.heart import Around
 from indexd.service.reload import merge_reloadable
+from indexd.service.watchdog import Around
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog
 from support.small_log import write_log

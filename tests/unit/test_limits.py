@@ -22,7 +22,7 @@ from indexd.dispatch import reput as throttle
 from indexd.dispatch.reput import Throttle
 from indexd.errors import DiskError
 from indexd.recovery.open import reader_options
-from indexd.service.heart import DiskWatermark, used_ratio
+from indexd.service.watchdog import DiskWatermark, used_ratio
 
 # --- the disk ---
 

@@ -1,10 +1,8 @@
-"""putMessagePositionInfo over whole batches, and sorting units by queue; compiled (spec rocketmq-store 5.2).
+"""Compiled: putMessagePositionInfo over whole batches, sorting units by queue, checking units (spec rocketmq-store 5.2).
 
 Units are held as the bytes of the file: rows of five uint32 of big-endian numbers (phy offset high and low, size, tags
 code high and low), so that writing needs no conversion. A queue is a slot: a number from 0 in order of appearance,
 found by its key (store-wide topic number, queue id) in an open hash table. Every index is uint64.
-
-Every unit of a queue held against the one before it; compiled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""DispatchQueue: what was read and is not built yet. Full means wait: nothing is lost, the log is on disk.
+"""DispatchQueue: what was read and is not built yet, and the loop that drains it.
 
-The drain loop: every ``interval`` seconds, or at once when the queue is full or closed, all that waits is built.
-
-The interval is what a message waits at most until it can be found: the next drain begins so early that it should be
-over by then, going by how long the last one took.
+A full queue has the reader wait: nothing is lost, the log is on disk. Every ``interval`` seconds, or at once when the
+queue is full or closed, all that waits is built. The interval is what a message waits at most until it can be found:
+the next drain begins so early that it should be over by then, going by how long the last one took.
 """
 
 from __future__ import annotations

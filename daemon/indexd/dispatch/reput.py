@@ -1,11 +1,9 @@
-"""The tail loop: poll the log, put what is there into the queue, wait 1 to 50 ms when there is nothing.
+"""The tail loop: polls the log, puts what is there into the queue, waits 1 to 50 ms when there is nothing.
 
-inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet.
-
-Throttle: the tail loop's reading, slowed so that the broker keeps its disk and the machine its memory.
-
-Both bounds give way before they could stop the index for good: the rate is never less than what the broker writes and
-a quarter more, and with nothing left in the queue a stretch is read whatever the memory says.
+inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet. Throttle
+slows the reading, so that the broker keeps its disk and the machine its memory. Both its bounds give way before they
+could stop the index for good: the rate is never less than what the broker writes and a quarter more, and with nothing
+left in the queue a batch is read whatever the memory says.
 """
 
 from __future__ import annotations

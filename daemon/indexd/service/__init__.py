@@ -2,9 +2,9 @@
 
 ``start``       lock, abort flag, recovery, event loop
 ``daemon``      Daemon: the tasks, the signals, the order of stopping
-``heart``       what systemd is told, and when its watchdog is fed
-``broker_watch``  what is known of the broker; from ``broker_indexing``, whether it indexes itself, and from
-``broker_limit``  how far its log goes, asked with ``broker_admin``; where, if nobody says it, by ``broker_find``
+``watchdog``    what systemd is told, when its watchdog is fed; looks at disk, broker and the log's end
+``broker_watch``  what is known of the broker: whether it is alive, and indexes itself
+``broker_limit``  how far its log goes, asked where it listens
 ``scrub``       when everything is read again, and how fast
 ``instance``    Instance: what a process has from its lock to its end
 ``reload``      what a HUP changes

@@ -1,11 +1,9 @@
-"""Whether the broker writes an index of its own: by broker.conf, as it was when the broker started, and by its files.
+"""Watches the broker: is it alive, does it write an index of its own, how far does its log go, and what would be unsafe.
 
 A broker reads broker.conf once, at its start. A file that was changed later says what the next start brings. Its index
 files say what it does now: the newest one's header grows with every key.
 
-BrokerWatch: is the broker alive, does it index itself, how far does its log go, and what would be unsafe.
-
-It only says so. What is unsafe keeps the next start from going on (exit 3), never a running daemon: our files are our
+What is unsafe is only said: it keeps the next start from going on (exit 3), never a running daemon. Our files are our
 own, so a broker that indexes as well does double work and no harm, while a stop would leave the hole that mode offload
 is there to avoid.
 """

@@ -23,12 +23,12 @@ from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress
 from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
-from indexd.service.heart import DiskWatermark, Heart
-from indexd.service.instance import Instance, Pulse
+from indexd.service.instance import Instance, StageLiveness
 from indexd.service.log import Logger
 from indexd.service.reload import Reloading
 from indexd.service.scrub import Scrubbing
 from indexd.service.state import DaemonState, Telling, Watch, write_state
+from indexd.service.watchdog import DiskWatermark, Watchdog
 from indexd.storage.page_cache import take_lowest_priority
 
 _RETRY_SECONDS_MIN = 1.0
@@ -57,8 +57,8 @@ class Daemon:
         self._drained = asyncio.Event()
         self._flush_due = asyncio.Event()
         self._finished = asyncio.Event()
-        self._pulse = Pulse(instance.notifier.watchdog_seconds, instance.clock)
-        self._heart = Heart(instance, self._pulse, self.state, self.queue, self._tell)
+        self._liveness = StageLiveness(instance.notifier.watchdog_seconds, instance.clock)
+        self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue, self._tell)
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
         self._read_thread = ThreadPoolExecutor(1, "read")
@@ -78,14 +78,14 @@ class Daemon:
         if self._instance.is_reload_due:
             self._on_reload()
         # Looked at by whoever asks: a loop that hangs cannot say so.
-        self._board.running(lambda: {**self.state.row(), "stalled": self._pulse.stalled()})
+        self._board.running(lambda: {**self.state.row(), "stalled": self._liveness.stalled()})
         interval = self._instance.config.queue.drain_interval
         self._log.info("running", phy_offset=self.pipeline.built.phy_offset, drain_interval=interval)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for stage in (self._reput, self._drain, self._flush, self._scrub):
                     tasks.create_task(stage(), name=stage.__name__)
-                tasks.create_task(self._heart.run(self._finished), name="_heart")
+                tasks.create_task(self._watchdog.run(self._finished), name="_watchdog")
         finally:
             self._stop_reading.set()
             for thread in (self._read_thread, self._build_thread, self._flush_thread, self._scrub_thread):
@@ -122,7 +122,7 @@ class Daemon:
             rate_max=limits.read_rate_max,
             memory_max=limits.memory_max,
             hurry=partial(asyncio.get_running_loop().call_soon_threadsafe, hurry),
-            on_wait=partial(self._pulse.sign, "read"),
+            on_wait=partial(self._liveness.sign, "read"),
             log_end=lambda: self.state.meter.seen_end,
         )
         look = partial(poll_patiently, self._poll, self._pace, self.reput, self._stop_reading)
@@ -130,7 +130,7 @@ class Daemon:
 
         async def poll() -> Poll:
             found = await asyncio.get_running_loop().run_in_executor(self._read_thread, look)
-            self._heart.tailing()
+            self._watchdog.tailing()
             return found
 
         def on_event(event: Corrupt | Skipped | None) -> None:
@@ -139,18 +139,18 @@ class Daemon:
         try:
             await reput(poll, self.queue, self._pace, self.reput, self._stop, on_event, problem)
         finally:
-            self._pulse.rest("read")
+            self._liveness.rest("read")
 
     def _poll(self) -> Poll:
         # In the read thread.
         try:
             found = self._throttle.poll() if self._throttle is not None else self.reader.poll()
         except (DiskError, MissingStoreError):
-            self._pulse.sign("read", self._pace.corrupt_retry_max)
+            self._liveness.sign("read", self._pace.corrupt_retry_max)
             raise
         is_at_end = isinstance(found, NotYetWritten) and not self.reader.is_undecided
         self.state.meter.looked(self.reader.position, is_at_end=is_at_end)
-        self._pulse.sign("read", self._pace.corrupt_retry_max if isinstance(found, Corrupt) else 0.0)
+        self._liveness.sign("read", self._pace.corrupt_retry_max if isinstance(found, Corrupt) else 0.0)
         return found
 
     async def _drain(self) -> None:
@@ -164,7 +164,7 @@ class Daemon:
         await self._build_patiently(items)
         self.state.meter.take([])
         self._tell.problem("build", None)
-        self._pulse.sign("build", self._instance.config.queue.drain_interval)
+        self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
             self._tally.drains += 1
             self._tally.drain_seconds = time.monotonic() - started
@@ -176,7 +176,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         seconds = _RETRY_SECONDS_MIN
         while True:
-            self._pulse.begin("build", self.pipeline.built.phy_offset)
+            self._liveness.begin("build", self.pipeline.built.phy_offset)
             try:
                 await loop.run_in_executor(self._build_thread, self._build_now, items)
             except (DiskError, MissingStoreError) as error:
@@ -184,7 +184,7 @@ class Daemon:
                     raise
                 # Nothing is lost: the rest of the drain stays here, the queue fills, the reader waits.
                 self._tell.problem("build", error, seconds)
-                self._pulse.sign("build", seconds)
+                self._liveness.sign("build", seconds)
                 await pause(self._stop, seconds)
                 seconds = min(2 * seconds, self._instance.config.reader.retry_max_seconds)
             else:
@@ -243,7 +243,7 @@ class Daemon:
                 pass
             self._flush_due.clear()
             await self._persist(self.pipeline.progress)
-        self._pulse.begin("flush", self.pipeline.counters.files_synced)
+        self._liveness.begin("flush", self.pipeline.counters.files_synced)
         await asyncio.get_running_loop().run_in_executor(self._build_thread, self.pipeline.finish)
         self._finished.set()
 
@@ -255,20 +255,20 @@ class Daemon:
             return
         self._must_flush = False
         loop = asyncio.get_running_loop()
-        self._pulse.begin("flush", self.pipeline.counters.files_synced)
+        self._liveness.begin("flush", self.pipeline.counters.files_synced)
         try:
             await loop.run_in_executor(self._flush_thread, self.pipeline.persist, progress)
             await loop.run_in_executor(self._build_thread, self.pipeline.persisted, progress)
         except DiskError as error:
             if not can_wait(error):
                 raise
-            self._pulse.rest("flush")
+            self._liveness.rest("flush")
             self._tell.problem("flush", error, self._flush_pause)
             self._must_flush = True
             await pause(self._drained, self._flush_pause)
             self._flush_pause = min(2 * self._flush_pause, self._instance.config.reader.retry_max_seconds)
             return
-        self._pulse.rest("flush")
+        self._liveness.rest("flush")
         self._tell.problem("flush", None)
         self._flush_pause = _RETRY_SECONDS_MIN
         seconds = self.pipeline.counters.last_seconds
@@ -295,17 +295,17 @@ class Daemon:
     def _on_stop(self, number: int) -> None:
         self._stop_reading.set()
         self._stop.set()
-        self._heart.stopping()
+        self._watchdog.stopping()
         self._log.info("stopping", signal=signal.Signals(number).name)
 
     def _on_reload(self) -> None:
-        self._heart.reloading()
+        self._watchdog.reloading()
         self._reloading.begin()
 
     def _on_reloaded(self, is_changed: bool) -> None:
         if is_changed:
             self._apply_config()
-        self._heart.reloaded()
+        self._watchdog.reloaded()
 
     def _apply_config(self) -> None:
         config = self._instance.config

@@ -1,14 +1,11 @@
-"""Pulse: whether the stages move. The watchdog is fed by what they did, never because time has passed.
+"""What a process has from its lock to its end, however often it opens its data directory: Instance, and its parts.
 
-A stage gives a sign after a step that really was one: a look at the log, a drain that was built or that the disk
-refused, a flush. Then its next sign is due within a limit, and within the wait that it says it will make. A stage that
-is overdue is stalled, and while one is, nobody is told that all is well.
+StageLiveness says whether the stages move. A stage gives a sign after a step that really was one: a look at the log, a
+drain that was built or that the disk refused, a flush; never because time has passed. Then its next sign is due within
+a limit, and within the wait that it says it will make. A stage that is overdue is stalled.
 
-DATA/starts: starts that have come to nothing, so that a crash loop ends by itself.
-
-One line a start, Unix time in ms. Gone as soon as the daemon has caught up with the log, or was stopped by somebody.
-
-Instance: what a process has from its lock to its end, however often it opens its data directory.
+Starts counts in DATA/starts the starts that have come to nothing, so that a crash loop ends by itself: one line a
+start, Unix time in ms. The file goes as soon as the daemon has caught up with the log, or was stopped by somebody.
 """
 
 from __future__ import annotations
@@ -63,7 +60,7 @@ class _Sign:
     progress: int | None = None
 
 
-class Pulse:
+class StageLiveness:
     """Signs of the stages ``read``, ``build`` and ``flush``. One thread writes a stage's, any may look.
 
     ``watchdog``: seconds after which a service manager ends a process that is not heard of. A drain and a flush may
@@ -78,7 +75,7 @@ class Pulse:
         self._signs = {"read": _Sign(now, now + limit), "build": _Sign(now, now + limit), "flush": _Sign(now, None)}
 
     def __repr__(self) -> str:
-        return f"Pulse(stalled={self.stalled()})"
+        return f"StageLiveness(stalled={self.stalled()})"
 
     def sign(self, stage: str, wait: float = 0.0) -> None:
         """A step is done, or refused; the next one begins after ``wait`` seconds at the latest."""

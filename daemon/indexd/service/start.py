@@ -27,11 +27,11 @@ from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread
 from indexd.service.daemon import Daemon
-from indexd.service.heart import Around
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Logger, Notifier, configure_log
 from indexd.service.progress import STEP_SECONDS, RecoveryProgress
 from indexd.service.state import write_state
+from indexd.service.watchdog import Around
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles

@@ -1,20 +1,15 @@
-"""Two names that change places in one step: renameat2 with RENAME_EXCHANGE, which ``os`` does not offer.
-
-Linux has it since 3.15, and ext4, xfs, btrfs, tmpfs and overlayfs know it; others answer EINVAL.
-
-Disk and DiskFile: the system calls, with errors that name the operation and the file.
+"""Disk and DiskFile: the system calls, with errors that name the operation and the file.
 
 What is written by ``pwrite`` is in the page cache and visible to every reader at once; it is durable only after
 ``fsync``. A rename or a new file is durable only after ``sync_dir`` of its directory. Nothing is ever written through
 a mapping: on a full disk such a store kills the process without a word (ARCHITECTURE.md, decision 4).
 
 Whatever is made, opened for writing, renamed or removed is named in an open directory, and no link is followed there;
-what root makes belongs to whom its directory belongs (``directory``).
+what root makes belongs to whom its directory belongs (``directory``). Two names change places in one step by renameat2
+with RENAME_EXCHANGE, which ext4, xfs, btrfs, tmpfs and overlayfs know; others answer EINVAL.
 
-HastyDisk: a disk that can be told to wait for nothing, for who must not be held up by one that is slow or dead.
-
-In a hurry it reads what is in memory already (RWF_NOWAIT) from files that are open already, and raises WouldWaitError
-for everything else; whoever asked tries again in a thread that may wait.
+HastyDisk can be told to wait for nothing: then it reads what is in memory already (RWF_NOWAIT) from files that are open
+already, and raises WouldWaitError for everything else; whoever asked tries again in a thread that may wait.
 """
 
 from __future__ import annotations

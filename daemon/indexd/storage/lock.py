@@ -1,15 +1,12 @@
-"""One instance per data directory, by ``flock`` on DATA/lock.
+"""Locks: one instance per data directory; whether a broker has a store open; where a process listens.
 
-The kernel drops the lock with the process, however it dies, so a lock file that is left behind means nothing. The file
-holds the pid of the last owner for the message that a second instance prints.
+DirectoryLock is ``flock`` on DATA/lock. The kernel drops it with the process, however it dies, so a lock file that is
+left behind means nothing. It holds the pid of the last owner for the message that a second instance prints.
 
-Whether a broker has this store open: the lock on the first byte of STORE/lock, and who has that file open.
-
-A broker opens the file when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
+A broker opens STORE/lock when it is made, reads and recovers the whole store, and only then locks byte 0 (spec
 rocketmq-store 6.3). So a lock that is held says that it runs; before that only the open file does. A look locks
-nothing, it asks (F_GETLK). Whoever keeps brokers away takes a ``StoreLock``, which a look can tell from theirs.
-
-On which TCP ports a process of this machine listens, as /proc tells it; nobody is asked anything.
+nothing, it asks (F_GETLK). Whoever keeps brokers away takes a StoreLock, which a look can tell from theirs. On which
+TCP ports a process of this machine listens is read from /proc; nobody is asked anything.
 """
 
 from __future__ import annotations

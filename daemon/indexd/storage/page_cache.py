@@ -1,4 +1,4 @@
-"""Reading much without taking memory from others: pages that only we brought into the cache are given back.
+"""ReadPages: reads much without taking memory from others; pages that only we brought into the cache are given back.
 
 The page cache belongs to the broker and its consumers. Before a sealed file is read, ``mincore`` says which of its
 pages are there already; behind the reader those that were not are dropped (``POSIX_FADV_DONTNEED``). The kernel itself
@@ -6,9 +6,8 @@ keeps what a process has touched through a mapping, as a broker does, so what a 
 For 1 GiB the question takes some 15 ms and the dropping 5 ms.
 
 ``mincore`` tells the truth only to those who own the file or may write it; to others all pages seem to be there, and
-nothing is dropped. The same where a file system cannot map.
-
-A thread that takes what others leave of processor and disk.
+nothing is dropped. The same where a file system cannot map. A thread can take the lowest priority, too: what others
+leave of processor and disk.
 """
 
 from __future__ import annotations

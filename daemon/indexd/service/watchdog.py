@@ -1,17 +1,14 @@
-"""Heart: tells the service manager how it goes, and feeds its watchdog as long as every stage moves.
+"""Watches what runs: feeds the service manager's watchdog, and looks at the disk, the broker and the log's end.
 
-It beats on the event loop: a loop that hangs feeds nobody either. A stage that waits and has said so (for a disk with
-room, for a log that is not mounted) is not stalled: to end the process would not help.
+Watchdog beats on the event loop, as long as every stage moves: a loop that hangs feeds nobody. A stage that waits and
+has said so (for a disk with room, for a log that is not mounted) is not stalled: to end the process would not help.
 
-DiskWatermark: indexing stops before the broker's disk is so full that the broker minds.
+DiskWatermark has indexing stop before the broker's disk is so full that the broker minds. A broker cleans up early at
+75 % (diskMaxUsedSpaceRatio), deletes what is not expired yet at 85 % (diskSpaceCleanForciblyRatio) and refuses messages
+at 90 % (diskSpaceWarningLevelRatio). Below its first line the index gives way: it is derived, and can be built later.
 
-A broker cleans up early at 75 % (diskMaxUsedSpaceRatio), deletes what is not expired yet at 85 %
-(diskSpaceCleanForciblyRatio) and refuses messages at 90 % (diskSpaceWarningLevelRatio). Below its first line the index
-gives way: it is derived, and can be built later.
-
-Around: what stands around the index is looked at in a thread of its own: the broker, the disk, the log's end.
-
-A look may hang, on a file system over a network as on a broker that does not answer; then only these figures are old.
+Around looks at what stands around the index in a thread of its own. A look may hang, on a file system over a network as
+on a broker that does not answer; then only these figures are old.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import pause
 from indexd.errors import DiskError, IndexdError
 from indexd.service.broker_watch import BrokerWatch
-from indexd.service.instance import Instance, Pulse
+from indexd.service.instance import Instance, StageLiveness
 from indexd.service.state import DaemonState, LagMeter, Telling
 
 _BEAT_SECONDS = 2.0
@@ -44,14 +41,14 @@ _BEAT_SECONDS = 2.0
 _AROUND_SECONDS = 15.0
 
 
-class Heart:
+class Watchdog:
     """Of one Daemon: ``tailing`` at its first look at the log, ``stopping`` at the signal, ``run`` beside it all."""
 
     def __init__(
-        self, instance: Instance, pulse: Pulse, state: DaemonState, queue: DispatchQueue, telling: Telling
+        self, instance: Instance, liveness: StageLiveness, state: DaemonState, queue: DispatchQueue, telling: Telling
     ) -> None:
         self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
-        self._pulse = pulse
+        self._liveness = liveness
         self._state = state
         self._queue = queue
         self._telling = telling
@@ -81,7 +78,7 @@ class Heart:
 
     async def run(self, finished: asyncio.Event) -> None:
         """Until ``finished``; at least four times in the shortest limit."""
-        seconds = min(_BEAT_SECONDS, self._pulse.limits["read"] / 4)
+        seconds = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4)
         while not finished.is_set():
             self.beat()
             await pause(finished, seconds)
@@ -90,18 +87,18 @@ class Heart:
         """Look at every stage; feed the watchdog if none is stalled. A look around that hangs is only said."""
         self._look_at_around()
         pipeline = self._state.pipeline
-        self._pulse.watch("build", pipeline.built.phy_offset)
-        self._pulse.watch("flush", pipeline.counters.files_synced)
+        self._liveness.watch("build", pipeline.built.phy_offset)
+        self._liveness.watch("flush", pipeline.counters.files_synced)
         if self._queue.is_blocked:
-            self._pulse.sign("read")  # it waits for the drain, and that has signs of its own
-        stalled = self._pulse.stalled()
+            self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
+        stalled = self._liveness.stalled()
         self._telling.stalled(stalled)
         self._board.stalled = stalled
         if stalled:
             return
         self._notifier.watchdog()
         if self._is_stopping or not self._is_tailing:
-            self._notifier.extend(self._pulse.limits["build"])
+            self._notifier.extend(self._liveness.limits["build"])
         elif self._is_tailing:
             self._notifier.status(self.status())
 
