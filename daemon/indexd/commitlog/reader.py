@@ -545,7 +545,8 @@ class LogReader:
         wait = 0.0 if reason is Reason.DLEDGER else self._options.corrupt_after
         if wait and not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
             return NotYetWritten(self.position)
-        return self._stay() if self._is_end() else self._meet_corrupt(reason)
+        is_end = reason is not Reason.DLEDGER and self._is_end()
+        return self._stay() if is_end else self._meet_corrupt(reason)
 
     def _meet_corrupt(self, reason: Reason) -> Corrupt | Skipped:
         path = self._segment.path
