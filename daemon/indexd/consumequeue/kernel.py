@@ -1,4 +1,4 @@
-"""Compiled: putMessagePositionInfo over whole batches, sorting units by queue, checking units (spec rocketmq-store 5.2).
+"""Compiled: putMessagePositionInfo over whole batches, units sorted by queue and checked (spec rocketmq-store 5.2).
 
 Units are held as the bytes of the file: rows of five uint32 of big-endian numbers (phy offset high and low, size, tags
 code high and low), so that writing needs no conversion. A queue is a slot: a number from 0 in order of appearance,

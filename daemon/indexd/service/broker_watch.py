@@ -1,4 +1,4 @@
-"""Watches the broker: is it alive, does it write an index of its own, how far does its log go, and what would be unsafe.
+"""Watches the broker: is it alive, does it write an index of its own, where does its log end, what would be unsafe.
 
 A broker reads broker.conf once, at its start. A file that was changed later says what the next start brings. Its index
 files say what it does now: the newest one's header grows with every key.
