@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def changed(frontier: Frontier, **changes: Any) -> Frontier:
     """``replace`` that also takes index, queues, queue_file_size, queues_limit and sparse; None for not built."""
-    parts = {name: changes.pop(name) for name in ("index", "sparse") if name in changes}
+    parts: dict[str, Any] = {name: changes.pop(name) for name in ("index", "sparse") if name in changes}
     if changes.keys() & {"queues", "queue_file_size", "queues_limit"}:
         queues = changes.pop("queues", frontier.queues)
         size = changes.pop("queue_file_size", frontier.queue_file_size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.format import NotYetWritten
-from indexd.service import heart as module
+from indexd.service import watchdog as module
 from indexd.service.broker_limit import BrokerLimit
 from indexd.service.reload import merge_reloadable
 from indexd.service.watchdog import Around

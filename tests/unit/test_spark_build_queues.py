@@ -57,7 +57,7 @@ def test_the_stores_that_rocketmq_wrote(goldens: Path, tmp_path: Path, name: str
     assert size is None or len(runs) > len(golden.segments())
     found = assert_same(config, runs, tmp_path / "out", one_process(config, tmp_path / "one"))
     wanted = {(row["topic"], row["queueId"]) for row in golden.messages()}
-    assert {(mark.topic, mark.queue_id) for mark in found.result.progress.marks} <= wanted
+    assert {(mark.topic, mark.queue_id) for mark in found.result.mark.queues} <= wanted
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_log_without_messages(tmp_path: Path) -> None:
     (tmp_path / "store/commitlog").mkdir(parents=True)
     config = config_for(tmp_path / "store", tmp_path / "data")
     found = assert_same(config, [], tmp_path / "out", one_process(config, tmp_path / "one"))
-    assert found.result == build_queues.QueuesResult(found.result.progress, QueueCounters())
+    assert found.result == build_queues.QueuesResult(found.result.mark, QueueCounters())
 
 
 def test_small_logs_take_few_tasks_and_big_buckets_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,10 @@ def test_segments_built_apart_are_those_built_in_one_go(
     runs = runs_of(config, offsets[::150], tmp_path)
     expected = one_process(config, tmp_path / "one")
     found = assert_same(config, runs, tmp_path / "out", expected)
-    assert len(found.progress.mark.segments) > 4
-    assert found.progress.mark.active is not None
+    assert len(found.mark.segments) > 4
+    assert found.mark.active is not None
     tasks = build_sparse.plan(runs, config, tmp_path)
-    assert len(tasks) == {1: len(found.progress.mark.segments), 1 << 20: 1}.get(per_task, len(tasks))
+    assert len(tasks) == {1: len(found.mark.segments), 1 << 20: 1}.get(per_task, len(tasks))
     assert [task.grows for task in tasks] == [False] * (len(tasks) - 1) + [True]
 
 
@@ -83,8 +83,8 @@ def test_the_newest_pair_is_that_of_the_last_segment_with_messages(tmp_path: Pat
         path.write_bytes(bytes(SEGMENT_SIZE))
     runs = make_runs(config, [Split(0, offsets[50]), Split(offsets[50], SEGMENT_SIZE)], tmp_path / "runs")
     found = assert_same(config, runs, tmp_path / "out", one_process(config, tmp_path / "one"))
-    assert [segment.messages for segment in found.progress.mark.segments] == [end]
-    assert found.progress.mark.phy_offset < SEGMENT_SIZE
+    assert [segment.messages for segment in found.mark.segments] == [end]
+    assert found.mark.phy_offset < SEGMENT_SIZE
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
