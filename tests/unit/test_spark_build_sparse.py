@@ -103,7 +103,7 @@ def test_a_segment_of_which_nothing_can_be_read(tmp_path: Path, number: int, mon
 def test_a_log_without_messages(tmp_path: Path) -> None:
     config = config_for(tmp_path / "store", tmp_path / "data", sparse_interval=7)
     assert build_sparse.plan([], config, tmp_path) == []
-    assert build_sparse.collect([], [], config).mark == SparseMark(7)
+    assert build_sparse.collect([], [], config) == SparseMark(7)
 
 
 def test_all_that_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ marked is made durable by another thread while building goes on: first the files
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -235,13 +235,14 @@ def sync_dirs(disk: Disk, paths: Sequence[Path]) -> None:
 
 
 def _each(sync: Callable[[Any], None], files: Sequence[Any], count: Callable[[], object] = lambda: None) -> None:
+    if len(files) < _MANY:
+        for file in files:
+            sync(file)
+            count()
+        return
     with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
-        done: Iterable[Any] = map(sync, files)
-        if len(files) >= _MANY:
-            done = [pool.submit(sync, file) for file in files]
-        for one in done:
-            if one is not None:
-                one.result()
+        for done in [pool.submit(sync, file) for file in files]:
+            done.result()
             count()
 
 
