@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexd.errors import UsageError
-from indexd.kafka.check import check
-from indexd.kafka.report import CheckReport
+from indexd.kafka.check import CheckReport, check
 from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, name, recovered, write_segment
 

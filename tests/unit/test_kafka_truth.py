@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.kafka.judge import LAST_OFFSET, POSITION, LogTruth
+from indexd.kafka.check import LAST_OFFSET, POSITION, LogTruth
 from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, log_bytes, positions

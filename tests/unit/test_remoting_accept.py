@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import resource
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.server import address_of
+from indexd.serve.remoting.server import address_of, connections_max
 from support.remoting import Command, encode
-from support.remoting_serving import ECHO, SIZE, WHO, RemotingServing, is_closed
+from support.remoting_serving import ECHO, LIMITS, SIZE, WHO, RemotingServing, is_closed
 from support.serving import Log
 from support.tls import client_context, make_certificate
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +53,10 @@ def test_tls(tmp_path: Path) -> None:
             server.wait_for(lambda: server.row()["connections"] == 1)
 
 
-def test_a_handshake_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "_HANDSHAKE_SECONDS", 0.2)
+def test_a_handshake_that_does_not_come(tmp_path: Path) -> None:
+    limits = replace(LIMITS, handshake_seconds=0.2)
     cert, key = make_certificate(tmp_path)
-    with RemotingServing(tmp_path, remoting_tls_cert=cert, remoting_tls_key=key) as server:
+    with RemotingServing(tmp_path, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key) as server:
         with server.connect() as peer:
             server.wait_for(lambda: server.row()["connections"] == 1)
             assert is_closed(peer)
@@ -104,7 +98,7 @@ def test_descriptors_are_left_for_the_index(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.delattr(resource, "setrlimit")  # there is nothing to take
     log = Log()
-    assert remoting_server._connections_max(4096, each, log) == expected
+    assert connections_max(4096, each, log) == expected
     assert [line[1] for line in log.lines] == ["remoting_descriptors"] * (expected < 4096)
 
 
@@ -112,5 +106,5 @@ def test_more_descriptors_are_taken_where_the_process_may(monkeypatch: pytest.Mo
     limits: list[tuple[int, int]] = [(1024, 1_000_000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    assert remoting_server._connections_max(4096, 2, Log()) == 4096
+    assert connections_max(4096, 2, Log()) == 4096
     assert limits[-1] == (2 * 4096 + 512, 1_000_000)

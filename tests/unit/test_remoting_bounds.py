@@ -7,29 +7,20 @@ import struct
 import threading
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from indexd.serve.remoting import connection as remoting_connection
-from indexd.serve.remoting import connection as remoting_outflow
-from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.context import MemoryBudget
 from support.remoting import Command, RemotingClient, encode
-from support.remoting_serving import ECHO, HANG, SIZE, RemotingServing
+from support.remoting_serving import ECHO, HANG, LIMITS, SIZE, RemotingServing
 from support.tls import client_context, make_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.02)
+    from indexd.serve.remoting.server import Limits
 
 
 @pytest.fixture
@@ -43,9 +34,9 @@ def _closed(server: RemotingServing, reason: str, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_answers_that_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tls: bool) -> None:
-    monkeypatch.setattr(remoting_outflow, "UNTAKEN_SECONDS", 0.3)
-    with _tls_or_not(tmp_path, is_tls) as server:
+def test_answers_that_are_not_taken(tmp_path: Path, is_tls: bool) -> None:
+    limits = replace(LIMITS, untaken_seconds=0.3)
+    with _tls_or_not(tmp_path, is_tls, limits) as server:
         with _client(server, is_tls) as greedy, _client(server, is_tls) as gone, _client(server, is_tls) as good:
             for client in (greedy, gone):
                 client.start(SIZE, {"size": 20_000_000})
@@ -56,11 +47,11 @@ def test_answers_that_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         _closed(server, "untaken", 2)
 
 
-def _tls_or_not(place: Path, is_tls: bool) -> RemotingServing:
+def _tls_or_not(place: Path, is_tls: bool, limits: Limits = LIMITS) -> RemotingServing:
     if not is_tls:
-        return RemotingServing(place)
+        return RemotingServing(place, limits=limits)
     cert, key = make_certificate(place)
-    return RemotingServing(place, remoting_tls_cert=cert, remoting_tls_key=key)
+    return RemotingServing(place, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key)
 
 
 def _client(server: RemotingServing, is_tls: bool) -> RemotingClient:
@@ -68,9 +59,9 @@ def _client(server: RemotingServing, is_tls: bool) -> RemotingClient:
     return server.client(tls=client_context(cert) if is_tls and cert is not None else None)
 
 
-def test_an_answer_that_is_taken_slowly(server: RemotingServing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_outflow, "UNTAKEN_SECONDS", 0.4)
-    with server.client() as client:
+def test_an_answer_that_is_taken_slowly(tmp_path: Path) -> None:
+    limits = replace(LIMITS, untaken_seconds=0.4)
+    with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
         client.start(SIZE, {"size": 10_000_000})
         count = 0
         while count < 10_000_000:
@@ -87,7 +78,7 @@ def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls:
         with pytest.raises(TimeoutError):
             peer.sendall(frame * 60_000)
         began = server.processor.begun[SIZE]
-        assert began < 2 * remoting_server.UNDER_WAY_MAX
+        assert began < 2 * LIMITS.under_way
         with _client(server, is_tls) as good:
             assert good.ask(ECHO).code == 0
         assert server.processor.begun[SIZE] == began
@@ -96,9 +87,8 @@ def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls:
         server.wait_for(lambda: peer.recv(1 << 20) and server.processor.begun[SIZE] > began)
 
 
-def test_as_many_requests_under_way_as_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "UNDER_WAY_MAX", 20)
-    with RemotingServing(tmp_path, remoting_idle_timeout="1s") as server:
+def test_as_many_requests_under_way_as_may_be(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, under_way=20), remoting_idle_timeout="1s") as server:
         with server.client() as client, server.client() as other:
             client.socket.sendall(b"".join(encode(Command(HANG, number)) for number in range(50)))
             server.wait_for(lambda: server.processor.begun[HANG] == 20)
@@ -120,7 +110,7 @@ def test_requests_under_way_hold_no_more_than_they_may(server: RemotingServing) 
 
         sending = threading.Thread(target=send)
         sending.start()
-        bound = remoting_connection.UNDER_WAY_BYTES_MAX // len(body)
+        bound = LIMITS.under_way_bytes // len(body)
         server.wait_for(lambda: server.processor.begun[HANG] >= bound)
         time.sleep(0.1)
         assert server.processor.begun[HANG] <= bound + 1
@@ -128,10 +118,9 @@ def test_requests_under_way_hold_no_more_than_they_may(server: RemotingServing) 
         sending.join()
 
 
-def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "MemoryBudget", lambda: MemoryBudget(held_max=3_000_000))
+def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path) -> None:
     start = struct.pack(">i", 1_000_000) + bytes(700_000)
-    with RemotingServing(tmp_path) as server, ExitStack() as stack:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=3_000_000)) as server, ExitStack() as stack:
         good = stack.enter_context(server.client())
         assert good.ask(ECHO).code == 0
         for count in range(12):
@@ -143,49 +132,10 @@ def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path, monke
         assert server.row()["closed"]["slow"] == 0
 
 
-def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "MemoryBudget", lambda: MemoryBudget(untaken_max=50_000_000))
-    with RemotingServing(tmp_path) as server, ExitStack() as stack:
+def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=50_000_000)) as server, ExitStack() as stack:
         good = stack.enter_context(server.client())
         for _ in range(8):
             stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})
         assert len(good.ask(SIZE, {"size": 1_000_000}).body) == 1_000_000
         server.wait_for(lambda: server.row()["closed"]["memory"] >= 5)
-
-
-class _Guest:
-    def __init__(self) -> None:
-        self.held = self.untaken = self.size = 0
-        self.ended: str | None = None
-
-    def weigh(self) -> int:
-        return self.size
-
-    def end(self, reason: str) -> None:
-        self.ended = reason
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["held", "untaken", "taken", "leave"]), st.integers(1, 60)))
-)
-def test_a_room_knows_what_is_in_it(steps: list[tuple[int, str, int]]) -> None:
-    room, guests = MemoryBudget(held_max=100, untaken_max=100), [_Guest() for _ in range(6)]
-    for guest in guests:
-        room.enter(guest)
-    for which, what, size in steps:
-        guest = guests[which]
-        if guest not in room.clients:
-            continue
-        if what == "held":
-            room.hold(guest, size)
-        elif what == "untaken":
-            guest.size += size
-            room.keep(guest, guest.size)
-        elif what == "taken":
-            guest.size = max(guest.size - size, 0)  # it is not weighed yet
-        for one in guests:  # those that are ended leave at once
-            if one in room.clients and (one.ended or (what == "leave" and one is guest)):
-                room.leave(one)
-                room.hold(one, -one.held)
-        assert room.held == sum(one.held for one in room.clients) <= 100
-        assert room.untaken == sum(one.untaken for one in room.clients) <= 100

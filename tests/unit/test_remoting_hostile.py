@@ -7,16 +7,15 @@ import socket
 import struct
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.serve.remoting import connection as remoting_connection
-from indexd.serve.remoting import server as remoting_server
 from support.remoting import Command, encode
-from support.remoting_serving import ECHO, SLEEP, RemotingServing, is_closed
+from support.remoting_serving import ECHO, LIMITS, SLEEP, RemotingServing, is_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 _MANY = 2000
 _HEARTBEAT = encode(Command(34, 1))
 _RESET = struct.pack("ii", 1, 0)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -110,40 +103,38 @@ def test_any_stream_in_any_pieces(shared: RemotingServing) -> None:
 
 
 @pytest.mark.parametrize("start", [b"\x00", _HEARTBEAT[:-1], struct.pack(">i", 1 << 20), _HEARTBEAT + b"\x00\x00\x00"])
-def test_a_frame_that_does_not_end(server: RemotingServing, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
-    monkeypatch.setattr(remoting_connection, "FRAME_SECONDS", 0.3)
-    with server.connect() as peer:
-        began = time.monotonic()
-        peer.sendall(start)
-        assert is_closed(peer)
-        assert 0.2 < time.monotonic() - began < 5
-    _closed(server, "slow")
+def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
+        with server.connect() as peer:
+            began = time.monotonic()
+            peer.sendall(start)
+            assert is_closed(peer)
+            assert 0.2 < time.monotonic() - began < 5
+        _closed(server, "slow")
 
 
-def test_a_frame_a_byte_now_and_then(server: RemotingServing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_connection, "FRAME_SECONDS", 0.3)
-    with server.connect() as peer, suppress(ConnectionError):
-        for byte in _HEARTBEAT:
-            peer.sendall(bytes([byte]))
-            time.sleep(0.02)
-    _closed(server, "slow")
-    assert server.processor.begun[34] == 0
+def test_a_frame_a_byte_now_and_then(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
+        with server.connect() as peer, suppress(ConnectionError):
+            for byte in _HEARTBEAT:
+                peer.sendall(bytes([byte]))
+                time.sleep(0.02)
+        _closed(server, "slow")
+        assert server.processor.begun[34] == 0
 
 
-def test_a_large_frame_may_take_longer_when_it_comes(server: RemotingServing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_connection, "FRAME_SECONDS", 0.15)
-    monkeypatch.setattr(remoting_connection, "FRAME_BYTES_PER_SECOND", 500_000)
+def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
+    limits = replace(LIMITS, frame_seconds=0.15, frame_bytes_per_second=500_000)
     frame = encode(Command(ECHO, body=bytes(500_000)))
-    with server.client() as client:
+    with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
         for at in range(0, len(frame), 100_000):
             client.socket.sendall(frame[at : at + 100_000])
             time.sleep(0.08)
         assert len(client.receive().body) == 500_000
 
 
-def test_who_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_connection, "FIRST_SECONDS", 0.2)
-    with RemotingServing(tmp_path, remoting_idle_timeout="2s") as server:
+def test_who_says_nothing(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, first_seconds=0.2), remoting_idle_timeout="2s") as server:
         with server.connect() as silent, server.client() as client:
             began = time.monotonic()
             assert client.ask(ECHO).code == 0
@@ -189,7 +180,6 @@ def test_thousands_that_come_and_go(server: RemotingServing) -> None:
 
 
 def test_without_descriptors_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "_PAUSE_SECONDS", 0.2)
     accept, failures = socket.socket.accept, 2
 
     def refuse(self: socket.socket) -> Any:

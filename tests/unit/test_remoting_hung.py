@@ -7,17 +7,13 @@ import json
 import socket
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import forward, link
-from indexd.serve.remoting import forward as lanes
-from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream as doubt
-from indexd.serve.remoting.link import Link, LinkPool, LinkSettings, UpstreamError
-from indexd.serve.remoting.upstream import CircuitBreaker
-from support.remoting_outlet import NAME, Behind, Outlet, broker_handlers, name_server_handlers
+from indexd.serve.remoting.forward import CircuitBreaker, UpstreamError
+from support.remoting_outlet import NAME, PATIENCE, Behind, Outlet, name_server_handlers
 from support.remoting_peer import Peer
 
 if TYPE_CHECKING:
@@ -31,15 +27,6 @@ _CLIENTS_WAIT = 3.0
 _HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()
 #: What the index answers where the broker does not, with what is enough for it.
 _INSTEAD: dict[int, dict[str, object]] = {28: {}, 34: {}, 35: {"clientID": "x"}, 300: {"topic": "T"}}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many, and nobody is left alone for long."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(lanes, "_REOPEN_SECONDS", (0.05, 0.2))
 
 
 @pytest.fixture
@@ -123,21 +110,14 @@ def test_a_broker_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> No
     handlers = dict(behind.broker.handlers)
     behind.broker.handlers.update(dict.fromkeys(handlers, lambda _: None))
     assert "msgId" not in client.ask(34, {}, _HEARTBEAT).ext_fields
-    # It is told of the client all the same, as soon as it listens.
-    later = json.dumps({"clientID": "client-1", "consumerDataSet": []}).encode()
-    seconds, answer = _timed(client, 34, {}, later)
-    assert answer.code == 0
-    assert seconds < 1
-    behind.broker.wait(lambda broker: any(request.body == later for _, request in broker.requests))
+    seconds, answer = _timed(client, 34, {}, _HEARTBEAT)
+    assert (answer.code, seconds < 1) == (0, True)
     behind.broker.handlers.update(handlers)
     behind.outlet.wait_for(lambda: client.ask(300, {"topic": "T"}).ext_fields.get("msgId") == "broker")
 
 
-def test_a_send_that_is_answered_ends_the_doubt(
-    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 60.0)
-    behind = Behind(stack, tmp_path, upstream_timeout=0.3)
+def test_a_send_that_is_answered_closes_the_breaker(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, patience=replace(PATIENCE, refused=60.0), upstream_timeout=0.3)
     client = behind.client()
     handler = behind.broker.handlers.pop(300)
     behind.broker.handlers[300] = lambda _: None
@@ -162,94 +142,22 @@ def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: E
     assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_broker_that_comes_back_hears_of_an_idle_client(tmp_path: Path, stack: ExitStack, is_stopped: bool) -> None:
-    behind = Behind(stack, tmp_path)
-    client = behind.client()
-    assert client.ask(34, {}, _HEARTBEAT).code == 0
-    broker, number = behind.broker, 2
-    if is_stopped:
-        port = broker.port
-        broker.stop()
-        time.sleep(0.3)
-        broker, number = stack.enter_context(Peer(broker_handlers(), port=port)), 1
-    else:
-        broker.hang_up()
-    broker.wait(lambda peer: any(one == number and request.code == 34 for one, request in peer.requests))
-    (heard,) = [request for one, request in broker.requests if (one, request.code) == (number, 34)]
-    assert (heard.body, heard.is_oneway) == (_HEARTBEAT, True)
-    broker.ask_client(number, 40, is_oneway=True)
-    assert client.next_request().code == 40
-    # One that has gone, or has said that it goes, is not spoken of any more.
-    assert client.ask(35, {"clientID": "client-1"}).code == 0
-    client.close()
-    broker.wait(lambda peer: not peer.open_connections())
-    count = broker.connections
-    time.sleep(0.3)
-    assert broker.connections == count
+async def test_a_circuit_breaker() -> None:
+    asked = 0
 
-
-def test_nobody_is_told_of_a_client_that_has_left_meanwhile(tmp_path: Path, stack: ExitStack) -> None:
-    behind = Behind(stack, tmp_path)
-    client = behind.client()
-    assert client.ask(34, {}, _HEARTBEAT).code == 0
-    port = behind.broker.port
-    behind.broker.stop()
-    client.close()
-    behind.outlet.wait_for(lambda: behind.outlet.row()["connections"] == 0)
-    again = stack.enter_context(Peer(broker_handlers(), port=port))
-    time.sleep(0.5)
-    assert again.connections == 0
-
-
-async def test_one_at_a_time_tries_where_nobody_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, tries = LinkPool(LinkSettings(1.0, 1 << 20, None)), 0
-
-    async def fail(*_: object) -> Link:
-        nonlocal tries
-        tries += 1
-        await asyncio.sleep(0.05)
+    async def fail() -> str:
+        nonlocal asked
+        asked += 1
         raise UpstreamError("nobody")
 
-    monkeypatch.setattr(pool, "_connect", fail)
-    pool.note("10.0.0.1:1", "nobody", 0.0)
-    results = await asyncio.gather(*(pool.open("10.0.0.1:1") for _ in range(50)), return_exceptions=True)
-    assert tries == 1
-    assert all(isinstance(result, UpstreamError) and "nobody, since" in str(result) for result in results)
-    # Who tries may go: another one takes its place.
-    pool.note("10.0.0.1:1", "nobody", 0.0)
-    first, second = (asyncio.create_task(pool.open("10.0.0.1:1")) for _ in range(2))
-    await asyncio.sleep(0.01)
-    first.cancel()
-    with pytest.raises(UpstreamError):
-        await second
-    assert tries == 3
+    async def succeed() -> str:
+        return "answer"
 
-
-async def test_a_doubt_that_nobody_asks_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubt, "_PROBE_SECONDS", 0.01)
-    monkeypatch.setattr(doubt, "_WANTED_SECONDS", 0.1)
-    asked = []
-
-    async def fail() -> None:
-        asked.append(time.monotonic())
-        raise UpstreamError("nobody")
-
-    about = CircuitBreaker(fail)
-    with pytest.raises(UpstreamError):
-        await about.ask(fail)
-    assert about.is_open
-    await asyncio.sleep(0.4)
-    assert 2 < len(asked) < 15
-    assert not about.is_open
-    with pytest.raises(UpstreamError):
-        await about.ask(fail)
-    about.close()
-    count = len(asked)
-    await asyncio.sleep(0.05)
-    assert len(asked) == count
-
-
-def test_the_patience_is_half_of_a_clients() -> None:
-    assert doubt.PATIENCE_SECONDS <= _CLIENTS_WAIT / 2
-    assert forward.PATIENCE_SECONDS == doubt.PATIENCE_SECONDS
+    breaker = CircuitBreaker(replace(PATIENCE, refused=0.1))
+    for _ in range(3):
+        with pytest.raises(UpstreamError, match="nobody"):
+            await breaker.ask(fail)
+    assert asked == 1
+    await asyncio.sleep(0.1)
+    assert await breaker.ask(succeed) == "answer"
+    assert asked == 1

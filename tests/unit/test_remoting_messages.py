@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.serve.remoting import handlers
+from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
@@ -75,7 +75,7 @@ async def test_exact_mode_is_a_setting(tmp_path: Path) -> None:
 async def test_a_field_that_is_missing_is_named(store: QueueStore, name: str) -> None:
     fields = {key: value for key, value in BY_KEY.items() if key != name}
     with asking(store) as to:
-        answer = await to.ask(handlers.query_message, **fields)
+        answer = await to.ask(processor.query_message, **fields)
         assert (answer.code, answer.remark) == (ERROR, f"ext field {name} is missing")
         assert sum(to.board.queries.values()) == 0
 
@@ -101,7 +101,7 @@ async def test_odd_texts_are_only_absent(store: QueueStore) -> None:
         for text in ("", "\ud800", "\x00", "../..", "k" * 100_000, "😀", "a b"):
             assert (await to.key(key=text)).code == NOT_FOUND
             assert (await to.key(topic=text)).code == NOT_FOUND
-            assert (await to.ask(handlers.pull_message, **PULL | {"topic": text})).code == 19
+            assert (await to.ask(processor.pull_message, **PULL | {"topic": text})).code == 19
         assert (await to.key(maxNum="-1")).remark == "maxNum has to be at least 0, not -1"
         assert to.board.queries["error"] == 0
 
@@ -115,26 +115,26 @@ async def test_an_answer_is_no_longer_than_a_frame_may_be(tmp_path: Path) -> Non
         assert answer.body == frame_of(store, 0) + frame_of(store, 1)
         assert answer.remark is not None
         assert "2 too long" in answer.remark
-        assert (await to.ask(handlers.view_message_by_id, offset="0")).code == SUCCESS
+        assert (await to.ask(processor.view_message_by_id, offset="0")).code == SUCCESS
 
 
 async def test_one_message(store: QueueStore) -> None:
     where = store.messages()[3].phy_offset
     with asking(store) as to:
-        answer = await to.ask(handlers.view_message_by_id, Form.ROCKETMQ, offset=str(where), topic="T")
+        answer = await to.ask(processor.view_message_by_id, Form.ROCKETMQ, offset=str(where), topic="T")
         assert (answer.code, answer.body, answer.remark) == (SUCCESS, frame_of(store, 3), None)
         for offset in (where + 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1):
-            answer = await to.ask(handlers.view_message_by_id, offset=str(offset))
+            answer = await to.ask(processor.view_message_by_id, offset=str(offset))
             assert (answer.code, answer.body) == (ERROR, b"")
             assert answer.remark is not None
             assert f"no message at physical offset {offset}:" in answer.remark
-        assert (await to.ask(handlers.view_message_by_id)).remark == "ext field offset is missing"
+        assert (await to.ask(processor.view_message_by_id)).remark == "ext field offset is missing"
         assert to.board.queries == {"found": 1, "empty_covered": 5, "empty_uncovered": 0, "error": 0}
 
 
 async def test_a_pull_of_a_tool(store: QueueStore) -> None:
     with asking(store) as to:
-        answer = await to.ask(handlers.pull_message, **PULL | {"queueOffset": "4", "maxMsgNums": "1"})
+        answer = await to.ask(processor.pull_message, **PULL | {"queueOffset": "4", "maxMsgNums": "1"})
         assert (answer.code, answer.body, answer.remark) == (SUCCESS, frame_of(store, 4), "FOUND")
         assert answer.ext_fields == {
             "suggestWhichBrokerId": "0", "nextBeginOffset": "5", "minOffset": "0", "maxOffset": "6"
@@ -142,17 +142,17 @@ async def test_a_pull_of_a_tool(store: QueueStore) -> None:
         for queue_id, offset, code, next_offset in (
             ("0", "6", 19, "6"), ("0", "7", 21, "6"), ("0", "-1", 21, "0"), ("3", "0", 19, "0"), ("3", "5", 21, "0"),
         ):  # fmt: skip
-            answer = await to.ask(handlers.pull_message, **PULL | {"queueId": queue_id, "queueOffset": offset})
+            answer = await to.ask(processor.pull_message, **PULL | {"queueId": queue_id, "queueOffset": offset})
             assert (answer.code, answer.body, answer.ext_fields["nextBeginOffset"]) == (code, b"", next_offset)
         for name in ("topic", "queueId", "queueOffset", "maxMsgNums"):
             left = {key: value for key, value in PULL.items() if key != name}
-            assert (await to.ask(handlers.pull_message, **left)).remark == f"ext field {name} is missing"
+            assert (await to.ask(processor.pull_message, **left)).remark == f"ext field {name} is missing"
 
 
 async def test_nobody_consumes_here(store: QueueStore) -> None:
     with asking(store) as to:
         for fields in (PULL | {"consumerGroup": "orders"}, {}):
-            answer = await to.ask(handlers.pull_message, **fields)
+            answer = await to.ask(processor.pull_message, **fields)
             assert (answer.code, answer.remark) == (
                 NOT_SERVED,
                 "indexd answers queries: consume from the broker itself",

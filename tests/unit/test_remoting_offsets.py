@@ -14,7 +14,7 @@ from indexd.errors import DiskError
 from indexd.query import TIME_MAX
 from indexd.serve import queries as serve_queries
 from indexd.serve.queries import Queries
-from indexd.serve.remoting import handlers
+from indexd.serve.remoting import processor
 from support.data_directory import T0, Store, spec
 from support.remoting_asking import BUSY, BY_KEY, ERROR, PULL, SUCCESS, asking, six_messages
 
@@ -37,7 +37,7 @@ async def test_offsets(store: QueueStore) -> None:
 
         async def search(time: int, **fields: str) -> str:
             asked = queue | {"timestamp": str(time)} | fields
-            answer = await to.ask(handlers.search_offset_by_timestamp, **asked)
+            answer = await to.ask(processor.search_offset_by_timestamp, **asked)
             assert answer.code == SUCCESS
             return answer.ext_fields["offset"]
 
@@ -47,9 +47,9 @@ async def test_offsets(store: QueueStore) -> None:
         assert await search(TIME_MAX) == "6"
         assert await search(0, queueId="7") == "0"
         for handler, name, value, without in (
-            (handlers.get_max_offset, "offset", "6", "0"),
-            (handlers.get_min_offset, "offset", "0", "0"),
-            (handlers.get_earliest_msg_storetime, "timestamp", str(T0), "-1"),
+            (processor.get_max_offset, "offset", "6", "0"),
+            (processor.get_min_offset, "offset", "0", "0"),
+            (processor.get_earliest_msg_storetime, "timestamp", str(T0), "-1"),
         ):
             assert (await to.ask(handler, **queue)).ext_fields == {name: value}
             assert (await to.ask(handler, **queue | {"queueId": "7"})).ext_fields == {name: without}
@@ -62,7 +62,7 @@ async def test_without_queues_it_is_said(tmp_path: Path) -> None:
     store.append(spec())
     store.build()
     with asking(store) as to:
-        for handler in (handlers.get_max_offset, handlers.pull_message):
+        for handler in (processor.get_max_offset, processor.pull_message):
             answer = await to.ask(handler, **PULL)
             assert answer.code == ERROR
             assert answer.remark is not None
@@ -75,7 +75,7 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
         "corrupt": None, "problems": {"reput": "disk; full"}, "outputs": [{"output": "key"}], "half": "\ud800",
     }  # fmt: skip
     with asking(store, row) as to:
-        answer = await to.ask(handlers.get_broker_runtime_info)
+        answer = await to.ask(processor.get_broker_runtime_info)
         table = json.loads(answer.body)["table"]
         assert answer.code == SUCCESS
         assert all(isinstance(value, str) for value in table.values())
@@ -95,10 +95,10 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
         assert table["indexdProblemsReput"] == "disk; full"
         assert "indexdCorrupt" not in table
         assert "indexdOutputs" not in table
-        beside = handlers.indexd_figures(to.board)
+        beside = processor.indexd_figures(to.board)
         assert {name for name in table if name.startswith("indexd")} == set(beside)
         to.board.recovering("replay", 1, 3)
-        table = json.loads((await to.ask(handlers.get_broker_runtime_info)).body)["table"]
+        table = json.loads((await to.ask(processor.get_broker_runtime_info)).body)["table"]
         assert (table["indexdPhase"], table["indexdRecoveringStep"]) == ("recovering", "replay")
         assert "commitLogMaxOffset" not in table
         assert "earliestMessageTimeStamp" not in table
@@ -110,7 +110,7 @@ async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> Non
 async def test_while_it_recovers_and_stops_it_is_busy(store: QueueStore) -> None:
     with asking(store) as to:
         to.board.recovering("log", 1, 3)
-        for handler in (handlers.query_message, handlers.view_message_by_id, handlers.pull_message):
+        for handler in (processor.query_message, processor.view_message_by_id, processor.pull_message):
             answer = await to.ask(handler, **BY_KEY | PULL | {"offset": "0"})
             assert (answer.code, answer.remark) == (BUSY, "the index is recovering")
         assert to.board.queries["error"] == 3
