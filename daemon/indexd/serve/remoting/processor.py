@@ -29,8 +29,9 @@ from indexd.serve.board import Board
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
-from indexd.serve.remoting.forward import IN_A_CIRCLE, REGISTRATIONS, Client, Forwarder, Patience, UpstreamError
+from indexd.serve.remoting.forward import IN_A_CIRCLE, REGISTRATIONS, Client, Forwarder
 from indexd.serve.remoting.key_queries import Answered, KeyQueries
+from indexd.serve.remoting.link import Patience, UpstreamError
 from indexd.serve.remoting.routes import (
     BrokerPlace,
     lead_cluster,
