@@ -69,7 +69,7 @@ class NameServers:
     """Asked in turn, the one that answered last first, over one connection each."""
 
     def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
-        self._addresses, self._dialer = addresses, dialer
+        self._addresses, self._dialer, self.patience = addresses, dialer, dialer.patience
         self._links: dict[str, Link] = {}
         self._locks = {address: asyncio.Lock() for address in addresses}
         self._current = 0
@@ -126,7 +126,7 @@ class BrokerLocator:
         self, config: Config, names: NameServers, credentials: Credentials | None, log: Any, mark: str
     ) -> None:
         self._config, self._names, self._credentials, self._log, self._mark = config, names, credentials, log, mark
-        self._patience = names._dialer.patience
+        self._patience = names.patience
         #: What was found last, and why nothing was.
         self.known: BrokerPlace | None = None
         self.problem = "nobody was asked yet"
