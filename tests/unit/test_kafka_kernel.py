@@ -1,0 +1,184 @@
+"""The walk along record batches and CRC-32C, against slow twins and with bytes that lie."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexd.commitlog.bytes_kernel import CRC_TABLES, crc_go_on
+from indexd.kafka import kernel
+from indexd.kafka.format import Fault, Outcome
+from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record, positions
+
+
+def walk(data: bytes, limit: int | None = None, rows: int = 64, log_size: int | None = None) -> tuple[np.ndarray, int]:
+    """The rows and how it ended, from the first byte."""
+    table = np.zeros((rows, kernel.COLUMNS), dtype=np.int64)
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    end = len(data) if limit is None else limit
+    size = len(data) if log_size is None else log_size
+    count, outcome = kernel.walk(buffer, 0, end, 0, size, kernel.CRC32C_TABLES, CRC_TABLES, table)
+    return table[: int(count)], int(outcome)
+
+
+def crc(data: bytes, tables: np.ndarray) -> int:
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    return int(crc_go_on(buffer, 0, len(data), 0xFFFFFFFF, tables) ^ 0xFFFFFFFF)
+
+
+def test_crc32c_of_what_the_standard_names() -> None:
+    assert crc(b"123456789", kernel.CRC32C_TABLES) == 0xE3069283
+    assert crc(bytes(32), kernel.CRC32C_TABLES) == 0x8A9136AA
+    assert crc(b"\xff" * 32, kernel.CRC32C_TABLES) == 0x62A8AB43
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_both_sums_in_any_two_pieces(data: bytes, cut: int) -> None:
+    assert crc(data, kernel.CRC32C_TABLES) == crc32c(data)
+    assert crc(data, CRC_TABLES) == zlib.crc32(data)
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    middle, end = min(cut, len(data)), len(data)
+    first = crc_go_on(buffer, 0, middle, 0xFFFFFFFF, kernel.CRC32C_TABLES)
+    assert int(crc_go_on(buffer, middle, end, first, kernel.CRC32C_TABLES) ^ 0xFFFFFFFF) == crc32c(data)
+
+
+def test_the_fields_of_each_magic() -> None:
+    batches = [
+        old_record(7, -5, b"zero", magic=0),
+        old_record(9, 1_700_000_000_000, b"one"),
+        batch(20, 29, 1_700_000_000_500, b"records"),
+        batch(30, 34, -1, count=0),
+    ]
+    rows, outcome = walk(log_bytes(batches))
+    assert outcome == Outcome.END
+    assert rows[:, kernel.POSITION].tolist() == positions(batches)
+    assert rows[:, kernel.SIZE].tolist() == [one.size for one in batches]
+    assert rows[:, kernel.BASE_OFFSET].tolist() == [7, 9, 20, 30]
+    assert rows[:, kernel.LAST_OFFSET].tolist() == [7, 9, 29, 34]
+    assert rows[:, kernel.MAX_TIMESTAMP].tolist() == [-1, 1_700_000_000_000, 1_700_000_000_500, -1]
+    assert rows[:, kernel.MAGIC].tolist() == [0, 1, 2, 2]
+    assert not rows[:, kernel.FAULT].any()
+
+
+def test_offsets_up_to_the_largest() -> None:
+    rows, _ = walk(batch(2**63 - 11, 2**63 - 1, 2**63 - 1).data)
+    assert rows[0, kernel.LAST_OFFSET] == 2**63 - 1
+    assert rows[0, kernel.MAX_TIMESTAMP] == 2**63 - 1
+
+
+def test_each_byte_that_a_checksum_covers() -> None:
+    for made, first in ((batch(0, 3, 100, b"some records"), 17), (old_record(0, 100, b"a value"), 12)):
+        for place in range(first, made.size):
+            if place == 16 and made.data[16] != 2:
+                continue  # another magic is another layout
+            data = bytearray(made.data)
+            data[place] ^= 0x40
+            rows, outcome = walk(bytes(data))
+            assert (rows[0, kernel.FAULT], outcome) == (Fault.CRC, kernel.GO_ON), place
+
+
+def test_what_a_head_alone_can_be_refused_for() -> None:
+    made = bytearray(batch(0, 3, 100, b"some records").data)
+    for size, outcome in ((13, Outcome.CORRUPT), (0, Outcome.CORRUPT), (-1, Outcome.CORRUPT), (10_000, Outcome.HALF)):
+        made[8:12] = struct.pack(">i", size)
+        assert walk(bytes(made))[1] == outcome
+    made[16] = 77
+    assert walk(bytes(made))[1] == Outcome.CORRUPT  # neither the length nor the magic
+    made[8:12] = struct.pack(">i", len(made) - 12)
+    assert walk(bytes(made))[0][0, kernel.FAULT] == Fault.MAGIC
+    made[16], made[8:12] = 2, struct.pack(">i", 48)
+    assert walk(bytes(made))[0][0, kernel.FAULT] == Fault.SIZE
+    assert walk(bytes(made[:17]))[1] == Outcome.HALF
+
+
+def test_it_stops_at_the_first_fault_and_where_the_rows_end() -> None:
+    batches = [batch(i, i, i) for i in range(10)]
+    data = bytearray(log_bytes(batches))
+    data[61 * 4 + 60] ^= 1
+    rows, outcome = walk(bytes(data))
+    assert (len(rows), outcome) == (5, kernel.GO_ON)
+    rows, outcome = walk(bytes(data), rows=3)
+    assert (len(rows), outcome) == (3, kernel.GO_ON)
+
+
+def test_a_batch_and_a_head_that_go_on_behind_the_buffer() -> None:
+    data = log_bytes([batch(0, 0, 1), batch(1, 4, 2, bytes(100))])
+    for limit in range(61, len(data)):
+        table = np.zeros((4, kernel.COLUMNS), dtype=np.int64)
+        buffer = np.frombuffer(data[:limit], dtype=np.uint8)
+        count, outcome = kernel.walk(buffer, 0, limit, 0, len(data), kernel.CRC32C_TABLES, CRC_TABLES, table)
+        assert (int(count), int(outcome)) == (1, kernel.BEHIND_BUFFER)
+        head = table[1]
+        assert head[kernel.FAULT] == (0 if limit >= 122 else -1)
+        if limit >= 122:
+            assert (head[kernel.SIZE], head[kernel.LAST_OFFSET]) == (161, 4)
+
+
+def naive_walk(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
+    """(position, size, last offset, fault) up to the first fault, and how it ends."""
+    rows, position = [], 0
+    while position < len(data):
+        left = len(data) - position
+        if left <= 17:
+            return rows, Outcome.HALF
+        offset, size = struct.unpack_from(">qi", data, position)
+        magic = data[position + 16]
+        if size < 14 or (size + 12 > left and magic > 2):
+            return rows, Outcome.CORRUPT
+        if size + 12 > left:
+            return rows, Outcome.HALF
+        one = data[position : position + size + 12]
+        last, fault = offset, Fault.NONE
+        if magic == 2 and len(one) < 61:
+            fault = Fault.SIZE
+        elif magic == 2:
+            last = (offset + struct.unpack_from(">i", one, 23)[0] + 2**63) % 2**64 - 2**63
+            fault = Fault.NONE if crc32c(one[21:]) == struct.unpack_from(">I", one, 17)[0] else Fault.CRC
+        elif magic > 2:
+            fault = Fault.MAGIC
+        else:
+            fault = Fault.NONE if zlib.crc32(one[16:]) == struct.unpack_from(">I", one, 12)[0] else Fault.CRC
+        rows.append((position, len(one), last, int(fault)))
+        if fault != Fault.NONE:
+            return rows, kernel.GO_ON
+        position += len(one)
+    return rows, Outcome.END
+
+
+@st.composite
+def damaged_logs(draw: st.DrawFn) -> bytes:
+    """Batches of all magics, some bytes of which were changed, cut off or added."""
+    batches: list[Batch] = []
+    offset = draw(st.integers(0, 1 << 40))
+    for _ in range(draw(st.integers(0, 6))):
+        payload = draw(st.binary(max_size=40))
+        if draw(st.booleans()):
+            last = offset + draw(st.integers(0, 9))
+            batches.append(batch(offset, last, draw(st.integers(-1, 1 << 50)), payload))
+        else:
+            batches.append(old_record(offset, draw(st.integers(-1, 99)), payload, magic=draw(st.integers(0, 1))))
+        offset = batches[-1].last_offset + draw(st.integers(1, 3))
+    data = bytearray(log_bytes(batches))
+    for _ in range(draw(st.integers(0, 3)) if data else 0):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data) + draw(
+        st.binary(max_size=30)
+    )
+
+
+@given(damaged_logs())
+def test_damaged_logs_as_the_slow_walk_sees_them(data: bytes) -> None:
+    rows, outcome = walk(data)
+    columns = [kernel.POSITION, kernel.SIZE, kernel.LAST_OFFSET, kernel.FAULT]
+    assert ([tuple(row) for row in rows[:, columns].tolist()], outcome) == naive_walk(data)
+
+
+@given(st.binary(max_size=300), st.integers(0, 1 << 31))
+def test_bytes_at_random_with_a_log_that_is_longer(data: bytes, more: int) -> None:
+    rows, outcome = walk(data, log_size=len(data) + more)
+    assert outcome in {*Outcome, kernel.GO_ON, kernel.BEHIND_BUFFER}
+    assert (rows[:, kernel.SIZE] >= 26).all()
