@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from indexd.kafka.check import check
+from indexd.kafka.check import CheckReport, check
 from indexd.kafka.rebuild import rebuild
 from indexd.kafka.records import LogWalk
-from indexd.kafka.report import CheckReport
 from indexd.storage.disk import Disk
 
 ARCHIVE = Path(__file__).with_name("kafka-goldens.tar.gz")

@@ -23,9 +23,8 @@ import numba
 from indexd.errors import IndexdError
 from indexd.query import TIME_MAX
 from indexd.query.broker_message import KeyRequest, query_message
-from indexd.serve.remoting import handlers
+from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import decode_command, encode_command, last_update_fields
-from indexd.serve.remoting.context import RateLimitedLog
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
 from indexd.storage.disk import WouldWaitError
 from support.broker_frames import ANY_SIZE
@@ -73,7 +72,7 @@ class Both:
 
     def __init__(self, to: Asking) -> None:
         self.to = to
-        self.compiled = KeyQueries(to.queries, RateLimitedLog(to.log), handlers.size_max_of(to.queries))
+        self.compiled = KeyQueries(to.queries, to.log, processor.size_max_of(to.queries))
 
     def together(self, data: bytes, frame_max: int = FRAME_MAX) -> tuple[int, bytes]:
         """How many of the requests are answered, and with what: the same as the plain way's answers to them."""
@@ -105,7 +104,7 @@ class Both:
 
         at_once: Any = SimpleNamespace(config=self.to.config, query=query)
         try:
-            handlers.query_message(at_once, command).send(None)  # type: ignore[attr-defined]
+            processor.query_message(at_once, command).send(None)
         except StopIteration as done:
             return encode_command(done.value)
         raise AssertionError("it waited")
@@ -158,7 +157,7 @@ class Judge:
 
         queries: Any = SimpleNamespace(config=self.index.config, ask_compiled=ask_compiled, count=lambda *_: None)
         log = Log()
-        found = KeyQueries(queries, RateLimitedLog(log), size_max).answer(framed(written(header(fields))), FRAME_MAX)
+        found = KeyQueries(queries, log, size_max).answer(framed(written(header(fields))), FRAME_MAX)
         assert not log.lines
         if found is None:
             return None

@@ -13,7 +13,7 @@ from indexd.query import TIME_MAX
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import Form, RemotingCommand
-from indexd.serve.remoting.handlers import query_message
+from indexd.serve.remoting.processor import answer_from_index, query_message
 from support.broker_frames import raw
 from support.data_directory import T0, config_of, spec
 from support.queue_store import QueueStore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from indexd.serve.remoting.handlers import Handler
+    from indexd.serve.remoting.processor import Handler
     from support.data_directory import Store
 
 SUCCESS, ERROR, BUSY, NOT_SERVED, NOT_FOUND = 0, 1, 2, 14, 22
@@ -43,7 +43,7 @@ class Asking:
 
     async def ask(self, handler: Handler, form: Form = Form.JSON, **fields: str) -> RemotingCommand:
         command = RemotingCommand(12, 77, ext_fields=fields, form=form)
-        answer = await handler(self.queries, command)
+        answer = await answer_from_index(handler, self.queries, command)
         assert (answer.opaque, answer.form, answer.is_response) == (77, form, True)
         return answer
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from indexd.serve.remoting import server as remoting_server
+from indexd.serve.remoting.link import Patience
 from support.remoting_peer import Peer
 from support.remoting_serving import RemotingServing
 
@@ -29,20 +30,26 @@ if TYPE_CHECKING:
 Brokers = dict[str, dict[int, str]]
 CLUSTER = "C"
 NAME = "broker-a"
+#: Nobody is left alone for long.
+PATIENCE = Patience(retry=0.02, fresh=0.05, missing=0.05, anew=0.02)
 
 
 class Outlet(RemotingServing):
     """Over ``root/data`` and ``root/store``; ``row`` is what a running daemon adds to its board."""
 
-    def __init__(self, root: Path, *, row: Mapping[str, Any] | None = None, **settings: object) -> None:
+    def __init__(
+        self, root: Path, *, row: Mapping[str, Any] | None = None, patience: Patience = PATIENCE, **settings: Any
+    ) -> None:
         super().__init__(root, **settings)
+        self.patience = patience
         self.board.running(lambda: dict(row or {}))
 
     def _run(self) -> None:
         async def serve() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             self._is_up.set()
-            await remoting_server.serve_remoting(self.config, self.board, self.log, self._listening, self._stop)
+            given = self.config, self.board, self.log, self._listening, self._stop, self.limits, self.patience
+            await remoting_server.serve_remoting(*given)
 
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -20,6 +20,7 @@ from indexd.serve.board import Board
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
+from indexd.serve.remoting.connection import Limits
 from indexd.serve.server import listen
 from support.remoting import RemotingClient
 from support.serving import Log
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.serve.remoting.context import Client
+    from indexd.serve.remoting.forward import Client
 
 _SECONDS = 30.0
+#: Looks are many.
+LIMITS = Limits(look_seconds=0.02, accept_pause=0.2)
 #: Requests of the stand-in: ext fields and body back; never an answer; an exception; an answer of ``size`` bytes; an
 #: answer after ``seconds``; a request to the client before the answer; both addresses.
 ECHO, HANG, FAIL, SIZE, SLEEP, CALL_BACK, WHO = 9000, 9001, 9002, 9003, 9004, 9005, 9006
@@ -79,7 +82,7 @@ class Obedient:
             return command.answer(0, f"{client.peer} {client.local}")
         return command.answer(0, ext_fields=command.ext_fields, body=command.body)
 
-    def process_together(self, data: bytes, frame_max: int) -> None:
+    def answer_compiled(self, data: bytes, frame_max: int) -> None:
         return None
 
     def row(self) -> None:
@@ -92,11 +95,12 @@ class Obedient:
 class RemotingServing:
     """A server for a ``with`` block; ``settings`` are keys of the configuration."""
 
-    def __init__(self, place: Path, processor: Any = None, **settings: object) -> None:
+    def __init__(self, place: Path, processor: Any = None, limits: Limits = LIMITS, **settings: object) -> None:
         given = {"data": str(place / "data"), "store": str(place / "store"), "remoting": "127.0.0.1:0"}
         self.config = load(given | {key: str(value) for key, value in settings.items()}, None, {})
         self.board, self.log = Board(self.config), Log()
-        self.processor = processor or Obedient()
+        self.processor: Any = processor or Obedient()
+        self.limits = limits
         self.failures: list[BaseException] = []
         self._listening = listen(self.config.remoting.remoting, "remoting")
         self._access = read_access(self.config)
@@ -168,7 +172,7 @@ class RemotingServing:
         async def serve() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             server = remoting_server.RemotingServer(
-                self.config, self.board, self.log, self._listening, self.processor, self._access
+                self.config, self.board, self.log, self._listening, self.processor, self._access, self.limits
             )
             self._is_up.set()
             await server.run(self._stop, lambda: None)

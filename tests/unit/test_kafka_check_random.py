@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.kafka.check import check
-from indexd.kafka.report import CheckReport
+from indexd.kafka.check import CheckReport, check
 from indexd.storage.disk import Disk
 from support.kafka_records import (
     Batch,

@@ -15,7 +15,7 @@ import pytest
 
 from indexd.errors import BusyError
 from indexd.kafka.check import check
-from indexd.kafka.format import LogDirectoryLock, refuse_while_locked
+from indexd.kafka.format import lock_log_directory, refuse_while_locked
 from indexd.storage.disk import Disk
 from support.daemon import indexd_here
 from support.kafka_records import batch, name, write_segment
@@ -163,7 +163,7 @@ def test_a_broker_cannot_start_while_files_are_changed_but_can_while_they_are_re
         command = [sys.executable, "-c", script, str(log_directory / ".lock")]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
 
-    with LogDirectoryLock(Disk(), log_directory / "one-0"):
+    with lock_log_directory(Disk(), log_directory / "one-0"):
         assert not may_start()
     assert may_start()
     refuse_while_locked(Disk(), log_directory)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import directory, link
-from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream as places
+from indexd.serve.remoting.processor import Directory
 from indexd.serve.remoting.routes import write_json
 from support.daemon import rebuild
+from support.data_directory import config_of
 from support.remoting import V4_9_3
 from support.remoting_outlet import (
     CLUSTER,
@@ -23,6 +23,7 @@ from support.remoting_outlet import (
     route_data,
 )
 from support.remoting_peer import Peer
+from support.serving import Log
 from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
     from support.remoting import Command, RemotingClient
 
 _NAME = "broker-a"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many, and nobody is left alone for long."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(places, "_ANEW_SECONDS", 0.02)
-    monkeypatch.setattr(places, "_FRESH_SECONDS", 0.05)
-    monkeypatch.setattr(places, "_MISSING_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -171,15 +162,15 @@ def test_a_name_server_that_is_gone_or_has_forgotten(root: Path, stack: ExitStac
     assert "upstream_failed" in behind.outlet.events()
 
 
-def test_routes_that_are_kept_are_bounded(root: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_KEPT_MAX", 2000)
-    behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}})
-    behind.topics |= {f"Topic{number}": behind.topics["TopicTest"] for number in range(20)}
+async def test_routes_that_are_kept_are_bounded(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "data")
+    queries: Any = SimpleNamespace()
+    directory = Directory(config, queries, None, Log(), routes_max=2000)
     for number in range(20):
-        assert behind.route(f"Topic{number}").code == 0
-    behind.names.stop()
-    assert behind.route("Topic0").code == 17
-    assert behind.route("Topic19").code == 0
+        directory._keep(f"Topic{number}", bytes(300))
+    assert list(directory._kept) == [f"Topic{number}" for number in range(14, 20)]
+    directory._keep("Topic19", bytes(100))
+    assert directory._kept_size == sum(len(topic) + len(body) for topic, body in directory._kept.items())
 
 
 def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitStack) -> None:
@@ -195,14 +186,14 @@ def test_answers_that_cannot_be_read_go_on_as_they_are(root: Path, stack: ExitSt
     assert "upstream_unread" in behind.outlet.events()
 
 
-def test_more_than_is_read_is_not_passed_on(root: Path, stack: ExitStack) -> None:
+def test_more_than_is_read_goes_on_as_it_is(root: Path, stack: ExitStack) -> None:
     behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}})
     wanted = behind.route().json()
     for code in (105, 106):
         behind.names.handlers[code] = lambda _: {"body": b'{"' + b" " * (9 << 20)}
-        answer = behind.client.ask(code, {"topic": "TopicTest"})
-        assert (answer.code, answer.body) == (1, b"")
-        assert "the name server's answer is not passed on: it has 9437186 bytes" in str(answer.remark)
+        assert (behind.client.ask(code, {"topic": "TopicTest"}).code) == 0
+    problems = [str(fields["problem"]) for _, event, fields in behind.outlet.log.lines if event == "upstream_unread"]
+    assert any("it has 9437186 bytes" in problem for problem in problems)
     behind.names.stop()
     assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
 

@@ -12,7 +12,6 @@ from indexd.config import load
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor as remoting_processor
-from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import NAME_SERVER_CODES, RemotingCommand
 from indexd.serve.remoting.processor import RemotingProcessor
@@ -48,12 +47,6 @@ _ANSWERED: dict[int, dict[str, object]] = {
     206: {},
     300: {"topic": "TopicTest"},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +227,6 @@ def test_a_processor_without_a_server(root: Path) -> None:
         answers = await asyncio.gather(*asked)
         await processor.close()
         assert processor.row() is None
-        assert "RemotingProcessor(" in repr(processor)
         queries.stop()
         queries.close()
         return answers

@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.config import load
-from indexd.serve.remoting import link
-from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting import upstream as places
 from indexd.serve.remoting.routes import BrokerPlace, find_place, lead_cluster, lead_route, read_json, write_json
 from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, make_data
@@ -48,16 +45,6 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
     max_leaves=8,
 )
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many, and nobody is left alone for long."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(places, "_ANEW_SECONDS", 0.02)
-    monkeypatch.setattr(places, "_FRESH_SECONDS", 0.05)
-    monkeypatch.setattr(places, "_MISSING_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")

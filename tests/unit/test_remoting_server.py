@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.serve.metrics import render
-from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.server import UNDER_WAY_MAX
 from support.remoting import Command, encode
-from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, SIZE, SLEEP, WHO, RemotingServing
+from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing
 from support.tls import client_context, make_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: 
 
 
 def test_a_frame_a_byte_at_a_time_and_a_heap_of_them_at_once(server: RemotingServing) -> None:
-    count = 3 * UNDER_WAY_MAX + 5
+    count = 3 * LIMITS.under_way + 5
     with server.client() as client:
         for byte in encode(Command(ECHO, 1, body=b"slow")):
             client.socket.sendall(bytes([byte]))
@@ -78,7 +70,7 @@ def test_a_quick_answer_overtakes_a_slow_one(server: RemotingServing) -> None:
 def test_a_defect_is_an_answer_and_the_connection_goes_on(server: RemotingServing) -> None:
     with server.client() as client:
         answer = client.ask(FAIL)
-        assert (answer.code, answer.remark) == (1, "a defect: the daemon's log says more")
+        assert (answer.code, answer.remark) == (1, "a defect of indexd: ZeroDivisionError")
         assert client.ask(ECHO).code == 0
         for _ in range(5):
             client.ask(FAIL)

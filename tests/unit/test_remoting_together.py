@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pytest
 
 from indexd.serve import queries as serve_queries
-from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.command import RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.key_queries import KeyQueries
 from support.data_directory import T0
@@ -24,16 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from indexd.serve.remoting.context import Answered
+    from indexd.serve.remoting.key_queries import Answered
 
 _QUERY = {"topic": "T", "key": "k", "maxNum": "32"} | ALL_TIME
 _KEYS = ("rocketmq", "12345678")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The board is told often."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture

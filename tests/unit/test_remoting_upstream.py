@@ -1,19 +1,21 @@
-"""Name servers and brokers that are gone, started anew, strange, or this daemon itself; and TLS to them."""
+"""Name servers and brokers that are gone, hang, are started anew, strange, or this daemon itself; and TLS to them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting import link
-from indexd.serve.remoting import server as remoting_server
-from support.remoting_outlet import NAME, Behind, Brokers, Outlet, broker_handlers, name_server_handlers
+from indexd.serve.remoting.forward import CircuitBreaker
+from indexd.serve.remoting.link import UpstreamError
+from support.remoting_outlet import NAME, PATIENCE, Behind, Brokers, Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
 from support.tls import make_certificate, server_context
 
@@ -21,15 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.remoting import Command, RemotingClient
 
 _HEARTBEAT = json.dumps({"clientID": "client-1", "producerDataSet": [{"groupName": "g"}]}).encode()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are many, and nobody is left alone for long."""
-    monkeypatch.setattr(remoting_server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(link, "_RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -130,11 +126,10 @@ def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack) -> None
     client = stack.enter_context(outlet.client())
     answer = client.ask(206)
     assert answer.code == 14
-    assert f"the name server at {address} does not answer: it is this daemon itself" in str(answer.remark)
+    assert str(answer.remark) == "upstream_namesrv of this indexd leads back to it"
     assert client.ask(310).code == 14
-    hints = [fields["hint"] for _, event, fields in outlet.log.lines if event == "upstream_is_ourselves"]
-    assert hints
-    assert str(hints[0]).startswith("upstream_namesrv leads back here")
+    hints = [fields["hint"] for _, event, fields in outlet.log.lines if event == "upstream_circle"]
+    assert str(hints[0]).startswith("upstream_namesrv or the broker's address leads back here")
 
 
 def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: ExitStack) -> None:
@@ -145,12 +140,10 @@ def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: 
     outlet = stack.enter_context(Outlet(tmp_path, remoting=address, upstream_namesrv=names.address, node_id=NAME))
     client = stack.enter_context(outlet.client())
     answer = client.ask(310)
-    assert (answer.code, f"the broker at {address} does not answer: it is this" in str(answer.remark)) == (14, True)
+    assert answer.code == 14
     assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
     assert client.ask(28).json()["table"]["brokerVersionDesc"].startswith("indexd")
-    (fields,) = [fields for _, event, fields in outlet.log.lines if event == "upstream_is_ourselves"]
-    assert fields["address"] == address
-    assert str(fields["hint"]).startswith("the broker's address leads here")
+    assert "upstream_circle" in outlet.events()
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "10.0.0.1:99999", "10.0.0.1:0", "a\0b\n:1", "x" * 5000 + ":1"])
@@ -175,7 +168,7 @@ def test_two_daemons_that_stand_behind_each_other(tmp_path: Path, stack: ExitSta
     client = stack.enter_context(outlet.client(form=form))
     answer = client.ask(206)
     assert (answer.code, answer.remark, answer.form) == (
-        14, "upstream_namesrv of this indexd leads back to it by way of another", form
+        14, "upstream_namesrv of this indexd leads back to it", form
     )  # fmt: skip
     assert "upstream_circle" in outlet.events()
 
@@ -235,3 +228,139 @@ def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None
         answer = client.ask(310)
         assert answer.code == 14
         assert "TLS: CERTIFICATE_VERIFY_FAILED" in str(answer.remark)
+
+
+# As long as RocketMQ's own clients wait.
+_CLIENTS_WAIT = 3.0
+
+
+#: What the index answers where the broker does not, with what is enough for it.
+_INSTEAD: dict[int, dict[str, object]] = {28: {}, 34: {}, 35: {"clientID": "x"}, 300: {"topic": "T"}}
+
+
+def _hung(stack: ExitStack, kind: str) -> str:
+    # Nobody takes connections: the kernel makes them all the same, until its queue is full.
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0 if kind == "full" else 100))
+    place = listener.getsockname()
+    for _ in range(4 if kind == "full" else 0):
+        one = stack.enter_context(socket.socket())
+        one.setblocking(False)
+        one.connect_ex(place)
+    return f"127.0.0.1:{place[1]}"
+
+
+def _timed(client: RemotingClient, code: int, *more: Any) -> tuple[float, Command]:
+    began = time.monotonic()
+    answer = client.ask(code, *more)
+    return time.monotonic() - began, answer
+
+
+@pytest.mark.parametrize("kind", ["silent", "full"])
+def test_a_hung_name_server_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
+    address = _hung(stack, kind)
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    seconds, answer = _timed(client, 106)
+    assert answer.code == 0
+    assert seconds < _CLIENTS_WAIT / 2
+    began = time.monotonic()
+    for _ in range(20):
+        assert client.ask(106).code == 0
+        assert client.ask(105, {"topic": "T"}).code in (2, 17)  # there is no index here
+    assert time.monotonic() - began < 1
+    # What has no other answer: a connection may take its time.
+    seconds, answer = _timed(client, 310)
+    assert answer.code == 14
+    assert 1 < seconds < 8
+
+
+@pytest.mark.parametrize("kind", ["silent", "full"])
+def test_a_hung_broker_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
+    address = _hung(stack, kind)
+    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    seconds, answer = _timed(client, 34, {}, _HEARTBEAT)
+    assert answer.code == 0
+    assert seconds < _CLIENTS_WAIT / 2
+    began = time.monotonic()
+    for _ in range(5):
+        for code, fields in _INSTEAD.items():
+            assert client.ask(code, fields, _HEARTBEAT if code == 34 else b"").code == 0
+        assert client.ask(30, {"topic": "T", "queueId": 0}).code == 2
+    assert time.monotonic() - began < 1
+
+
+def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, upstream_timeout=2)
+    client = behind.client()
+    wanted = client.ask(105, {"topic": "TopicTest"}).json()
+    handlers = dict(behind.names.handlers)
+    behind.names.handlers.update(dict.fromkeys(handlers, lambda _: None))
+    for number in range(10):
+        seconds, answer = _timed(client, 105, {"topic": "TopicTest"})
+        assert answer.json() == wanted
+        assert seconds < (1 if number else 4)
+    behind.names.handlers.update(handlers)
+    behind.brokers["broker-b"] = {0: "10.0.0.3:10911"}
+    behind.outlet.wait_for(lambda: len(client.ask(105, {"topic": "TopicTest"}).json()["brokerDatas"]) == 2)
+
+
+def test_a_broker_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, upstream_timeout=2)
+    client = behind.client()
+    assert client.ask(34, {}, _HEARTBEAT).ext_fields["msgId"] == "broker"
+    handlers = dict(behind.broker.handlers)
+    behind.broker.handlers.update(dict.fromkeys(handlers, lambda _: None))
+    assert "msgId" not in client.ask(34, {}, _HEARTBEAT).ext_fields
+    seconds, answer = _timed(client, 34, {}, _HEARTBEAT)
+    assert (answer.code, seconds < 1) == (0, True)
+    behind.broker.handlers.update(handlers)
+    behind.outlet.wait_for(lambda: client.ask(300, {"topic": "T"}).ext_fields.get("msgId") == "broker")
+
+
+def test_a_send_that_is_answered_closes_the_breaker(tmp_path: Path, stack: ExitStack) -> None:
+    behind = Behind(stack, tmp_path, patience=replace(PATIENCE, refused=60.0), upstream_timeout=0.3)
+    client = behind.client()
+    handler = behind.broker.handlers.pop(300)
+    behind.broker.handlers[300] = lambda _: None
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    behind.broker.handlers[300] = handler
+    assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
+    assert client.ask(310).code == 0
+    assert client.ask(300, {"topic": "T"}).ext_fields["msgId"] == "broker"
+
+
+def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
+    second = stack.enter_context(Peer(name_server_handlers({NAME: {0: "10.0.0.1:10911"}})))
+    both = f"{_hung(stack, 'silent')};{second.address}"
+    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME))
+    client = stack.enter_context(outlet.client())
+    for limit in (1.3, 0.3):
+        seconds, answer = _timed(client, 105, {"topic": "T"})
+        assert answer.json()["queueDatas"][0]["perm"] == 6
+        assert seconds < limit
+    one = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME, upstream_timeout=0.5))
+    seconds, answer = _timed(stack.enter_context(one.client()), 206)  # that takes its time, but not all of it here
+    assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
+
+
+async def test_a_circuit_breaker() -> None:
+    asked = 0
+
+    async def fail() -> str:
+        nonlocal asked
+        asked += 1
+        raise UpstreamError("nobody")
+
+    async def succeed() -> str:
+        return "answer"
+
+    breaker = CircuitBreaker(replace(PATIENCE, refused=0.1))
+    for _ in range(3):
+        with pytest.raises(UpstreamError, match="nobody"):
+            await breaker.ask(fail)
+    assert asked == 1
+    await asyncio.sleep(0.1)
+    assert await breaker.ask(succeed) == "answer"
+    assert asked == 1

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from indexd.errors import DiskError
-from indexd.repair.run import left_alone, settle, unfinished
-from indexd.repair.swap import RepairFolder, undo
+from indexd.repair.swap import RepairFolder, settle, undo, unfinished
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -66,7 +65,7 @@ def test_a_crash_at_every_operation_of_a_repair() -> None:
         said = settle(disk, STORE)
         # In between there is the repaired index, and one step is left, which the next look takes.
         assert outcome(disk) == ("before" if state == "before" else "after"), said
-        assert settle(disk, STORE) == unfinished(disk, STORE) == []
+        assert settle(disk, STORE) == unfinished(disk, STORE)[0] == []
         if state == "before":
             assert disk.list_dirs(STORE) == ["index"]
             repair(disk)
@@ -116,7 +115,7 @@ def test_an_index_that_is_neither_is_left_alone() -> None:
     disk.rename(STORE / "index", STORE / "moved")
     disk.make_dir(STORE / "index")
     assert settle(disk, STORE) == []
-    (line,) = left_alone(disk, STORE)
+    (line,) = unfinished(disk, STORE)[1]
     assert "neither its new nor its old one" in line
     assert disk.exists(folder.index / OLD)
 
@@ -128,7 +127,7 @@ def test_a_disk_that_fails_behind_the_exchange_is_finished_later() -> None:
         repair(disk)
     assert raised.value.errno == errno.ENOSPC
     assert outcome(disk) == "between"
-    (line,) = unfinished(disk, STORE)
+    (line,) = unfinished(disk, STORE)[0]
     assert "was interrupted" in line
     settle(disk, STORE)
     assert outcome(disk) == "after"

@@ -1,17 +1,23 @@
-"""What a repair keeps and what it builds, fault by fault; and that the result is that of a full rebuild."""
+"""Plans of repairs: which files stay, where the log is cut, in pieces, and what names new files take."""
 
 from __future__ import annotations
 
+import datetime
+import random
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from indexd.config import Config
 from indexd.errors import CorruptDataError
-from indexd.index.format import HEADER_SIZE, IndexHeader
+from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.recovery.rebuild import rebuild
 from indexd.repair import RepairPlan, mark_end
+from indexd.repair.ranges import Wanted, names_between
 from indexd.storage.disk import Disk
 from support.auditing import audit, config_for, index_log
 from support.data_directory import SEGMENT, T0, Store, spec
@@ -23,6 +29,7 @@ from support.mending import (
     planned,
     put_in_place,
     repair,
+    report_of,
     spaced,
     write,
 )
@@ -258,3 +265,189 @@ def _spoil(folder: Path, plan: RepairPlan) -> None:
     data = bytearray(path.read_bytes())
     data[LAYOUT.entry_position(3)] ^= 1
     path.write_bytes(bytes(data))
+
+
+NOON = "20260101120000000"
+
+
+def is_time(name: str) -> bool:
+    try:
+        datetime.datetime.strptime(name[:14], "%Y%m%d%H%M%S").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        return False
+    return len(name) == 17
+
+
+names = st.one_of(
+    st.integers(10**15, 10**17 - 1).map(lambda number: f"{number:017d}"),
+    st.integers(631_152_000_000, 4_102_444_800_000).map(
+        lambda ms: f"{datetime.datetime.fromtimestamp(ms // 1000, datetime.UTC):%Y%m%d%H%M%S}{ms % 1000:03d}"
+    ),
+)
+
+
+@given(
+    st.none() | names,
+    st.none() | names,
+    st.lists(st.integers(0, 5), max_size=4),
+    st.lists(names, max_size=6, unique=True),
+    st.sets(names, max_size=3),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_names_are_new_times_in_order_between_their_neighbours(
+    low: str | None, high: str | None, counts: list[int], own: list[str], others: set[str], timestamp: int
+) -> None:
+    wanted = [Wanted(count, tuple(own[2 * number : 2 * number + 2])) for number, count in enumerate(counts)]
+    taken = (others | {name for name in (low, high) if name}) - {name for one in wanted for name in one.own}
+    found = names_between(low, high, wanted, taken, timestamp)
+    if found is None:
+        assert high is not None or timestamp > 0 or (low or "") > "9999"
+        return
+    assert [len(one) for one in found] == [one.count for one in wanted]
+    flat = [name for one in found for name in one]
+    assert flat == sorted(set(flat))
+    assert all(map(is_time, flat))
+    assert not taken & set(flat)
+    assert all((low is None or low < name) and (high is None or name < high) for name in flat)
+
+
+def test_the_names_of_files_that_go_are_taken_first() -> None:
+    own = ("20260101000000000", "20260102000000000")
+    assert names_between("20250101000000000", NOON[:4] + "0201000000000", [Wanted(2, own)], (), 0) == [own]
+    assert names_between(None, None, [Wanted(1, own)], (), 0) == [own[:1]]
+    # One that is missing comes behind them, as a broker would have named it.
+    assert names_between(None, None, [Wanted(3, own)], (), 0) == [(*own, "20260102000000001")]
+
+
+def test_a_later_range_lies_behind_what_an_earlier_one_keeps_if_it_is_not_built() -> None:
+    found = names_between(None, None, [Wanted(1, ("20260101000000000", "20260105000000000")), Wanted(1)], (), 0)
+    assert found == [("20260101000000000",), ("20260105000000001",)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        ("20260101000000000", "20260101000000003", 2, ("20260101000000001", "20260101000000002")),
+        ("20260101000000000", "20260101000000002", 2, None),
+        ("20260101000000000", "20260101000000001", 1, None),
+        # Over the end of a second, a day, a leap year's February; and from names that are no times.
+        ("20240228235959999", "20240229000000002", 2, ("20240229000000000", "20240229000000001")),
+        ("20260101000060000", None, 1, ("20260101000100000",)),
+        ("20260001000000000", None, 1, ("20260101000000000",)),
+        ("20261399999999999", None, 1, ("20270101000000000",)),
+        ("99991231235959999", None, 1, None),
+        (None, "20260101000000000", 1, ("20251231235959998",)),
+    ],
+)
+def test_between(low: str | None, high: str | None, count: int, expected: tuple[str, ...] | None) -> None:
+    far = 4_000_000_000_000 if low is None else 0
+    found = names_between(low, high, [Wanted(count)], (), far)
+    assert found == (None if expected is None else [expected])
+
+
+def test_there_is_room_before_own_names_where_there_is_none_behind() -> None:
+    found = names_between("20260101000000000", "20260101000000009", [Wanted(2, ("20260101000000008",))], (), 0)
+    assert found == [("20260101000000001", "20260101000000002")]
+
+
+def test_without_neighbours_they_sort_before_what_a_broker_makes_in_any_time_zone() -> None:
+    now = datetime.datetime(2026, 3, 1, 5, 0, tzinfo=datetime.UTC)
+    found = names_between(None, None, [Wanted(2)], (), int(now.timestamp() * 1000))
+    assert found == [("20260228170000000", "20260228170000001")]
+    earliest = now.astimezone(datetime.timezone(datetime.timedelta(hours=-12)))
+    assert found[0][0] <= f"{earliest:%Y%m%d%H%M%S}000"
+
+
+def test_digits_of_another_script() -> None:
+    arabic = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
+    low, high = "20260101000000000".translate(arabic), "20260101000000005".translate(arabic)
+    assert names_between(low, high, [Wanted(1)], (), 0) == [("20260101000000001".translate(arabic),)]
+    # A broker sorts by code point, so all of those come behind ASCII ones.
+    assert names_between("20260101000000000", low, [Wanted(1)], (), 0) == [("20260101000000001",)]
+
+
+def test_a_range_never_takes_a_name_that_an_older_one_still_has() -> None:
+    low, own, high = f"{NOON[:-1]}3", f"{NOON[:-1]}6", f"{NOON[:-1]}8"
+    wanted = [Wanted(1, (own,)), Wanted(2)]
+    assert names_between(low, high, wanted, (), 0) == [(f"{NOON[:-1]}4",), (f"{NOON[:-1]}5", f"{NOON[:-1]}7")]
+
+
+DAMAGES = ("copy", "delete", "rename", "swap", "zeros")
+
+
+def store_of(root: Path, keys: list[int], index_num: int, seed: int) -> Config:
+    """Messages with so many keys each, some of them twice; index files of a few entries."""
+    rand, layout = random.Random(seed), IndexLayout(5, index_num)
+    store = Store(root, layout)
+    store.append(spec(T0, KEYS="first"))
+    for number, count in enumerate(keys):
+        texts = " ".join(rand.choice("abcd") for _ in range(count)) or " "
+        store.append(spec(T0 + 900 * number, size=rand.randrange(400), KEYS=texts))
+    config = config_for(store.root, layout, SEGMENT, flavour="5.4")
+    index_log(config)
+    spaced(config)
+    return config
+
+
+def damage(config: Config, kind: str, rand: random.Random) -> None:
+    """What is done to one file, or two."""
+    files = index_files(config)
+    if not files:
+        return
+    path, other = rand.choice(files), rand.choice(files)
+    later = path.with_name(str(int(path.name) + rand.choice([1, 7, 1000])))
+    if kind == "copy":
+        shutil.copy2(path, later)
+    elif kind == "delete":
+        path.unlink()
+    elif kind == "rename":
+        path.rename(later)
+    elif kind == "swap":
+        data = path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+    else:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2].ljust(len(data), b"\0"))
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(0, 6), min_size=4, max_size=30),
+    st.integers(8, 14),
+    st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3),
+    st.integers(0, 2**31),
+)
+# A message that has a key twice stands in two files, one of which is there twice.
+@example(keys=[5, 5, 2, 4, 6, 5, 5, 4, 5, 4, 6, 3], index_num=8, damages=["copy"], seed=0)
+def test_one_part_at_a_time_ends(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[int], index_num: int, damages: list[str], seed: int
+) -> None:
+    config, rand = store_of(tmp_path_factory.mktemp("pieces"), keys, index_num, seed), random.Random(seed)
+    for kind in damages:
+        damage(config, kind, rand)
+    old = {(path.name, path.read_bytes()) for path in index_files(config)}
+    stood = None
+    while True:
+        # Keys that are not findable, and old files that are still there: neither may rise, and one of them falls.
+        found = (
+            report_of(config).audit.missing_keys,
+            len(old & {(path.name, path.read_bytes()) for path in index_files(config)}),
+        )
+        assert stood is None or (found != stood and found[0] <= stood[0] and found[1] <= stood[1]), (found, stood)
+        stood = found
+        plan = repair(config, ranges_max=1, in_pieces=True)
+        if len(plan.ranges) <= 1:
+            break
+    assert report_of(config).audit.is_sound
+
+
+def test_files_inside_one_message_whose_names_are_in_another_order(tmp_path: Path) -> None:
+    # A message has more keys than a file has room for.
+    keys, seed = [0, 5, 3, 0, 1, 6, 2, 5, 0, 5, 4], 1278317401
+    config, rand = store_of(tmp_path, keys, 3, seed), random.Random(seed)
+    damage(config, "swap", rand)
+    damage(config, "swap", rand)
+    assert not report_of(config).audit.is_sound
+    repair(config)
+    assert report_of(config).audit.is_sound

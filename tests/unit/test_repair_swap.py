@@ -7,8 +7,7 @@ import pytest
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.repair.build import carry
-from indexd.repair.run import left_alone, settle, unfinished
-from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, swap, to_undo, undo
+from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -37,7 +36,7 @@ def test_a_repair_and_its_undo() -> None:
     manifest = folder.read()
     assert (manifest.state, manifest.index_timestamp, manifest.old_index_timestamp) == ("done", NEW_TIME, OLD_TIME)
     assert [mark.name for mark in manifest.files] == [OLD, NEW]
-    assert unfinished(disk, STORE) == settle(disk, STORE) == []
+    assert unfinished(disk, STORE)[0] == settle(disk, STORE) == []
     undone = undo(disk, STORE)
     assert (undone.folder, undone.entries) == (folder.path.with_name(folder.path.name + ".undone"), 0)
     assert index_of(disk) == BEFORE
@@ -110,7 +109,7 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
         assert folder.read().state == "undone"
         # The broker has been at work since.
         disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
-        assert len(unfinished(disk, STORE)) == 1
+        assert len(unfinished(disk, STORE)[0]) == 1
         disk.faults = FaultMap()
         settle(disk, STORE) if is_settled else undo(disk, STORE)
         assert not RepairFolder.all_of(disk, STORE)
@@ -141,9 +140,9 @@ def test_a_manifest_of_another_version_is_left_alone() -> None:
     disk = made()
     folder = repair(disk)
     disk.write_atomically(folder.manifest_path, b'{"format": 9}\n')
-    (line,) = left_alone(disk, STORE)
+    (line,) = unfinished(disk, STORE)[1]
     assert "no manifest of a repair: it is of another version" in line
-    assert settle(disk, STORE) == unfinished(disk, STORE) == []
+    assert settle(disk, STORE) == unfinished(disk, STORE)[0] == []
     assert disk.exists(folder.index)
 
 

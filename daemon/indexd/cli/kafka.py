@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indexd.findings import Findings
-    from indexd.kafka.report import CheckReport, Note, RebuildReport
+    from indexd.kafka.check import CheckReport
+    from indexd.kafka.format import Note
+    from indexd.kafka.rebuild import RebuildReport
 
 _LINES_PER_KIND = 20
 _EXIT_FINDINGS = 1

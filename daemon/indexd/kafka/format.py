@@ -1,4 +1,4 @@
-"""Kafka's log directories: the heads of record batches, partitions and segments, and the lock.
+"""Kafka's log directories: the heads of record batches, partitions and segments, the lock, and what reports share.
 
 Record batches, as far as the indexes stand on them. Magic 2, since Kafka 0.11; big-endian, 61 bytes and the records
 (never looked into: they may be compressed)::
@@ -47,11 +47,12 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
+from typing import NamedTuple
 
 from indexd.errors import BusyError, DiskError, UsageError
 from indexd.sparse.format import (
@@ -63,7 +64,7 @@ from indexd.sparse.format import (
     index_name,
     time_index_name,
 )
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 
 MAGIC_V2 = 2
 NO_TIMESTAMP = -1
@@ -94,6 +95,35 @@ class Fault(IntEnum):
     CRC = 1
     MAGIC = 2
     SIZE = 3  # too short for a batch of its magic
+
+
+#: Bytes done, bytes in all.
+OnProgress = Callable[[int, int], None]
+
+
+class Progress:
+    """How far a pass over several logs is, told to ``on_progress`` if there is one."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+        self._on_progress, self._total, self._done = on_progress, total, 0
+
+    def within(self, size: int) -> None:
+        """``size`` bytes of the present log."""
+        if self._on_progress is not None:
+            self._on_progress(self._done + size, self._total)
+
+    def finish(self, size: int) -> None:
+        """The present log of ``size`` bytes is done with."""
+        self.within(size)
+        self._done += size
+
+
+class Note(NamedTuple):
+    """Something worth knowing that is not wrong, or could not be asked; as in a Finding, ``what`` is for programs."""
+
+    file: str
+    what: str
+    text: str
 
 
 LOCK_NAME = ".lock"
@@ -144,6 +174,11 @@ class Partition:
     def label(self, path: Path) -> str:
         """What to call one of its files: a path relative to the directory that was asked for."""
         return f"{self.name}/{path.name}" if self.name else path.name
+
+    def passing_notes(self) -> list[Note]:
+        """The files that are left alone because a broker's next start removes or renames them."""
+        text = "a deletion, cleaning or swap that has not ended"
+        return [Note(self.label(self.path / name), "left_alone", text) for name in self.passing]
 
 
 def find_partitions(disk: Disk, directory: Path) -> list[Partition]:
@@ -233,30 +268,15 @@ def refuse_while_locked(disk: Disk, directory: Path) -> None:
             raise BusyError(f"{path} is locked by {owner}", _HINT)
 
 
-class LogDirectoryLock:
-    """The lock itself, for the length of a ``with`` block; BusyError if another process holds it."""
-
-    def __init__(self, disk: Disk, directory: Path) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._files = ExitStack()
-
-    def __enter__(self) -> LogDirectoryLock:
-        refuse_while_locked(self._disk, self._directory)
-        with ExitStack() as files:
-            for path in lock_paths(self._disk, self._directory):
-                _lock(files.enter_context(self._disk.open_write(path)), path)
-            self._files = files.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
-
-
-def _lock(file: DiskFile, path: Path) -> None:
-    try:
-        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        raise BusyError(f"{path} is locked by another process", _HINT) from None
+@contextmanager
+def lock_log_directory(disk: Disk, directory: Path) -> Iterator[None]:
+    """Hold the lock itself; BusyError if another process holds it."""
+    refuse_while_locked(disk, directory)
+    with ExitStack() as files:
+        for path in lock_paths(disk, directory):
+            file = files.enter_context(disk.open_write(path))
+            try:
+                fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise BusyError(f"{path} is locked by another process", _HINT) from None
+        yield

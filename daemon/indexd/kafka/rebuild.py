@@ -13,7 +13,9 @@ import errno
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +25,18 @@ from indexd.findings import Findings
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     Fault,
-    LogDirectoryLock,
+    Note,
+    OnProgress,
     Outcome,
     Partition,
+    Progress,
     Segment,
     find_partitions,
+    lock_log_directory,
     log_bytes,
     refuse_while_locked,
 )
 from indexd.kafka.records import Batches, LogWalk
-from indexd.kafka.report import Note, OnProgress, Progress, RebuildReport, RebuiltSegment, passing_notes
 from indexd.sparse.format import INT32_MAX, OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from indexd.sparse.kernel import (
     OFFSET_ENTRY_TYPE,
@@ -148,6 +152,55 @@ INTERVAL = 4096
 MAX_INDEX_SIZE = 10 << 20
 
 
+class RebuiltSegment(NamedTuple):
+    """One segment: its log's label, how far it was read, the entries made, and whether a file had to be written."""
+
+    file: str
+    read_bytes: int
+    log_bytes: int
+    batches: int
+    offset_entries: int
+    time_entries: int
+    is_changed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Its line of ``--json``, without its kind."""
+        return {
+            "file": self.file,
+            "readBytes": self.read_bytes,
+            "logBytes": self.log_bytes,
+            "batches": self.batches,
+            "offsetEntries": self.offset_entries,
+            "timeEntries": self.time_entries,
+            "changed": self.is_changed,
+        }
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """``problems`` are what could not be rebuilt, or not to the log's end; the rest is as Kafka's recovery makes it."""
+
+    problems: Findings = field(default_factory=Findings)
+    notes: list[Note] = field(default_factory=list)
+    segments: list[RebuiltSegment] = field(default_factory=list)
+    partitions: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary: the last line of ``--json``."""
+        return {
+            "kind": "summary",
+            "partitions": self.partitions,
+            "segments": len(self.segments),
+            "changed": sum(segment.is_changed for segment in self.segments),
+            "bytes": sum(segment.read_bytes for segment in self.segments),
+            "seconds": round(self.seconds, 3),
+            "problems": len(self.problems),
+            "counts": dict(sorted(self.problems.counts.items())),
+            "notes": len(self.notes),
+        }
+
+
 def rebuild(
     directory: Path,
     disk: Disk,
@@ -171,22 +224,21 @@ def rebuild(
     report = RebuildReport(partitions=len(partitions))
     with ExitStack() as stack:
         if out is None:
-            stack.enter_context(LogDirectoryLock(disk, directory))
+            stack.enter_context(lock_log_directory(disk, directory))
             partitions = find_partitions(disk, directory)
         else:
             _refuse_out(out, partitions)
             refuse_while_locked(disk, directory)
         progress = Progress(on_progress, log_bytes(disk, partitions))
         for partition in partitions:
-            report.notes += passing_notes(partition)
+            report.notes += partition.passing_notes()
             report.notes += [
                 Note(partition.label(partition.path / name), "orphan", "an index without a log is left as it is")
                 for name in partition.orphans
             ]
             target = partition.path if out is None else out / partition.name
-            rebuilding = _PartitionRebuild(disk, partition, target, report, interval, max_index_size)
             for segment in partition.segments:
-                rebuilding.run(segment, progress)
+                _rebuild_segment(disk, partition, segment, target, report, progress, interval, max_index_size)
     if out is not None:
         refuse_while_locked(disk, directory)
     report.seconds = time.monotonic() - started
@@ -199,69 +251,54 @@ def _refuse_out(out: Path, partitions: list[Partition]) -> None:
             raise UsageError(f"--out {out} is where the segments are", "leave it out to rebuild in place")
 
 
-class _PartitionRebuild:
-    """The segments of one partition, one after the other."""
-
-    def __init__(
-        self, disk: Disk, partition: Partition, target: Path, report: RebuildReport, interval: int, max_index_size: int
-    ) -> None:
-        self._disk = disk
-        self._partition = partition
-        self._target = target
-        self._report = report
-        self._interval = interval
-        self._max_index_size = max_index_size
-
-    def run(self, segment: Segment, progress: Progress) -> None:
-        """Build, write what differs, and put into the report what came of it."""
-        label = self._partition.label(segment.log)
-        problems = Findings()
-        try:
-            with self._disk.open_read(segment.log) as file:
-                walk = LogWalk(file, segment.base, progress.within)
-                if walk.log_size > LOG_SIZE_MAX:
-                    raise CorruptDataError(f"{walk.log_size} bytes are more than positions of 32 bits reach")
-                made = recover_entries(walk, segment.base, self._interval, self._max_index_size)
-                progress.finish(walk.log_size)
-        except CorruptDataError as error:
-            problems.add(label, 0, "refused", f"its indexes are left as they are: {error}")
-        else:
-            self._note_end(walk, made, label, problems, may_end_in_zeros=segment.is_last)
-            changed = [
-                self._write(segment, path, data)
-                for path, data in ((segment.index, made.index), (segment.time_index, made.time_index))
-            ]
-            counts = (made.batches, made.offset_entries, made.time_entries)
-            self._report.segments.append(RebuiltSegment(label, made.end, walk.log_size, *counts, any(changed)))
-        self._report.problems.merge(problems)
-
-    def _note_end(
-        self, walk: LogWalk, made: Recovered, label: str, problems: Findings, *, may_end_in_zeros: bool
-    ) -> None:
+def _rebuild_segment(
+    disk: Disk,
+    partition: Partition,
+    segment: Segment,
+    target: Path,
+    report: RebuildReport,
+    progress: Progress,
+    interval: int,
+    max_index_size: int,
+) -> None:
+    # Builds, writes what differs into the folder ``target``, and puts into the report what came of it.
+    label, problems = partition.label(segment.log), Findings()
+    try:
+        with disk.open_read(segment.log) as file:
+            walk = LogWalk(file, segment.base, progress.within)
+            if walk.log_size > LOG_SIZE_MAX:
+                raise CorruptDataError(f"{walk.log_size} bytes are more than positions of 32 bits reach")
+            made = recover_entries(walk, segment.base, interval, max_index_size)
+            progress.finish(walk.log_size)
+    except CorruptDataError as error:
+        problems.add(label, 0, "refused", f"its indexes are left as they are: {error}")
+    else:
         left = walk.log_size - made.end
-        if not left:
-            return
-        if walk.outcome == Outcome.ZEROS and made.end == walk.end and may_end_in_zeros:
-            self._report.notes.append(Note(label, "not_closed", f"{left} zero bytes, as of a preallocated log"))
-        else:
+        if left and walk.outcome == Outcome.ZEROS and made.end == walk.end and segment.is_last:
+            report.notes.append(Note(label, "not_closed", f"{left} zero bytes, as of a preallocated log"))
+        elif left:
             text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
             problems.add(label, made.end, "log_not_whole", text)
+        files = ((target / segment.index.name, made.index), (target / segment.time_index.name, made.time_index))
+        changed = [_write(disk, segment, path, data) for path, data in files]
+        counts = (made.batches, made.offset_entries, made.time_entries)
+        report.segments.append(RebuiltSegment(label, made.end, walk.log_size, *counts, any(changed)))
+    report.problems.merge(problems)
 
-    def _write(self, segment: Segment, path: Path, data: bytes) -> bool:
-        """Whether the file had to be written."""
-        target = self._target / path.name
-        if self._disk.exists(target):
-            if self._disk.stamp(target).size == len(data) and self._disk.read(target) == data:
-                return False
-        elif self._target != self._partition.path:
-            self._disk.make_dir(self._target)
-        if self._target == self._partition.path:
-            # With the log's owner and mode: the broker must be able to write it, whoever runs this.
-            _refuse_owner(segment.log)
-            self._disk.write_atomically(target, data, like=segment.log)
-        else:
-            self._disk.write_atomically(target, data)
-        return True
+
+def _write(disk: Disk, segment: Segment, path: Path, data: bytes) -> bool:
+    # Whether the file had to be written.
+    is_in_place = path.parent == segment.directory
+    if disk.exists(path):
+        if disk.stamp(path).size == len(data) and disk.read(path) == data:
+            return False
+    elif not is_in_place:
+        disk.make_dir(path.parent)
+    if is_in_place:
+        # With the log's owner and mode: the broker must be able to write it, whoever runs this.
+        _refuse_owner(segment.log)
+    disk.write_atomically(path, data, like=segment.log if is_in_place else None)
+    return True
 
 
 def _refuse_owner(log: Path) -> None:

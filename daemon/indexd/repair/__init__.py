@@ -8,7 +8,7 @@ the log once more, and put in the place of the old ones in one step that can be 
 ``build``    one range built
 ``broker``   the broker stopped, and the store a place for a repair
 ``run``      all of it composed, and the undo
-``swap``     the folder of a repair, the exchange, the checkpoint, and the way back
+``swap``     the folder of a repair, the exchange, the checkpoint, the way back, and the end of interrupted repairs
 """
 
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end

@@ -1,7 +1,4 @@
-"""A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo.
-
-``settle`` brings to an end what interrupted repairs have left; what no repair has made is named and left alone.
-"""
+"""A repair from the first look to the last write: audit, plan, build beside, check, exchange; and its undo."""
 
 from __future__ import annotations
 
@@ -17,97 +14,21 @@ from indexd.audit.plan import index_folder
 from indexd.audit.verdict import NO_MESSAGE
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import CorruptDataError, UnsafeStoreError
+from indexd.errors import UnsafeStoreError
 from indexd.repair.broker import BrokerStopped, check_place, check_room
 from indexd.repair.build import BuiltRange, OnProgress, Work, refuse_losses, stamps_of
 from indexd.repair.plan import RepairPlan, plan_repair
 from indexd.repair.ranges import RepairRange
 from indexd.repair.swap import (
-    Manifest,
     RepairFolder,
     Undone,
-    finish,
-    finish_undo,
     index_timestamp_of,
+    settle,
     to_undo,
     undo,
-    where_is,
+    unfinished,
 )
 from indexd.storage.disk import Disk
-
-
-def settle(disk: Disk, store: Path) -> list[str]:
-    """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
-
-    What was done, in lines for a person. Raises DiskError.
-    """
-    lines = []
-    for folder in RepairFolder.all_of(disk, store):
-        try:
-            line = _settled(disk, store, folder, folder.read())
-        except CorruptDataError:
-            continue  # ``left_alone`` names it
-        if line is not None:
-            lines.append(line)
-    return lines
-
-
-def unfinished(disk: Disk, store: Path) -> list[str]:
-    """What ``settle`` would have to do, for whoever may not do it yet."""
-    return _looked(disk, store)[0]
-
-
-def left_alone(disk: Disk, store: Path) -> list[str]:
-    """Folders named as those of repairs that ``settle`` does not touch, and why."""
-    return _looked(disk, store)[1]
-
-
-def _looked(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
-    lines, others = [], []
-    for folder in RepairFolder.all_of(disk, store):
-        try:
-            manifest = folder.read()
-            if manifest.state == "done":
-                continue
-            where = _where(disk, store, manifest)
-            if where == "before" and manifest.state not in ("undoing", "undone"):
-                folder.check_removable()
-        except CorruptDataError as error:
-            others.append(error.line())
-            continue
-        name = folder.path.name
-        if where == "elsewhere" and manifest.state != "undone":
-            others.append(
-                f"{name} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
-            )
-        else:
-            lines.append(f"{name} is of a repair that was interrupted: indexd repair removes or finishes it")
-    return lines, others
-
-
-def _settled(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> str | None:
-    where = _where(disk, store, manifest)
-    name = folder.path.name
-    if manifest.state == "undone":
-        finish_undo(disk, store, folder, manifest)
-        return f"{name} is undone, and called so now"
-    if manifest.state == "done" or where == "elsewhere":
-        return None
-    if manifest.state == "undoing":
-        if where == "swapped":
-            folder.set_state("done")
-            return f"{name} was about to be undone, and is not"
-        finish_undo(disk, store, folder, manifest)
-        return f"{name} was about to be undone, and is now"
-    if where == "swapped":
-        finish(disk, store, folder, manifest)
-        return f"{name} had its index in place, and has its checkpoint now: the repair that was interrupted is done"
-    folder.remove()
-    return f"{name} is removed: of a repair that was interrupted before it had changed anything"
-
-
-def _where(disk: Disk, store: Path, manifest: Manifest) -> str:
-    return "before" if manifest.state == "building" else where_is(disk, store, manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,5 +193,5 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
             "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
             "broker reads the whole log again, which takes long and harms nothing"
         )
-    store = index_folder(config).parent
-    return Planned(report, plan, (*left_alone(disk, store), *notes), tuple(unfinished(disk, store)))
+    lines, left_alone = unfinished(disk, index_folder(config).parent)
+    return Planned(report, plan, (*left_alone, *notes), tuple(lines))

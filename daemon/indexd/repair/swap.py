@@ -291,7 +291,7 @@ def index_timestamp_of(disk: Disk, checkpoint: Path) -> int | None:
 def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> Manifest:
     """Put ``folder.index``, which is durable, in the place of STORE/index. Raises UnsafeStoreError, DiskError.
 
-    Interrupted anywhere, ``settle.settle`` goes on from there. Signals of a terminal wait until it is over.
+    Interrupted anywhere, ``settle`` goes on from there. Signals of a terminal wait until it is over.
     """
     marks, newest = marks_of(disk, folder.index)
     old = _read(disk, store / "checkpoint")
@@ -373,6 +373,72 @@ def where_is(disk: Disk, store: Path, manifest: Manifest) -> Where:
     if inode == manifest.new_inode:
         return "swapped"
     return "before" if inode == manifest.old_inode else "elsewhere"
+
+
+_INTERRUPTED = "{} is of a repair that was interrupted: indexd repair removes or finishes it"
+_ELSEWHERE = "{} is of a repair that was interrupted, and the index is neither its new nor its old one: left"
+_SETTLED = {
+    "remove": "{} is removed: of a repair that was interrupted before it had changed anything",
+    "finish": "{} had its index in place, and has its checkpoint now: the repair that was interrupted is done",
+    "keep": "{} was about to be undone, and is not",
+    "undo": "{} was about to be undone, and is now",
+    "rename": "{} is undone, and called so now",
+}
+
+
+def settle(disk: Disk, store: Path) -> list[str]:
+    """Bring to an end what earlier repairs were interrupted in: removed if it had not begun, else finished.
+
+    What was done, in lines for a person. Raises DiskError.
+    """
+    lines = []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            step, manifest = _next_step(disk, store, folder)
+        except CorruptDataError:
+            continue  # ``unfinished`` names it
+        if step == "remove":
+            folder.remove()
+        elif step == "finish":
+            finish(disk, store, folder, manifest)
+        elif step == "keep":
+            folder.set_state("done")
+        elif step in ("undo", "rename"):
+            finish_undo(disk, store, folder, manifest)
+        if step in _SETTLED:
+            lines.append(_SETTLED[step].format(folder.path.name))
+    return lines
+
+
+def unfinished(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
+    """What ``settle`` would have to do, and folders named as those of repairs that it does not touch, and why."""
+    lines, left_alone = [], []
+    for folder in RepairFolder.all_of(disk, store):
+        try:
+            step, _ = _next_step(disk, store, folder)
+        except CorruptDataError as error:
+            left_alone.append(error.line())
+            continue
+        if step == "leave":
+            left_alone.append(_ELSEWHERE.format(folder.path.name))
+        elif step in _SETTLED:
+            lines.append(_INTERRUPTED.format(folder.path.name))
+    return lines, left_alone
+
+
+def _next_step(disk: Disk, store: Path, folder: RepairFolder) -> tuple[str, Manifest]:
+    # One of _SETTLED, "leave", or "" for a repair that is done.
+    manifest = folder.read()
+    if manifest.state in ("done", "undone"):
+        return "" if manifest.state == "done" else "rename", manifest
+    where = "before" if manifest.state == "building" else where_is(disk, store, manifest)
+    if where == "elsewhere":
+        return "leave", manifest
+    if manifest.state == "undoing":
+        return "undo" if where == "before" else "keep", manifest
+    if where == "before":
+        folder.check_removable()
+    return "remove" if where == "before" else "finish", manifest
 
 
 def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:

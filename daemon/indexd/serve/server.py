@@ -22,7 +22,7 @@ from indexd.errors import IndexdError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.http.guard import read_access
 from indexd.serve.remoting.access import read_access as read_remoting_access
-from indexd.serve.remoting.link import read_link_settings
+from indexd.serve.remoting.link import read_upstream_tls
 
 Logger = Any
 Outlet = Callable[[asyncio.Event], Awaitable[None]]
@@ -80,7 +80,7 @@ class ServeThread:
             self._addresses["http"], self._outlets["http"] = config.http.http, self._http
         if config.remoting.remoting != OFF:
             read_remoting_access(config)
-            read_link_settings(config)
+            read_upstream_tls(config)
             self._addresses["remoting"], self._outlets["remoting"] = config.remoting.remoting, self._remoting
         elif config.remoting.unused:
             log.warning("remoting_unused", keys=list(config.remoting.unused), hint="give --remoting HOST:PORT")

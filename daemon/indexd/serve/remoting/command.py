@@ -105,7 +105,8 @@ _FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, size
 _SHORT = struct.Struct(">h")
 _HEADS = struct.Struct(">ii")  # size of the frame; form and size of the header
 _FORM_SHIFT = 24
-_HEADER_MASK = 0xFFFFFF
+#: Of the word before a header: its size.
+HEADER_MASK = 0xFFFFFF
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _SHORT_MAX = 2**15 - 1
 _MEMBERS = frozenset(
@@ -185,7 +186,7 @@ def decode_command(frame: bytes | bytearray | memoryview) -> RemotingCommand:
     if len(frame) < LENGTH_SIZE:
         raise FrameError(f"a frame of {len(frame)} bytes")
     (word,) = _WORD.unpack_from(frame, 0)
-    end = LENGTH_SIZE + (word & _HEADER_MASK)
+    end = LENGTH_SIZE + (word & HEADER_MASK)
     if end > len(frame):
         raise FrameError(f"a header of {end - LENGTH_SIZE} bytes in a frame of {len(frame)}")
     if end - LENGTH_SIZE > HEADER_MAX:
@@ -304,7 +305,7 @@ def encode_command(command: RemotingCommand) -> bytes:
     """
     header = _encode_json(command) if command.form == Form.JSON else _encode_binary(command)
     size = len(header)
-    if size > _HEADER_MASK:
+    if size > HEADER_MASK:
         raise FrameError(f"a header of {size} bytes")
     body = command.body
     return b"".join((_HEADS.pack(LENGTH_SIZE + size + len(body), command.form << _FORM_SHIFT | size), header, body))

@@ -1,6 +1,4 @@
-"""Connection: reads frames of one client, writes the answers, and bounds what the client may keep waiting.
-
-Inflow holds bytes that are no whole frame yet; Outflow writes, and knows whether the client takes its answers.
+"""Connections of the remoting server: reads frames, writes the answers, and bounds what each client may hold.
 
 A frame has so many seconds from its first byte to its last, an answer so many to be taken, and who says nothing for
 long is closed: each connection is looked at once a second. Requests run side by side; where too many are under way, or
@@ -11,184 +9,207 @@ it: so does RocketMQ's broker, and a client that has gone looks no different.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from indexd.serve.remoting.command import (
+    HEADER_MASK,
     LENGTH_SIZE,
     FrameError,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     decode_command,
     encode_command,
     frame_size,
 )
-from indexd.serve.remoting.context import ServerContext, weight_of
+from indexd.serve.remoting.processor import RemotingProcessor
 
-# What is copied rather than kept where it can grow.
-_SMALL_SIZE = 1 << 14
-
-
-class Inflow:
-    """Most of the time what comes is whole frames, and nothing is left of it."""
-
-    def __init__(self) -> None:
-        self._data: bytes | bytearray = b""
-        self._at = 0
-
-    def __len__(self) -> int:
-        """Bytes that are not taken."""
-        return len(self._data) - self._at
-
-    def add(self, data: bytes) -> None:
-        """More of them."""
-        if not self._data:
-            self._data = data
-        elif len(self._data) <= _SMALL_SIZE:
-            self._data = bytes(self._data) + data
-        else:
-            self._data = self._data if isinstance(self._data, bytearray) else bytearray(self._data)
-            self._data += data
-
-    @property
-    def fresh(self) -> bytes:
-        """All that has come, from the begin of a frame on; nothing where a large frame grows."""
-        return self._data if self._at == 0 and isinstance(self._data, bytes) else b""
-
-    def skip(self, size: int) -> None:
-        """So many bytes of it are taken."""
-        self._at += size
-
-    def take(self, size_max: int) -> bytes | bytearray | None:
-        """The next frame without its length field; None until it is whole. FrameError if there can be none."""
-        data, at = self._data, self._at
-        if len(data) - at < LENGTH_SIZE:
-            return None
-        begin = at + LENGTH_SIZE
-        behind = begin + frame_size(data, at, size_max)
-        if behind > len(data):
-            return None
-        self._at = behind
-        return data[begin:behind]
-
-    def drop_taken(self) -> bool:
-        """Give back the memory of what was taken, all at once; whether anything was."""
-        at, self._at = self._at, 0
-        if at == len(self._data):
-            self._data = b""
-        elif len(self._data) - at <= _SMALL_SIZE:
-            self._data = bytes(self._data[at:])
-        elif isinstance(self._data, bytearray):
-            del self._data[:at]
-        elif at:
-            self._data = bytearray(self._data[at:])
-        return at > 0
-
-    def clear(self) -> None:
-        """None of it is wanted."""
-        self._data, self._at = b"", 0
-
-
-#: Without a byte of an answer being taken.
-UNTAKEN_SECONDS = 60.0
-# What TLS is given at once. It passes all of that on to a buffer below, which it neither counts nor waits for; only
-# what comes while that one is full is counted, and said to be too much.
+#: Why a client was not let in; why a connection was closed by us.
+REFUSALS = ("allow", "full", "tls")
+CLOSURES = ("bytes", "slow", "idle", "untaken", "memory")
+#: The label of requests whose code has no name here: a client could make any number of them.
+OTHER = "other"
+# What a request holds while it runs beside its bytes: a task, and its header's fields as objects.
+_TASK_SIZE, _FIELD_SIZE = 4096, 16
+# The begin of what came that compiled code is given.
+_COMPILED_SIZE = 1 << 16
+# What TLS is given at once: it neither counts nor waits for what it passes on to the buffer below.
 _TLS_SIZE = 1 << 16
-
-
-class Outflow:
-    """Over one transport. Bytes for TLS wait here until it takes more; ``on_resume``: answers are taken again."""
-
-    def __init__(self, transport: asyncio.Transport, *, is_tls: bool, on_resume: Callable[[], None]) -> None:
-        self._transport, self._is_tls, self._on_resume = transport, is_tls, on_resume
-        self._waiting: deque[memoryview] = deque()
-        self._waiting_size = 0
-        self._is_paused = self._is_ending = False
-        self._written = self._taken = 0
-        self._taken_at = asyncio.get_running_loop().time()
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether what was written has to be taken before more is."""
-        return self._is_paused or bool(self._waiting)
-
-    def write(self, data: bytes) -> None:
-        """It leaves as the client takes it."""
-        self._written += len(data)
-        if not self._is_tls or (len(data) <= _TLS_SIZE and not self.is_stalled):
-            self._transport.write(data)
-            return
-        self._waiting.append(memoryview(data))
-        self._waiting_size += len(data)
-        self._pour()
-
-    def weigh(self) -> int:
-        """Bytes that were not taken; over TLS it may be twice as much as TLS is given at once that is not seen."""
-        return self._waiting_size + self._transport.get_write_buffer_size()
-
-    def set_paused(self, is_paused: bool) -> None:
-        """As the transport says."""
-        self._is_paused = is_paused
-        self._pour()
-        if not is_paused and not self.is_stalled:
-            self._on_resume()
-
-    def is_stuck(self, now: float, untaken: int) -> bool:
-        """Whether nothing of ``untaken`` bytes was taken for long, by looks that come every second or so."""
-        taken = self._written - untaken
-        if untaken == 0 or taken > self._taken:
-            self._taken, self._taken_at = taken, now
-        return now - self._taken_at > UNTAKEN_SECONDS
-
-    def close(self) -> None:
-        """Close when all is taken."""
-        self._is_ending = True
-        self._pour()
-
-    def _pour(self) -> None:
-        while self._waiting and not self._is_paused:
-            data = self._waiting.popleft()
-            if len(data) > _TLS_SIZE:
-                self._waiting.appendleft(data[_TLS_SIZE:])
-                data = data[:_TLS_SIZE]
-            self._waiting_size -= len(data)
-            self._transport.write(data)  # which may pause it
-        if self._is_ending and not self._waiting:
-            self._transport.close()
-
-
-#: What the requests that run at once for one connection may hold together.
-UNDER_WAY_BYTES_MAX = 32 << 20
-#: For a whole frame, and one second more for each so many bytes of it that have come.
-FRAME_SECONDS, FRAME_BYTES_PER_SECOND = 10.0, 1 << 18
-#: Until a client has sent its first whole frame; later the idle time-out counts.
-FIRST_SECONDS = 30.0
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
+_LOG_SECONDS = 60.0
+_NAMES = {int(code): code.name for code in RequestCode}
+_EMPTY = frozenset(
+    {
+        ResponseCode.QUERY_NOT_FOUND,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+_REFUSED = frozenset(
+    {
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may take, in seconds and bytes."""
+
+    #: Between two looks at each connection, and after a failure to accept one.
+    look_seconds: float = 1.0
+    accept_pause: float = 1.0
+    #: Until TLS has begun, and until a client has sent its first frame; later the idle time-out counts.
+    handshake_seconds: float = 5.0
+    first_seconds: float = 30.0
+    #: For a whole frame, and one second more for each so many bytes of it that have come.
+    frame_seconds: float = 10.0
+    frame_bytes_per_second: int = 1 << 18
+    #: Without a byte of an answer being taken.
+    untaken_seconds: float = 60.0
+    #: Requests that run at once for one connection. A consumer has a long poll under way for each of its queues.
+    under_way: int = 256
+    under_way_upstream: int = 4096
+    #: What they hold; what all connections hold.
+    under_way_bytes: int = 32 << 20
+    held_bytes: int = 512 << 20
+
+
+class RateLimitedLog:
+    """Logs each event once a minute; their names are few and fixed, so nothing here grows."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._said: dict[str, tuple[float, int]] = {}  # event -> (when, left out since)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """As structlog's, with ``left_out``: such lines since the one before, where there were any."""
+        now = time.monotonic()
+        at, left_out = self._said.get(event, (-_LOG_SECONDS, 0))
+        if now - at < _LOG_SECONDS:
+            self._said[event] = (at, left_out + 1)
+            return
+        self._said[event] = (now, 0)
+        if left_out:
+            fields["left_out"] = left_out
+        self._log.warning(event, **fields)
+
+
+class RemotingCounts:
+    """One for a server: it begins anew when the outlet does. Bytes are those of the protocol, without TLS."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.connections_total = 0
+        self.refused = dict.fromkeys(REFUSALS, 0)
+        self.closed = dict.fromkeys(CLOSURES, 0)
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+    def ended(self, request: int, response: int | None, times: int = 1) -> None:
+        """So many requests are over; ``response``: the code of their answers, None for one that gets none."""
+        self.requests[_NAMES.get(request, OTHER), result_of(request, response)] += times
+
+    def row(self, address: str) -> dict[str, Any]:
+        """What the board shows: {"address": .., "requests": {"QUERY_MESSAGE": {"ok": 7}}, ...}; never changed later."""
+        requests: dict[str, dict[str, int]] = {}
+        for (code, result), count in sorted(self.requests.items()):
+            requests.setdefault(code, {})[result] = count
+        return {
+            "address": address,
+            "connections": self.connections,
+            "connectionsTotal": self.connections_total,
+            "refused": dict(self.refused),
+            "closed": dict(self.closed),
+            "requests": requests,
+            "receivedBytes": self.received_bytes,
+            "sentBytes": self.sent_bytes,
+        }
+
+
+def result_of(request: int, response: int | None) -> str:
+    """ok, empty (nothing is there), refused (no right, busy, not supported, nobody behind us) or error."""
+    if response is None or response == ResponseCode.SUCCESS:
+        return "ok"
+    # The broker too has no other code for an offset where no message is.
+    if response in _EMPTY or (request, response) == (RequestCode.VIEW_MESSAGE_BY_ID, ResponseCode.SYSTEM_ERROR):
+        return "empty"
+    return "refused" if response in _REFUSED else "error"
+
+
+class MemoryBudget:
+    """What all connections hold together: requests, unfinished or under way, and answers that were not taken.
+
+    Over budget, the connections that hold most are closed until a quarter of it is free.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+        self.connections: set[Connection] = set()
+
+    def hold(self, connection: Connection, size: int) -> None:
+        """It holds so many bytes now."""
+        has_grown = size > connection.held and not connection.is_closed
+        self.held += size - connection.held
+        connection.held = size
+        if size or not connection.is_closed:
+            self.connections.add(connection)
+        else:
+            self.connections.discard(connection)
+        if has_grown and self.held > self._most:
+            for one in sorted(self.connections, key=lambda one: one.held, reverse=True):
+                if 4 * self.held <= 3 * self._most:
+                    break
+                one.end("memory")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What all connections of a server share; ``idle_seconds``: without any sign of life."""
+
+    processor: RemotingProcessor
+    limits: Limits
+    memory: MemoryBudget
+    counts: RemotingCounts
+    log: RateLimitedLog
+    frame_max: int
+    idle_seconds: float
+    under_way_max: int
 
 
 class Connection(asyncio.Protocol):
-    """One client; ``context.Client`` is what the processor sees of it, ``context.Measured`` what the budget does."""
+    """One client: frames in, answers out. A ``forward.Client`` for the processor."""
 
-    def __init__(self, context: ServerContext, peer: str, local: str, *, is_tls: bool) -> None:
-        self._context, self.peer, self.local, self._is_tls = context, peer, local, is_tls
+    def __init__(self, server: ServerContext, peer: str, local: str, *, is_tls: bool) -> None:
+        self._server, self.peer, self.local, self._is_tls = server, peer, local, is_tls
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._outflow: Outflow | None = None
-        #: The budget's: bytes of requests, and of answers that were not taken.
-        self.held = self.untaken = 0
+        #: The budget's.
+        self.held = 0
         self.is_closed = self.was_made = False
-        # What came of frames that have not begun to run.
-        self._inflow = Inflow()
+        # What came of frames that have not begun to run; over TLS, what is not yet given to the transport.
+        self._inflow = bytearray()
+        self._outflow: deque[memoryview] = deque()
         # Under way: what each holds, and whether somebody waits for its answer.
         self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
         self._under_way = 0
         self._calls: list[Callable[[], None]] = []
-        self._is_silent = self._is_leaving = False  # we do not read; it is to end
-        # Whether anything moved since the last look, and when it did; when the unfinished frame began.
-        self._is_fresh, self._has_asked = True, False
-        self._active_at = self._frame_at = self._loop.time()
+        # The transport takes no more; we do not read; it is to end.
+        self._is_paused = self._is_silent = self._is_leaving = self._has_asked = False
+        self._written = self._taken = 0
+        self._active_at = self._frame_at = self._taken_at = self._loop.time()
 
     def __repr__(self) -> str:
         return f"Connection({self.peer}, {len(self._tasks)} under way, {len(self._inflow)} bytes of a frame)"
@@ -198,77 +219,72 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there, its TLS handshake done."""
         self._transport, self.was_made = cast("asyncio.Transport", transport), True
-        self._outflow = Outflow(self._transport, is_tls=self._is_tls, on_resume=self._resume)
-        self._context.memory.enter(self)
+        self._weigh()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of frames."""
-        self._is_fresh = True
-        self._context.counts.received_bytes += len(data)
+        self._server.counts.received_bytes += len(data)
+        self._active_at = self._loop.time()
+        if not self._inflow:
+            self._frame_at = self._active_at
         if not self.is_closed:
-            before = len(self._inflow)
-            self._inflow.add(data)
-            self._take(before)
+            self._inflow += data
+            self._take()
 
     def pause_writing(self) -> None:
         """It does not take its answers: nothing more is begun for it."""
-        if self._outflow is not None:
-            self._outflow.set_paused(True)
-            self._read_or_wait()
+        self._is_paused = True
+        self._read_or_wait()
 
     def resume_writing(self) -> None:
         """It has taken some of them."""
-        if self._outflow is not None:
-            self._outflow.set_paused(False)
-
-    def _resume(self) -> None:
-        self._weigh()
-        self._take(len(self._inflow))
+        self._is_paused = False
+        self._pour()
+        if not self._is_stalled:
+            self._take()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
         """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
         self.is_closed = True
-        memory = self._context.memory
-        memory.leave(self)
-        memory.hold(self, -len(self._inflow))
+        self._transport = None
         self._inflow.clear()
+        self._outflow.clear()
         for task, (_, is_awaited) in self._tasks.items():
-            if is_awaited or memory.is_tight:
+            if is_awaited:
                 task.cancel()
-        self._transport = self._outflow = None
+        self._weigh()
         self._call_back()
 
+    # --- the processor's and the server's ---------------------------------------------------------------------------
+
     def send(self, command: RemotingCommand) -> None:
-        """See ``context.Client``."""
-        if self.is_closed:
-            return
+        """See ``forward.Client``."""
         try:
             self._write(encode_command(command))
         except FrameError as error:
-            self._context.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
+            self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """See ``context.Client``."""
+        """See ``forward.Client``."""
         self._calls.append(call)
         if self.is_closed and self._transport is None:
             self._call_back()
 
-    def _call_back(self) -> None:
-        while self._calls:
-            try:
-                self._calls.pop()()
-            except Exception as error:  # noqa: BLE001 - the others are told as well
-                self._context.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
-
-    def weigh(self) -> int:
-        """Bytes of answers that it has not taken."""
-        return 0 if self._outflow is None else self._outflow.weigh()
-
     def end(self, reason: str) -> None:
-        """Close it at once, without a word; ``reason`` is one of ``context.CLOSURES``."""
-        if not self.is_closed and self._transport is not None:
-            self.is_closed = True
-            self._context.counts.closed[reason] += 1
+        """Close it at once, without a word, with all that it has left behind; ``reason``: one of CLOSURES."""
+        if not self.is_closed:
+            self._server.counts.closed[reason] += 1
+        self.abort()
+        self.is_closed = True
+        self._inflow.clear()
+        self._outflow.clear()
+        self._server.memory.hold(self, 0)
+
+    def abort(self) -> None:
+        """Close it at once, and cancel its requests."""
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
             self._transport.abort()
 
     def leave(self) -> None:
@@ -277,87 +293,109 @@ class Connection(asyncio.Protocol):
         self._read_or_wait()
         self._close_if_done()
 
-    def abort(self) -> None:
-        """Close it at a stop that has waited long enough, with all that it has left behind."""
-        for task in self._tasks:
-            task.cancel()
-        if self._transport is not None:
-            self._transport.abort()
-
     def look(self, now: float) -> None:
         """Close it if its client takes too long over anything."""
-        if self.is_closed or self._outflow is None:
+        if self.is_closed or self._transport is None:
             return
-        if self._is_fresh:
-            self._is_fresh, self._active_at = False, now
-        untaken = self._weigh()
-        if self._outflow.is_stuck(now, untaken):
-            self.end("untaken")
+        limits, untaken = self._server.limits, self._untaken()
+        self._weigh()
+        if untaken == 0 or self._written - untaken > self._taken:
+            self._taken, self._taken_at = self._written - untaken, now
         if self._is_silent:  # no wonder that its frame does not grow
             self._frame_at = now
-        elif self._inflow and now - self._frame_at > FRAME_SECONDS + len(self._inflow) / FRAME_BYTES_PER_SECOND:
-            self.end("slow")
-        patience = self._context.idle_seconds if self._has_asked else min(self._context.idle_seconds, FIRST_SECONDS)
+        frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
+        idle_seconds = self._server.idle_seconds
+        patience = idle_seconds if self._has_asked else min(idle_seconds, limits.first_seconds)
         # Whether a client is still there cannot be seen where its bytes are not read.
         is_quiet = self._is_silent or (not self._tasks and untaken == 0)
-        if is_quiet and now - self._active_at > patience:
+        if now - self._taken_at > limits.untaken_seconds:
+            self.end("untaken")
+        elif self._inflow and now - self._frame_at > frame_seconds:
+            self.end("slow")
+        elif is_quiet and now - self._active_at > patience:
             self.end("idle")
-
-    def _weigh(self) -> int:
-        untaken = self.weigh()
-        if untaken != self.untaken:
-            self._context.memory.keep(self, untaken)
-        return untaken
 
     # --- frames in --------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_stalled(self) -> bool:
+        return self._is_paused or bool(self._outflow)
+
     def _is_full(self) -> bool:
         return (
-            self._outflow is None
-            or self._outflow.is_stalled
+            self.is_closed
+            or self._is_stalled
             or self._is_leaving
-            or len(self._tasks) >= self._context.under_way_max
-            or self._under_way >= UNDER_WAY_BYTES_MAX
+            or len(self._tasks) >= self._server.under_way_max
+            or self._under_way >= self._server.limits.under_way_bytes
         )
 
-    def _take(self, held: int) -> None:
-        # Begin what is whole and may begin; keep the rest, of which the budget knows ``held`` bytes.
-        inflow, frame_max = self._inflow, self._context.frame_max
-        self._answer_together()
+    def _take(self) -> None:
+        # Begins what is whole and may begin; the rest stays.
+        inflow, frame_max = self._inflow, self._server.frame_max
+        at = self._answer_compiled()
         try:
-            while inflow and not self.is_closed and not self._is_full():
-                frame = inflow.take(frame_max)
-                if frame is None:
+            while len(inflow) - at >= LENGTH_SIZE and not self._is_full():
+                begin = at + LENGTH_SIZE
+                end = begin + frame_size(inflow, at, frame_max)
+                if end > len(inflow):
                     break
-                self._begin(frame)
+                self._begin(inflow[begin:end])
+                at = end
         except FrameError as error:
-            self._context.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
+            self._server.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
             self.end("bytes")
-        has_taken = inflow.drop_taken()
-        self._has_asked |= has_taken
-        left = len(inflow)
-        if left and (has_taken or not held):  # another frame has begun
-            self._frame_at = self._loop.time()
-        if left != held:
-            self._context.memory.hold(self, left - held)
+            return
+        if at:
+            del inflow[:at]
+            self._has_asked, self._frame_at = True, self._active_at
+        self._weigh()
         self._read_or_wait()
 
-    def _answer_together(self) -> None:
-        fresh = b"" if self.is_closed or self._is_full() else self._inflow.fresh
-        done = self._context.processor.process_together(fresh, self._context.frame_max)
-        if done is not None:
-            self._inflow.skip(done.size)
-            self._context.counts.ended(done.request_code, done.response_code, done.requests)
-            self._write(done.answers)
+    def _answer_compiled(self) -> int:
+        # How many bytes of the requests are answered so.
+        if len(self._inflow) < LENGTH_SIZE or self._is_full():
+            return 0
+        data = bytes(memoryview(self._inflow)[:_COMPILED_SIZE])
+        found = self._server.processor.answer_compiled(data, self._server.frame_max)
+        if found is None:
+            return 0
+        self._server.counts.ended(found.request_code, found.response_code, found.requests)
+        self._write(found.answers)
+        return int(found.size)
 
-    def _begin(self, frame: bytes | bytearray) -> None:
+    def _begin(self, frame: bytearray) -> None:
         command = decode_command(frame)
-        size = weight_of(frame)
+        size = _TASK_SIZE + len(frame) + _FIELD_SIZE * (int.from_bytes(frame[:LENGTH_SIZE], "big") & HEADER_MASK)
         task = self._loop.create_task(self._answer(command))
         self._tasks[task] = (size, not command.is_oneway and not command.is_response)
         task.add_done_callback(self._done)
         self._under_way += size
-        self._context.memory.hold(self, size)
+
+    async def _answer(self, command: RemotingCommand) -> None:
+        data = b""
+        try:
+            answer = await self._server.processor.process(self, command)
+            if answer is not None:
+                data = encode_command(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
+            self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
+            answer = command.answer(ResponseCode.SYSTEM_ERROR, f"a defect of indexd: {type(error).__name__}")
+            data = encode_command(answer)
+        if command.is_response:
+            return
+        self._server.counts.ended(command.code, None if answer is None else answer.code)
+        if data and not command.is_oneway:
+            self._write(data)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        size, _ = self._tasks.pop(task)
+        self._under_way -= size
+        if self._is_silent and not self.is_closed:
+            self._take()
+        else:
+            self._weigh()
+        self._close_if_done()
 
     def _read_or_wait(self) -> None:
         is_full = self._is_full()
@@ -369,44 +407,49 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
                 self._frame_at = self._loop.time()
 
-    async def _answer(self, command: RemotingCommand) -> None:
-        data = b""
-        try:
-            answer = await self._context.processor.process(self, command)
-            if answer is not None:
-                data = encode_command(answer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
-            self._context.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
-            answer = command.answer(ResponseCode.SYSTEM_ERROR, "a defect: the daemon's log says more")
-            data = encode_command(answer)
-        if command.is_response:
-            return
-        self._context.counts.ended(command.code, None if answer is None else answer.code)
-        if data and not command.is_oneway:
-            self._write(data)
+    # --- answers out ------------------------------------------------------------------------------------------------
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        size, _ = self._tasks.pop(task)
-        self._under_way -= size
-        self._context.memory.hold(self, -size)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._context.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
-        if self._is_silent and not self.is_closed:
-            self._take(len(self._inflow))
+    def _write(self, data: bytes) -> None:
+        if self.is_closed or self._transport is None or self._transport.is_closing():
+            return
+        self._active_at = self._loop.time()
+        self._server.counts.sent_bytes += len(data)
+        self._written += len(data)
+        if self._is_tls:
+            self._outflow.append(memoryview(data))
+            self._pour()
+        else:
+            self._transport.write(data)
+        if self._is_stalled or len(data) >= _WEIGHED_SIZE:
+            self._read_or_wait()
+            self._weigh()
+
+    def _pour(self) -> None:
+        while self._outflow and not self._is_paused and self._transport is not None:
+            data = self._outflow.popleft()
+            if len(data) > _TLS_SIZE:
+                self._outflow.appendleft(data[_TLS_SIZE:])
+                data = data[:_TLS_SIZE]
+            self._transport.write(data)  # which may pause it
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._is_leaving and not self._tasks and self._outflow is not None:
-            self._outflow.close()
+        if self._is_leaving and not self._tasks and not self._outflow and self._transport is not None:
+            self._transport.close()
 
-    def _write(self, data: bytes) -> None:
-        if self.is_closed or self._transport is None or self._outflow is None or self._transport.is_closing():
-            return
-        self._is_fresh = True
-        self._context.counts.sent_bytes += len(data)
-        self._outflow.write(data)
-        if self._outflow.is_stalled:
-            self._read_or_wait()
-            self._weigh()
-        elif len(data) >= _WEIGHED_SIZE:
-            self._weigh()
+    def _untaken(self) -> int:
+        # Over TLS it may be twice as much as TLS is given at once that is not seen.
+        waiting = sum(map(len, self._outflow)) if self._outflow else 0
+        return waiting if self._transport is None else waiting + self._transport.get_write_buffer_size()
+
+    def _weigh(self) -> None:
+        size = len(self._inflow) + self._under_way + self._untaken()
+        if size != self.held or not size:
+            self._server.memory.hold(self, size)
+
+    def _call_back(self) -> None:
+        while self._calls:
+            try:
+                self._calls.pop()()
+            except Exception as error:  # noqa: BLE001 - the others are told as well
+                self._server.log.warning("remoting_failed", peer=self.peer, problem=repr(error))

@@ -1,8 +1,8 @@
-"""Forwarder: what the index does not answer goes to a name server or to the broker, and the answer back.
+"""Forwards what the index does not answer to a name server or the broker, and brings the answer back.
 
 The broker knows a client by its connection: it sends rebalancing, transaction checks and late answers there. So each
-client has a connection of its own to the broker, its Channel, which ends with its own; what the broker asks there goes
-to the client, and what the client answers back.
+client has a connection of its own to the broker, which ends with its own; what the broker asks there goes to the
+client, and what the client answers back. Name servers are asked over one connection for all.
 
 Headers go on as JSON, whatever the client writes, and each answer comes back in the client's form: a JSON header has
 room for the mark by which a circle of daemons is noticed, and no signature covers it.
@@ -11,268 +11,289 @@ room for the mark by which a circle of daemons is noticed, and no signature cove
 from __future__ import annotations
 
 import asyncio
-import json
-import random
-from collections import OrderedDict
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from indexd.config import Config
-from indexd.serve.remoting.access import Credentials
+from indexd.config.serving import is_peer
+from indexd.config.units import printable, shown
+from indexd.serve.remoting.access import ACCESS_KEY, SIGNATURE, Credentials
 from indexd.serve.remoting.command import (
     NAME_SERVER_CODES,
-    ONEWAY_FLAG,
+    VERSION,
     Form,
     RemotingCommand,
     RequestCode,
     ResponseCode,
 )
-from indexd.serve.remoting.context import Client, RateLimitedLog
-from indexd.serve.remoting.link import Link, LinkPool, UpstreamError, read_link_settings
-from indexd.serve.remoting.upstream import (
-    PATIENCE_SECONDS,
-    BrokerLocator,
-    CircuitBreaker,
-    NameServers,
+from indexd.serve.remoting.link import Dialer, Link, Patience, UpstreamError
+from indexd.serve.remoting.routes import BrokerPlace, Json, find_place, own_place, read_json
+
+T = TypeVar("T")
+
+#: A name server takes the connection of these for the broker's: it would be ours.
+REGISTRATIONS = frozenset({103, 904})
+IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
+_VIA = "indexdVia"
+_CIRCLE_HINT = (
+    "upstream_namesrv or the broker's address leads back here, perhaps by way of another indexd: give the real ones"
 )
-
-# Questions of the broker that a client has not answered, and clients (by clientID) that share a connection.
-_ASKED_MAX = 1024
-_CLIENTS_MAX = 16
-# What a heartbeat takes beside its texts.
-_HEARTBEAT_SIZE = 1024
-# What a client whose connection to the broker was lost waits for before it is made again, unless it asks something.
-_REOPEN_SECONDS = (1.0, 30.0)
-_OF_WHO_IS_THERE = frozenset({RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT})
+# Beside the time that a request asks to be held for, and at most.
+_HELD_MORE_SECONDS, _HELD_MAX_SECONDS = 10.0, 600.0
+_HELD_FIELDS = ("suspendTimeoutMillis", "pollTime")
+_SHOWN_MAX = 300
 
 
-class Budget:
-    """Bytes that may be kept, by many together."""
+class Client(Protocol):
+    """One connection, in the event loop's thread. Nothing here raises when it is closed already."""
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    @property
+    def peer(self) -> str:
+        """Who it is: ``127.0.0.1:53122``, IPv6 in brackets, an IPv4-mapped address as IPv4."""
 
-    def __repr__(self) -> str:
-        return f"Budget({self._left} left)"
+    @property
+    def local(self) -> str:
+        """Our address as this client has reached it: ``127.0.0.1:10976``."""
 
-    def take(self, size: int) -> bool:
-        """Whether there were so many left; they are taken then."""
-        if size > self._left:
-            return False
-        self._left -= size
-        return True
+    def send(self, command: RemotingCommand) -> None:
+        """A request to the client; dropped when it is closed."""
 
-    def give(self, size: int) -> None:
-        """Give back what was taken."""
-        self._left += size
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it once when the connection ends, however it ends; at once if it has ended."""
+
+
+class NameServers:
+    """Asked in turn, the one that answered last first, over one connection each."""
+
+    def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
+        self._addresses, self._dialer, self.patience = addresses, dialer, dialer.patience
+        self._links: dict[str, Link] = {}
+        self._locks = {address: asyncio.Lock() for address in addresses}
+        self._current = 0
+
+    @property
+    def address(self) -> str:
+        """The one that is asked first."""
+        return self._addresses[self._current]
+
+    async def ask(self, command: RemotingCommand, seconds: float, *, is_short: bool = False) -> RemotingCommand:
+        """The first answer that comes; UpstreamError names all of them.
+
+        The last one has ``seconds`` for it, those before it no more than a connection may take; ``is_short``: all share
+        them.
+        """
+        first, count, problems = self._current, len(self._addresses), []
+        for number in range(count):
+            at = (first + number) % count
+            turn = seconds if number == count - 1 else min(seconds, self._dialer.timeout)
+            try:
+                answer = await _within(seconds / count if is_short else turn, self._ask(self._addresses[at], command))
+            except UpstreamError as error:
+                problems.append(f"the name server at {self._addresses[at]} does not answer: {error}")
+            else:
+                self._current = at
+                return answer
+        raise UpstreamError("; ".join(problems))
+
+    async def _ask(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        try:
+            return await (await self._link(address)).ask(command)
+        except UpstreamError as error:
+            if not error.is_lost:
+                raise
+        # It was started anew, perhaps: whatever a name server is asked may be asked twice.
+        return await (await self._link(address)).ask(command)
+
+    async def _link(self, address: str) -> Link:
+        async with self._locks[address]:
+            link = self._links.get(address)
+            if link is None or not link.is_open:
+                link = self._links[address] = await self._dialer.open(address)
+            return link
+
+
+class BrokerLocator:
+    """Where the broker is: broker_address, else what the name servers say of the broker of our name.
+
+    What was found last holds until something newer is said: a name server may have forgotten everything. ``mark`` is
+    in the headers of our own requests.
+    """
+
+    def __init__(
+        self, config: Config, names: NameServers, credentials: Credentials | None, log: Any, mark: str
+    ) -> None:
+        self._config, self._names, self._credentials, self._log, self._mark = config, names, credentials, log, mark
+        self._patience = names.patience
+        #: What was found last, and why nothing was.
+        self.known: BrokerPlace | None = None
+        self.problem = "nobody was asked yet"
+        #: Monotonic, seconds: what is known now was asked for then, or later.
+        self.sure_at = self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def look(self, *, anew: bool = False, within: float | None = None) -> BrokerPlace | None:
+        """Where it is, as known now; None: none of the name server's brokers is known to be ours (``problem``).
+
+        ``anew``: it does not answer where it was. Only then, and before the first answer, is a name server waited for,
+        ``within`` seconds if they are given.
+        """
+        self._refresh(anew=anew)
+        if self._asking is not None and (anew or self.known is None):
+            await asyncio.wait([self._asking], timeout=within)
+        return self.known
+
+    async def address(self, *, anew: bool = False) -> str:
+        """Where requests for it go; UpstreamError if nobody knows."""
+        if self._config.node.broker_address is not None:
+            return self._config.node.broker_address
+        place = await self.look(anew=anew)
+        if place is None or place.address is None:
+            raise UpstreamError(f"where it is is not known: {self.problem}")
+        return place.address
+
+    def note(self, cluster: Json) -> BrokerPlace | None:
+        """A ClusterInfo that came from a name server; where the broker is then. ValueError if it is none."""
+        found = find_place(cluster, self._config, self.known)
+        self._asked_at = time.monotonic()
+        if found is not None:
+            if found.address is not None and not is_peer(found.address):
+                self.problem = f"what the name server gives for it is no address: {shown(found.address)}"
+                hint = "correct brokerIP1, or give broker_address"
+                self._log.warning("upstream_unread", problem=self.problem, hint=hint)
+                found = replace(found, address=None)
+            if found.address is None and self.known is not None:
+                found = replace(found, address=self.known.address)
+            self.known = found
+            return found
+        own, names = own_place(self._config), _cut(", ".join(sorted(cluster["brokerAddrTable"])) or "none")
+        self.problem = f"the name server knows these brokers: {names}; ours is {own.name} (node_id, brokerName)"
+        if self.known is not None:
+            self.known = replace(self.known, is_registered=False)
+        elif self._config.node.node_id is not None:
+            self.known = own
+        else:
+            hint = "give node_id, the broker's brokerName"
+            self._log.warning("upstream_unknown", problem=self.problem, hint=hint)
+        return self.known
+
+    def _refresh(self, *, anew: bool) -> None:
+        is_there, patience = self.known is not None and self.known.is_registered, self._patience
+        fresh = patience.anew if anew else patience.fresh if is_there else patience.missing
+        if self._asking is None and time.monotonic() - self._asked_at >= fresh:
+            self._asking = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        began = self._asked_at = time.monotonic()
+        # One of our own, signed if we want signatures: whoever is asked may want them, too.
+        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0, language="JAVA", version=VERSION)
+        request.others[_VIA] = self._mark
+        if self._credentials is not None:
+            request.ext_fields[ACCESS_KEY] = self._credentials.access_key
+            request.ext_fields[SIGNATURE] = self._credentials.signature(request)
+        try:
+            answer = await self._names.ask(request, self._config.remoting.upstream_timeout)
+            if answer.code != ResponseCode.SUCCESS:
+                raise ValueError(f"code {answer.code}, {_cut(answer.remark or 'no remark')}")
+            self.note(read_json(answer.body))
+            self.sure_at = began
+        except UpstreamError as error:
+            self.problem = str(error)
+        except ValueError as error:
+            self.problem = f"the name server at {self._names.address} gave no cluster: {error}"
+        finally:
+            self._asking = None
+
+
+def _cut(text: str) -> str:
+    return f"{printable(text[:_SHOWN_MAX])}{'...' if len(text) > _SHOWN_MAX else ''}"
+
+
+class CircuitBreaker:
+    """Spares requests that have another answer the wait for one that hangs.
+
+    After one that got no answer the others are refused at once for ``Patience.refused``; then one of them tries again.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._problem: str | None = None
+        self._until = 0.0
+
+    async def ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What ``attempt`` returns; UpstreamError, at once while it is open."""
+        if self._problem is not None:
+            if time.monotonic() < self._until:
+                raise UpstreamError(self._problem)
+            self._until = time.monotonic() + self._patience.refused  # while this one tries
+        try:
+            return await attempt()
+        except UpstreamError as error:
+            self._problem, self._until = str(error), time.monotonic() + self._patience.refused
+            raise
+
+    def close(self) -> None:
+        """An answer came, to whatever request."""
+        self._problem = None
 
 
 class Channel:
-    """A client's way to the broker, over a connection of its own; ``heartbeats`` bounds what is kept for all clients.
+    """A client's connection to the broker: made when it first asks, and again when it asks after that has ended."""
 
-    Requests keep their order even where the connection has yet to be made. A connection that ended is made again and
-    tells the broker at once what the client's last heartbeats said: it would wait half a minute for the next one, and
-    refuse to be asked for messages meanwhile. A client that has sent heartbeats may only wait to be called: for it the
-    connection is made again even if it asks nothing, later each time.
-    """
-
-    def __init__(self, pool: LinkPool, locator: BrokerLocator, client: Client, heartbeats: Budget) -> None:
-        self._pool, self._locator, self._client, self._budget = pool, locator, client, heartbeats
+    def __init__(self, dialer: Dialer, locator: BrokerLocator, client: Client) -> None:
+        self._dialer, self._locator, self._client = dialer, locator, client
+        self._lock = asyncio.Lock()  # requests keep their order while the connection is made
         self._link: Link | None = None
-        self._lock = asyncio.Lock()
-        self._opening: asyncio.Task[Link] | None = None
-        self._reopening: asyncio.Task[None] | None = None
-        self._heartbeats: dict[str, RemotingCommand] = {}
-        # Opaques of the broker's requests that the client has not answered.
-        self._asked: OrderedDict[int, None] = OrderedDict()
         self._pending, self._has_left = 0, False
+        self.address: str | None = None
 
-    async def ask(self, command: RemotingCommand, seconds: float) -> RemotingCommand | None:
-        """The broker's answer, None to a one-way request; UpstreamError, whose text names the broker.
-
-        Who stops waiting does not keep the connection from being made.
-        """
+    async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
+        """The broker's answer, None to a one-way request; UpstreamError."""
         self._pending += 1
         try:
-            link = await self._open_link(command)
-            try:
-                if not command.is_oneway:
-                    return await link.ask(command, seconds)
-                link.tell(command)
-            except UpstreamError as error:
-                raise no_answer(link.address, error) from error
+            async with self._lock:
+                link = await self._open()
+            # Sent before anything else happens in the loop.
+            if not command.is_oneway:
+                return await link.ask(command)
+            link.tell(command)
             return None
         finally:
             self._pending -= 1
             self._close_if_left()
 
-    def note(self, command: RemotingCommand) -> None:
-        """That request is answered by another: the broker hears who is there as soon as it listens again."""
-        if command.code in _OF_WHO_IS_THERE:
-            self._remember(command)
-            if self._link is not None and self._link.is_open:
-                with suppress(UpstreamError):  # it is told by the next connection
-                    self._link.tell(replace(command, flag=ONEWAY_FLAG))
-        self._reopen_if_lost()
-
     def respond(self, command: RemotingCommand) -> None:
-        """What the client answers to a question of the broker's; dropped if there is none that it answers."""
-        if command.opaque in self._asked and self._link is not None and self._link.is_open:
-            del self._asked[command.opaque]
-            self._link.tell(command)
+        """What the client answers to a question of the broker's; dropped if the broker has gone meanwhile."""
+        if self._link is not None:
+            with suppress(UpstreamError):
+                self._link.tell(command)
 
     def leave(self) -> None:
         """The client has gone: the connection ends when its last one-way requests are sent."""
-        while self._heartbeats:
-            self._forget(next(iter(self._heartbeats)))
         self._has_left = True
-        if self._reopening is not None:
-            self._reopening.cancel()
         self._close_if_left()
-
-    def close(self) -> None:
-        """No connection is made any more."""
-        if self._opening is not None:
-            self._opening.cancel()
-
-    async def _open_link(self, command: RemotingCommand | None) -> Link:
-        # The caller sends before anything else happens in the loop.
-        try:
-            async with self._lock:
-                return self._usable() or await self._open_anew()
-        finally:
-            if command is not None:
-                self._remember(command)
-            self._reopen_if_lost()
-
-    def _usable(self) -> Link | None:
-        link = self._link
-        if link is None or not link.is_open:
-            return None
-        known = self._locator.known_address()
-        return link if known is None or known == link.address else None
-
-    async def _open_anew(self) -> Link:
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening)
-
-    def _opened(self, task: asyncio.Task[Link]) -> None:
-        self._opening = None
-        if not task.cancelled():
-            task.exception()  # whoever waited may have gone
-        self._close_if_left()
-
-    async def _open(self) -> Link:
-        if self._link is not None:
-            self._link.close()
-        address = await self._locator.address()
-        try:
-            link = await self._pool.open(address, self._ask_client)
-        except UpstreamError as error:
-            moved = await self._locator.address(anew=True)
-            if moved == address:
-                raise no_answer(address, error) from error
-            try:
-                link = await self._pool.open(moved, self._ask_client)
-            except UpstreamError as second:
-                raise no_answer(moved, second) from second
-        self._link = link
-        self._asked.clear()
-        for heartbeat in self._heartbeats.values():
-            link.tell(replace(heartbeat, flag=ONEWAY_FLAG))
-        link.on_end = self._reopen_if_lost
-        return link
 
     def _close_if_left(self) -> None:
         if self._has_left and not self._pending and self._link is not None:
             self._link.close()
 
-    def _reopen_if_lost(self) -> None:
-        is_open = self._link is not None and self._link.is_open
-        if self._reopening is None and self._heartbeats and not self._has_left and not is_open:
-            self._reopening = asyncio.create_task(self._reopen())
-
-    async def _reopen(self) -> None:
-        seconds, most = _REOPEN_SECONDS
+    async def _open(self) -> Link:
+        link, address = self._link, await self._locator.address()
+        if link is not None and link.is_open:
+            if link.address == address:
+                return link
+            link.close()  # another broker is the master now
+        self.address = address
         try:
-            while self._heartbeats and not (self._link is not None and self._link.is_open):
-                # Not all of a broker's clients in the same moment.
-                await asyncio.sleep(random.uniform(seconds / 2, seconds))
-                async with self._pool.mending:
-                    with suppress(UpstreamError):
-                        await self._open_link(None)
-                seconds = min(2 * seconds, most)
-        finally:
-            self._reopening = None
-
-    def _ask_client(self, command: RemotingCommand) -> None:
-        if not command.is_oneway:
-            self._asked[command.opaque] = None
-            if len(self._asked) > _ASKED_MAX:
-                self._asked.popitem(last=False)
-        self._client.send(command)
-
-    def _remember(self, command: RemotingCommand) -> None:
-        if command.code == RequestCode.UNREGISTER_CLIENT:
-            self._forget(command.ext_fields.get("clientID", ""))
-        elif command.code == RequestCode.HEART_BEAT:
-            client_id = _client_id(command.body)
-            if client_id is not None:
-                self._forget(client_id)
-                if len(self._heartbeats) < _CLIENTS_MAX and not self._has_left and self._budget.take(_size_of(command)):
-                    self._heartbeats[client_id] = command
-
-    def _forget(self, client_id: str) -> None:
-        heartbeat = self._heartbeats.pop(client_id, None)
-        if heartbeat is not None:
-            self._budget.give(_size_of(heartbeat))
-
-
-def _client_id(body: bytes) -> str | None:
-    # None for a heartbeat that only says that nothing has changed (withoutSub): a new connection needs all of it.
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if type(data) is not dict or data.get("withoutSub") is True:
-        return None
-    client_id = data.get("clientID")
-    return client_id if type(client_id) is str else None
-
-
-def _size_of(command: RemotingCommand) -> int:
-    fields = sum(len(name) + len(value) for name, value in command.ext_fields.items())
-    return _HEARTBEAT_SIZE + len(command.body) + fields
-
-
-def no_answer(address: str, error: UpstreamError) -> UpstreamError:
-    """The same with the broker's address."""
-    return UpstreamError(f"the broker at {address} does not answer: {error}")
-
-
-T = TypeVar("T")
-# What a request may take beyond the time it asks to be held for.
-_ANSWER_SECONDS = 60.0
-_HELD_MORE_SECONDS = 10.0
-_HELD_MAX_SECONDS = 600.0
-_HELD_FIELDS = ("suspendTimeoutMillis", "pollTime")
-# Bytes of heartbeats that are kept, of all clients together.
-_HEARTBEATS_MAX = 64 << 20
-#: A name server takes the connection of these for the broker's: it would be ours.
-REGISTRATIONS = frozenset({103, 904})
-_VIA = "indexdVia"
-_ITSELF = "it is this daemon itself"
-_NAMES_ARE_US = "upstream_namesrv leads back here: give the real name servers"
-_BROKER_IS_US = (
-    "the broker's address leads here; if the broker has not just stopped, correct broker_address or brokerIP1"
-)
-_CIRCLE = "upstream_namesrv leads to another indexd whose upstream_namesrv leads here: give one of them the real ones"
-# So long an address that leads back here is not tried again.
-_ITSELF_SECONDS = 30.0
+            self._link = await self._dialer.open(address, self._client.send)
+        except UpstreamError:
+            self.address = await self._locator.address(anew=True)
+            if self.address == address:
+                raise
+            self._link = await self._dialer.open(self.address, self._client.send)
+        return self._link
 
 
 class Forwarder:
@@ -281,58 +302,49 @@ class Forwarder:
     ``mark``: what this process is known by among those that pass requests on, a word of its own.
     """
 
-    def __init__(self, config: Config, log: RateLimitedLog, credentials: Credentials | None, mark: str) -> None:
+    def __init__(
+        self, config: Config, log: Any, credentials: Credentials | None, mark: str, patience: Patience | None = None
+    ) -> None:
+        self.patience = patience or Patience()
         self._log, self._mark = log, mark
-        self._timeout = config.remoting.upstream_timeout
-        self._pool = LinkPool(read_link_settings(config))
-        self.names = NameServers(config.remoting.upstream_namesrv, self._pool)
-        self.locator = BrokerLocator(config, self.names, credentials, log.warning, {_VIA: mark})
-        self._heartbeats = Budget(_HEARTBEATS_MAX)
+        self._dialer = Dialer(config, self.patience)
+        self._names = NameServers(config.remoting.upstream_namesrv, self._dialer)
+        self.locator = BrokerLocator(config, self._names, credentials, log, mark)
         self._channels: dict[Client, Channel] = {}
-        self._patience = min(PATIENCE_SECONDS, self._timeout)
-        self._names_breaker, self._broker_breaker = (
-            CircuitBreaker(self._probe_names),
-            CircuitBreaker(self._probe_broker),
-        )
+        self._names_breaker, self._broker_breaker = CircuitBreaker(self.patience), CircuitBreaker(self.patience)
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
 
     def __repr__(self) -> str:
-        return f"Forwarder({self.names}, {len(self._channels)} clients of the broker, {self._pool})"
+        return f"Forwarder({self._names.address}, {len(self._channels)} clients of the broker)"
 
     def row(self) -> dict[str, Any]:
         """For the board: where to, how many connections, and what became of requests (counters)."""
         place = self.locator.known
         address = None if place is None else place.address
-        return {"nameServer": self.names.address, "broker": address, "links": len(self._pool.ends), **self._counts}
+        return {
+            "nameServer": self._names.address,
+            "broker": address,
+            "links": len(self._dialer.links),
+            **self._counts,
+        }
 
     def has_been_here(self, command: RemotingCommand) -> bool:
-        """Whether a request comes back by way of another daemon, whose upstream we are; if not, it is marked.
+        """Whether a request comes back that we have forwarded; if not, it is marked.
 
         By a member of the header that RocketMQ ignores.
         """
         via = command.others.get(_VIA, "")
         if type(via) is not str or self._mark in via.split():
-            self._log.warning("upstream_circle", code=command.code, hint=_CIRCLE)
+            self._log.warning("upstream_circle", code=command.code, hint=_CIRCLE_HINT)
             return True
         command.others[_VIA] = f"{via} {self._mark}".lstrip()
         return False
-
-    def is_ourselves(self, client: Client) -> bool:
-        """Whether a client is one of our own connections: upstream leads back here. It is not followed again then."""
-        link = self._pool.ends.get(client.peer)
-        if link is None:
-            return False
-        self._pool.note(link.address, _ITSELF, _ITSELF_SECONDS)
-        hint = _NAMES_ARE_US if self.names.is_one(link.address) else _BROKER_IS_US
-        self._log.warning("upstream_is_ourselves", address=link.address, hint=hint)
-        link.fail(_ITSELF)
-        return True
 
     async def forward(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
         """The answer to a request from where it belongs, or SERVICE_NOT_AVAILABLE with a remark; None if one-way."""
         try:
             if command.code in NAME_SERVER_CODES:
-                return await self.ask_names(command, _ANSWER_SECONDS)
+                return await self.ask_names(command)
             return await self.ask_broker(client, command)
         except UpstreamError as error:
             if not command.is_oneway:
@@ -341,20 +353,17 @@ class Forwarder:
             self._log.warning("upstream_dropped", peer=client.peer, code=command.code, problem=str(error))
             return None
 
-    async def ask_names(self, command: RemotingCommand, seconds: float | None = None) -> RemotingCommand:
-        """What a name server answers; UpstreamError.
-
-        ``seconds``: what it may take. None: no longer than a client waits, for there is another answer.
-        """
+    async def ask_names(self, command: RemotingCommand, *, is_short: bool = False) -> RemotingCommand:
+        """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
         # What is one-way is answered as well there: that is the proof that it came.
-        asked = replace(command, flag=0, form=Form.JSON)
-        if seconds is None:
-            asking = self._names_breaker.ask(lambda: self.names.ask(asked, self._timeout, self._patience))
+        asked, patience = replace(command, flag=0, form=Form.JSON), self.patience
+        if is_short:
+            asking = self._names_breaker.ask(lambda: self._names.ask(asked, patience.short, is_short=True))
         else:
-            asking = self.names.ask(asked, seconds)
-        answer = await self._counted(asking)
-        self._names_breaker.answered()
-        answer.form = command.form
+            asking = self._names.ask(asked, patience.answer)
+        answer = await self._counted(asking, command.form)
+        self._names_breaker.close()
+        assert answer is not None  # only one-way requests get none
         return answer
 
     async def ask_broker(
@@ -362,73 +371,68 @@ class Forwarder:
     ) -> RemotingCommand | None:
         """What the broker answers, None for a one-way request; UpstreamError, whose text names the broker.
 
-        ``is_short``: no longer than a client waits, for there is another answer.
+        ``is_short``: as for ``ask_names``.
         """
-        channel = self._channel(client)
-        asked = replace(command, form=Form.JSON)
+        channel, asked = self._channel(client), replace(command, form=Form.JSON)
         if is_short and not command.is_oneway:
-            if self._broker_breaker.is_open:
-                channel.note(asked)
-            asking = self._broker_breaker.ask(lambda: self._ask_in_time(channel, asked))
+            asking = self._broker_breaker.ask(lambda: self._ask_channel(channel, asked, self.patience.short))
         else:
-            asking = channel.ask(asked, _patience(command))
-        answer = await self._counted(asking)
+            asking = self._ask_channel(channel, asked, held_seconds(command, self.patience.answer))
+        answer = await self._counted(asking, command.form)
         if answer is not None:
-            self._broker_breaker.answered()
-            answer.form = command.form
+            self._broker_breaker.close()
         return answer
 
     def respond(self, client: Client, command: RemotingCommand) -> None:
-        """A client's response to what the broker has asked it; any other is dropped."""
+        """A client's response to what the broker has asked it."""
         channel = self._channels.get(client)
         if channel is not None:
-            with suppress(UpstreamError):  # the broker has gone meanwhile
-                channel.respond(command)
+            channel.respond(command)
 
     async def close(self) -> None:
         """Close every connection, within half a second."""
-        for breaker in (self._names_breaker, self._broker_breaker):
-            breaker.close()
-        for channel in self._channels.values():
-            channel.close()
-        await self._pool.close()
+        await self._dialer.close()
 
     def _channel(self, client: Client) -> Channel:
         channel = self._channels.get(client)
         if channel is None:
-            channel = self._channels[client] = Channel(self._pool, self.locator, client, self._heartbeats)
+            channel = self._channels[client] = Channel(self._dialer, self.locator, client)
             client.on_close(lambda: self._channels.pop(client).leave())
         return channel
 
-    async def _ask_in_time(self, channel: Channel, command: RemotingCommand) -> RemotingCommand | None:
+    async def _ask_channel(self, channel: Channel, command: RemotingCommand, seconds: float) -> RemotingCommand | None:
         try:
-            async with asyncio.timeout(self._patience):
-                return await channel.ask(command, self._timeout)
-        except TimeoutError:
-            address = self.locator.known_address()
-            error = UpstreamError(f"no answer within {self._patience:g} s")
-            raise no_answer(address or "an address that is not known yet", error) from None
+            return await _within(seconds, channel.ask(command))
+        except UpstreamError as error:
+            place = "" if channel.address is None else f" at {channel.address}"
+            raise UpstreamError(f"the broker{place} does not answer: {error}") from error
 
-    async def _probe_names(self) -> None:
-        await self.names.ask(self.locator.request(), self._timeout)
-
-    async def _probe_broker(self) -> None:
-        link = await self._pool.get(await self.locator.address(anew=True))
-        await link.ask(self.locator.request(RequestCode.GET_BROKER_RUNTIME_INFO), self._timeout)
-
-    async def _counted(self, answer: Awaitable[T]) -> T:
+    async def _counted(self, asking: Awaitable[RemotingCommand | None], form: Form) -> RemotingCommand | None:
         try:
-            found = await answer
+            answer = await asking
+            if answer is not None:
+                if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and answer.remark == IN_A_CIRCLE:
+                    raise UpstreamError(IN_A_CIRCLE)
+                answer.form = form
         except UpstreamError:
             self._counts["failed"] += 1
             raise
         self._counts["forwarded"] += 1
-        return found
+        return answer
 
 
-def _patience(command: RemotingCommand) -> float:
+def held_seconds(command: RemotingCommand, least: float) -> float:
+    """What the broker is given for an answer: more where the request asks to be held."""
     for name in _HELD_FIELDS:
         millis = command.ext_fields.get(name, "")
         if millis.isascii() and millis.isdecimal():
-            return max(_ANSWER_SECONDS, min(int(millis[:9]) / 1000, _HELD_MAX_SECONDS) + _HELD_MORE_SECONDS)
-    return _ANSWER_SECONDS
+            return max(least, min(int(millis[:9]) / 1000, _HELD_MAX_SECONDS) + _HELD_MORE_SECONDS)
+    return least
+
+
+async def _within(seconds: float, asking: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await asking
+    except TimeoutError:
+        raise UpstreamError(f"no answer within {seconds:.2g} s") from None

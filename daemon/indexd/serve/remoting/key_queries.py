@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -29,7 +29,6 @@ from indexd.serve.remoting.command import (
     encode_command,
     last_update_fields,
 )
-from indexd.serve.remoting.context import Answered, RateLimitedLog
 from indexd.storage.disk import WouldWaitError
 
 #: Requests of one call, which has bounds besides on what it reads and walks.
@@ -44,6 +43,16 @@ _BEGIN = f'{{"code":{RequestCode.QUERY_MESSAGE:d},'.encode()
 _BEGIN_AT = 8
 _CODES = RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS
 Array = npt.NDArray[np.generic]
+
+
+class Answered(NamedTuple):
+    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
+
+    request_code: int
+    response_code: int
+    requests: int
+    size: int
+    answers: bytes
 
 
 class Tables(NamedTuple):
@@ -139,7 +148,7 @@ def _final_header(found: OpenIndexFile) -> tuple[int, int, int, int] | None:
 class KeyQueries:
     """One for an outlet whose requests are not signed and want the broker's own answer, of ``size_max`` bytes."""
 
-    def __init__(self, queries: Queries, log: RateLimitedLog, size_max: int) -> None:
+    def __init__(self, queries: Queries, log: Any, size_max: int) -> None:
         self._queries, self._log = queries, log
         config = queries.config.query
         self._limits = np.zeros(5, dtype=np.int64)
@@ -155,7 +164,7 @@ class KeyQueries:
         return f"KeyQueries({self._queries})"
 
     def answer(self, data: bytes, frame_max: int) -> Answered | None:
-        """See ``context.Processor.process_together``."""
+        """The answers to as many requests at the begin of ``data`` as one call can answer; None: to none."""
         if not data.startswith(_BEGIN, _BEGIN_AT):
             return None
         self._limits[kernel.FRAME] = min(frame_max, LENGTH_SIZE + HEADER_MAX)

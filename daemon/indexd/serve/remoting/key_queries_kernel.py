@@ -229,18 +229,17 @@ TOGETHER, FRAME, BODY, MOST, MOST_UNIQUE = range(5)
 #: Members of ``said``: where the first request begins that is not answered, and where the answers end.
 TAKEN, END = range(2)
 
-# The members of a header and their kinds, of those that count first; then the ext fields, likewise.
-_NUMBER, _TEXT, _OBJECT = range(3)
-_CODE, _FLAG, _OPAQUE, _EXT_FIELDS = range(4)
-_TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME, _IS_UNIQUE, _INDEX_TYPE = range(7)
-_MEMBERS = ("code", "flag", "opaque", "extFields", "version", "language", "remark", "serializeTypeCurrentRPC")
-_KINDS = np.array([_NUMBER, _NUMBER, _NUMBER, _OBJECT, _NUMBER, _TEXT, _TEXT, _TEXT])
-_FIELDS = ("topic", "key", "maxNum", "beginTimestamp", "endTimestamp", "_UNIQUE_KEY_QUERY", "indexType")
-_FIELDS_NEEDED = (1 << _INDEX_TYPE + 1) - 1 - (1 << _IS_UNIQUE) - (1 << _INDEX_TYPE)
-# Rows of ``request`` for the ext fields, behind those of the members: (value, 0), or of a text (begin, end).
-_OF_FIELDS = len(_MEMBERS)
-#: Its shape.
-REQUEST_SHAPE = (_OF_FIELDS + len(_FIELDS), 2)
+# Members of a header, numbers first and then texts; behind them the ext fields that count. Each has a row of
+# ``request`` by its place here: of a number (value, 0), of a text (begin, end).
+_NAMES = (
+    "code", "flag", "opaque", "version", "language", "remark", "serializeTypeCurrentRPC",
+    "topic", "key", "maxNum", "beginTimestamp", "endTimestamp", "_UNIQUE_KEY_QUERY", "indexType",
+)  # fmt: skip
+_CODE, _FLAG, _OPAQUE, _TEXTS = 0, 1, 2, 4
+_TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME, _IS_UNIQUE, _INDEX_TYPE = range(7, 14)
+_NEEDED = sum(1 << row for row in (_CODE, _OPAQUE, _TOPIC, _KEY, _MAX_NUM, _BEGIN_TIME, _END_TIME))
+#: The shape of ``request``.
+REQUEST_SHAPE = (len(_NAMES), 2)
 
 _QUERY_MESSAGE = int(RequestCode.QUERY_MESSAGE)
 # Of an answer without its messages, numbers and all; much more than it has.
@@ -259,8 +258,8 @@ def pack(*texts: str) -> tuple[Any, Any]:
     return np.frombuffer("".join(texts).encode("ascii"), dtype=np.uint8).copy(), ends
 
 
-_MEMBER_NAMES, _MEMBER_ENDS = pack(*_MEMBERS)
-_FIELD_NAMES, _FIELD_ENDS = pack(*_FIELDS)
+_NAME_TEXT, _NAME_ENDS = pack(*_NAMES)
+_EXT_FIELDS, _EXT_FIELDS_ENDS = pack("extFields")
 _WORDS, _WORD_ENDS = pack("true", "K", "U")
 _TRUE, _K, _U = range(3)
 
@@ -304,67 +303,50 @@ def _which(data, begin, end, names, ends):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def _read_fields(data, at, end, request):  # type: ignore[no-untyped-def]
-    # Behind the object of texts that begins at ``at``; LEFT.
-    if at >= end or data[at] != _OPEN:
-        return LEFT
-    seen, i = 0, at
-    while data[i] != _CLOSE:
-        name_end = _text_end(data, i + 1, end)
-        if name_end == LEFT or name_end + 1 >= end or data[name_end + 1] != _COLON:
-            return LEFT
-        begin = name_end + 2
-        value_end = _text_end(data, begin, end)
-        if value_end == LEFT:
-            return LEFT
-        field = _which(data, i + 2, name_end, _FIELD_NAMES, _FIELD_ENDS)
-        if field != LEFT:
-            if seen & 1 << field:
-                return LEFT
-            seen |= 1 << field
-            row = request[_OF_FIELDS + field]
-            row[0], row[1] = begin + 1, value_end
-            if _MAX_NUM <= field <= _END_TIME and _digits_end(data, begin + 1, value_end, row) != value_end:
-                return LEFT
-        i = value_end + 1
-        if i >= end or (data[i] != _COMMA and data[i] != _CLOSE):
-            return LEFT
-    return i + 1 if seen & _FIELDS_NEEDED == _FIELDS_NEEDED else LEFT
-
-
-@numba.njit
 def _read_request(data, at, end, request):  # type: ignore[no-untyped-def]
-    # Whether ``data[at:end]`` is the header of a query by key that is read here.
+    # Whether ``data[at:end]`` is the header of a query by key that is read here. ``i`` is before a name: { or a comma.
     if data[at] != _OPEN:
         return False
     request[:, :] = 0
-    seen, i = 0, at
-    while data[i] != _CLOSE:
-        name_end = _text_end(data, i + 1, end)
-        if name_end == LEFT or name_end + 1 >= end or data[name_end + 1] != _COLON:
+    seen, i, is_inside, was_inside = 0, at, False, False
+    while True:
+        begin = _text_end(data, i + 1, end) + 2
+        if begin == LEFT + 2 or begin >= end or data[begin - 1] != _COLON:
             return False
-        member = _which(data, i + 2, name_end, _MEMBER_NAMES, _MEMBER_ENDS)
-        if member == LEFT or seen & 1 << member:
-            return False
-        seen |= 1 << member
-        begin = name_end + 2
-        if _KINDS[member] == _NUMBER:
-            i = _digits_end(data, begin, end, request[member])
-            if i == LEFT or np.uint64(request[member, 0]) >= _INT_END:
+        row = _which(data, i + 2, begin - 2, _NAME_TEXT, _NAME_ENDS)
+        if row != LEFT and (row >= _TOPIC) != is_inside:
+            row = LEFT
+        if row == LEFT and not is_inside:
+            is_fields = _which(data, i + 2, begin - 2, _EXT_FIELDS, _EXT_FIELDS_ENDS) == 0
+            if not is_fields or was_inside or data[begin] != _OPEN:
                 return False
-        elif _KINDS[member] == _TEXT:
-            i = _text_end(data, begin, end) + 1
-            if i == LEFT + 1:
+            is_inside = was_inside = True
+            i = begin
+            continue
+        if row != LEFT:
+            if seen & 1 << row:
+                return False
+            seen |= 1 << row
+        if _CODE <= row < _TEXTS:
+            i = _digits_end(data, begin, end, request[row])
+            if i == LEFT or np.uint64(request[row, 0]) >= _INT_END:
                 return False
         else:
-            i = _read_fields(data, begin, end, request)
-            if i == LEFT:
+            text_end = _text_end(data, begin, end)
+            if text_end == LEFT:
                 return False
-        if i >= end or (data[i] != _COMMA and data[i] != _CLOSE):
-            return False
-    if i + 1 != end or seen & 1 << _EXT_FIELDS == 0 or seen & 1 << _OPAQUE == 0:
-        return False
-    return request[_CODE, 0] == _QUERY_MESSAGE and request[_FLAG, 0] == 0
+            if row != LEFT:
+                request[row, 0], request[row, 1] = begin + 1, text_end
+            if _MAX_NUM <= row <= _END_TIME and _digits_end(data, begin + 1, text_end, request[row]) != text_end:
+                return False
+            i = text_end + 1
+        if is_inside and i < end and data[i] == _CLOSE:
+            is_inside = False
+            i += 1
+        if i >= end or data[i] != _COMMA:
+            break
+    is_whole = not is_inside and i + 1 == end and data[i] == _CLOSE and seen & _NEEDED == _NEEDED
+    return is_whole and request[_CODE, 0] == _QUERY_MESSAGE and request[_FLAG, 0] == 0
 
 
 @numba.njit
@@ -396,19 +378,18 @@ def _write_word(value, buffer, at):  # type: ignore[no-untyped-def]
 @numba.njit
 def _find(data, request, limits, files, headers, sizes, places, buffer, work):  # type: ignore[no-untyped-def]
     # find_offsets for what is asked.
-    fields = request[_OF_FIELDS:]
-    is_unique = _which(data, fields[_IS_UNIQUE, 0], fields[_IS_UNIQUE, 1], _WORDS, _WORD_ENDS) == _TRUE
-    if fields[_INDEX_TYPE, 0] != 0 and not is_unique:
+    is_unique = _which(data, request[_IS_UNIQUE, 0], request[_IS_UNIQUE, 1], _WORDS, _WORD_ENDS) == _TRUE
+    if request[_INDEX_TYPE, 0] != 0 and not is_unique:
         # Tags are hashed otherwise, and what is none of these is not for here.
-        word = _which(data, fields[_INDEX_TYPE, 0], fields[_INDEX_TYPE, 1], _WORDS, _WORD_ENDS)
+        word = _which(data, request[_INDEX_TYPE, 0], request[_INDEX_TYPE, 1], _WORDS, _WORD_ENDS)
         if word not in (_K, _U):
             return LEFT
-    if np.uint64(fields[_MAX_NUM, 0]) >= _INT_END:
+    if np.uint64(request[_MAX_NUM, 0]) >= _INT_END:
         return LEFT
-    most = limits[MOST_UNIQUE] if is_unique else min(fields[_MAX_NUM, 0], limits[MOST])
-    topic_hash = hash_utf8(data, np.uint64(fields[_TOPIC, 0]), np.uint64(fields[_TOPIC, 1]), _0)
-    java_hash = hash_utf8(data, np.uint64(fields[_KEY, 0]), np.uint64(fields[_KEY, 1]), topic_hash * _31 + _HASH)
-    times = fields[_BEGIN_TIME, 0], fields[_END_TIME, 0]
+    most = limits[MOST_UNIQUE] if is_unique else min(request[_MAX_NUM, 0], limits[MOST])
+    topic_hash = hash_utf8(data, np.uint64(request[_TOPIC, 0]), np.uint64(request[_TOPIC, 1]), _0)
+    java_hash = hash_utf8(data, np.uint64(request[_KEY, 0]), np.uint64(request[_KEY, 1]), topic_hash * _31 + _HASH)
+    times = request[_BEGIN_TIME, 0], request[_END_TIME, 0]
     return _find_offsets(files, headers, sizes, np.int64(key_hash(java_hash)), most, *times, places, buffer, work)
 
 

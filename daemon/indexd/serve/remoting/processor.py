@@ -1,44 +1,290 @@
-"""RemotingProcessor: passes each request to what answers it: the index, the directory of routes, or upstream."""
+"""Answers requests: from the index, from the routes that lead here, or with what a name server or the broker says.
+
+Messages are sent as frames (spec rocketmq-store 9.3-9.5, 9.8), figures as the table of texts in which a broker shows
+its own (``mqadmin brokerStatus``).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from indexd import __version__
+from indexd.commitlog.decoder import parse_java_number
+from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.config import Config
+from indexd.consumequeue.format import is_topic_name, queue_id_of
+from indexd.errors import DiskError, IndexdError
+from indexd.query import Data, NotFound, QueryIndex, query_time
+from indexd.query import broker_message as broker
+from indexd.query.broker_message import FoundFrames, KeyRequest, earliest_time, queue_bounds
 from indexd.query.source import topics_of
 from indexd.serve.board import Board
-from indexd.serve.queries import Queries
+from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.access import Access
-from indexd.serve.remoting.command import RemotingCommand, RequestCode, ResponseCode
-from indexd.serve.remoting.context import Answered, Client, RateLimitedLog
-from indexd.serve.remoting.directory import Directory
-from indexd.serve.remoting.forward import REGISTRATIONS, Forwarder
-from indexd.serve.remoting.handlers import (
-    get_broker_runtime_info,
-    get_earliest_msg_storetime,
-    get_max_offset,
-    get_min_offset,
-    handler,
-    indexd_figures,
-    pull_message,
-    query_message,
-    search_offset_by_timestamp,
-    size_max_of,
-    table_body,
-    view_message_by_id,
+from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
+from indexd.serve.remoting.forward import IN_A_CIRCLE, REGISTRATIONS, Client, Forwarder
+from indexd.serve.remoting.key_queries import Answered, KeyQueries
+from indexd.serve.remoting.link import Patience, UpstreamError
+from indexd.serve.remoting.routes import (
+    BrokerPlace,
+    lead_cluster,
+    lead_route,
+    make_cluster,
+    make_route,
+    own_place,
+    read_json,
+    wants_standard,
+    write_json,
 )
-from indexd.serve.remoting.key_queries import KeyQueries
-from indexd.serve.remoting.link import UpstreamError
-from indexd.serve.remoting.routes import read_json
 
+Handler = Callable[[Queries, RemotingCommand], Awaitable[RemotingCommand]]
+#: Whom PULL_MESSAGE is answered: tools that look at single messages, none that consumes.
+TOOLS_GROUP = "TOOLS_CONSUMER"
+
+_CONSUME_ELSEWHERE = "indexd answers queries: consume from the broker itself"
 _NO_UPSTREAM = "indexd answers queries, and has no upstream_namesrv to pass others to"
-_IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it by way of another"
 _NO_BROKERS = "a broker registers with its name servers themselves, not through indexd"
+_ROUTE_HINT = "give node_id, the broker's brokerName, or broker_address"
+_SHOWN_MAX = 80
+# What an answer has beside its body.
+_HEADER_MAX = 4096
+# Bytes of routes that are kept.
+_ROUTES_MAX = 8 << 20
+# What the log's own figures may take; a table without them is better than none.
+_LOG_SECONDS = 0.5
+_INDEX_TYPES = ("K", "U", "T")
+_PULL_CODES = {
+    "FOUND": ResponseCode.SUCCESS,
+    "NO_MATCHED_MESSAGE": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "MESSAGE_WAS_REMOVING": ResponseCode.PULL_RETRY_IMMEDIATELY,
+    "OFFSET_OVERFLOW_ONE": ResponseCode.PULL_NOT_FOUND,
+    "OFFSET_OVERFLOW_BADLY": ResponseCode.PULL_OFFSET_MOVED,
+    "OFFSET_TOO_SMALL": ResponseCode.PULL_OFFSET_MOVED,
+}
+# Figures of the log and of the index's work that a broker has under the same names.
+_SAME = ("commitLogMinOffset", "commitLogMaxOffset", "dispatchBehindBytes")
+# No message is put here or taken from here, and tools divide these texts without a look.
+_NO_RATES = dict.fromkeys(("putTps", "getTransferredTps", "getTransferedTps"), "0.0 0.0 0.0") | dict.fromkeys(
+    ("timerEnqueueTps", "timerDequeueTps"), "0.0"
+)
+# A broker's queues of requests to send and to be given messages: there are none here, so nothing waits in them.
+_NO_QUEUES = dict.fromkeys(
+    (
+        "sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills",
+        "pullThreadPoolQueueSize", "pullThreadPoolQueueHeadWaitTimeMills",
+        "ackThreadPoolQueueSize", "ackThreadPoolQueueHeadWaitTimeMills",
+        "queryThreadPoolQueueSize", "queryThreadPoolQueueHeadWaitTimeMills",
+        "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind", "timerCongestNum",
+    ),
+    "0",
+)  # fmt: skip
 
-Answer = Callable[[Queries, RemotingCommand], Awaitable[RemotingCommand]]
+
+class FieldError(Exception):
+    """An ext field is missing or of no use; str(): which, and why."""
+
+
+def text(command: RemotingCommand, name: str) -> str:
+    """A field that has to be there; FieldError."""
+    value = command.ext_fields.get(name)
+    if value is None:
+        raise FieldError(f"ext field {name} is missing")
+    return value
+
+
+def whole(command: RemotingCommand, name: str, bits: int = 64) -> int:
+    """A field that has to be a whole number of so many bits, as Java reads one; FieldError."""
+    value = text(command, name)
+    number = parse_java_number(value, bits)
+    if number is None:
+        raise FieldError(f"ext field {name} is no whole number of {bits} bits: {value!r:.{_SHOWN_MAX}}")
+    return number
+
+
+async def answer_from_index(handler: Handler, queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """What ``handler`` answers; what a query raises is told in a remark.
+
+    SYSTEM_BUSY where asking again may help, else SYSTEM_ERROR.
+    """
+    try:
+        return await handler(queries, command)
+    except (FieldError, TooLongError) as error:
+        return command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+    except NotAnsweredError as error:
+        return command.answer(ResponseCode.SYSTEM_BUSY, str(error))
+    except IndexdError as error:
+        return command.answer(ResponseCode.SYSTEM_ERROR, error.line())
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+async def query_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """QUERY_MESSAGE (12): the broker's own answer, or the exact one where the configuration says so."""
+    index_type = command.ext_fields.get("indexType")
+    request = KeyRequest(
+        text(command, "topic"),
+        text(command, "key"),
+        whole(command, "maxNum", 32),
+        whole(command, "beginTimestamp"),
+        whole(command, "endTimestamp"),
+        is_unique=command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true",
+        index_type=index_type if index_type in _INDEX_TYPES else None,
+    )
+    ask = broker.query_message_exact if queries.config.remoting.remoting_mode == "exact" else broker.query_message
+    size_max = size_max_of(queries)
+
+    def question(data: Data) -> tuple[FoundFrames, bytes]:
+        found = ask(data.index, request, size_max)
+        return found, b"".join(found.frames)  # put together here: the event loop has others to serve
+
+    found, body = await queries.query(question, lambda asked: _result(bool(asked[0].frames), asked[0].is_covered))
+    code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
+    return command.answer(code, found.remark, last_update_fields(*found.last_update), body)
+
+
+async def view_message_by_id(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """VIEW_MESSAGE_BY_ID (33): one frame, or a remark that names the offset."""
+    phy_offset, size_max = whole(command, "offset"), size_max_of(queries)
+    found = await queries.query(
+        lambda data: broker.view_message(data.index, phy_offset, size_max),
+        lambda found: _result(not isinstance(found, NotFound), True),  # it is the log itself that is asked
+    )
+    if isinstance(found, NotFound):
+        return command.answer(ResponseCode.SYSTEM_ERROR, found.reason)
+    return command.answer(ResponseCode.SUCCESS, body=found)
+
+
+async def pull_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """PULL_MESSAGE (11) of a tool that looks a message up by its queue offset. Nothing is ever waited for."""
+    if command.ext_fields.get("consumerGroup") != TOOLS_GROUP:
+        return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, _CONSUME_ELSEWHERE)
+    topic, queue_id = text(command, "topic"), whole(command, "queueId", 32)
+    queue_offset, max_num = whole(command, "queueOffset"), whole(command, "maxMsgNums", 32)
+    size_max = size_max_of(queries)
+    found = await queries.query(
+        lambda data: broker.pull_message(data.index, topic, queue_id, queue_offset, max_num, size_max),
+        lambda answer: _result(bool(answer.frames), answer.is_covered),
+    )
+    header = {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(found.next_begin_offset),
+        "minOffset": str(found.min_offset),
+        "maxOffset": str(found.max_offset),
+    }
+    # Without a status that is known there is no queue, or nothing in it.
+    nothing = ResponseCode.PULL_NOT_FOUND if queue_offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+    return command.answer(_PULL_CODES.get(found.status, nothing), found.status, header, b"".join(found.frames))
+
+
+def size_max_of(queries: Queries) -> int:
+    """Bytes of messages in one answer."""
+    return max(queries.config.remoting.remoting_frame_max - _HEADER_MAX, FRAME_SIZE_MIN)
+
+
+def _result(has_found: bool, is_covered: bool) -> str:
+    return FOUND if has_found else EMPTY_COVERED if is_covered else EMPTY_UNCOVERED
+
+
+# --- offsets and times ------------------------------------------------------------------------------------------
+
+
+async def search_offset_by_timestamp(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """SEARCH_OFFSET_BY_TIMESTAMP (29): as the broker's search finds it; 0 in a queue that there is not."""
+    timestamp = whole(command, "timestamp")
+    boundary: Literal["lower", "upper"] = (
+        "upper" if command.ext_fields.get("boundaryType", "").lower() == "upper" else "lower"
+    )
+
+    def find(index: QueryIndex, topic: str, queue_id: int) -> int:
+        return query_time(index, topic, queue_id, timestamp, boundary).queue_offset or 0
+
+    return await _of_a_queue(queries, command, "offset", find)
+
+
+async def get_max_offset(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """GET_MAX_OFFSET (30): behind the last message; 0 in a queue that there is not."""
+    return await _of_a_queue(queries, command, "offset", lambda *queue: queue_bounds(*queue)[1])
+
+
+async def get_min_offset(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """GET_MIN_OFFSET (31): the first message that is still in the log; 0 in a queue that there is not."""
+    return await _of_a_queue(queries, command, "offset", lambda *queue: queue_bounds(*queue)[0])
+
+
+async def get_earliest_msg_storetime(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """GET_EARLIEST_MSG_STORETIME (32): of the first message that is still in the log, in ms; -1 where there is none."""
+    return await _of_a_queue(queries, command, "timestamp", earliest_time)
+
+
+async def _of_a_queue(
+    queries: Queries, command: RemotingCommand, name: str, question: Callable[..., int]
+) -> RemotingCommand:
+    topic, queue_id = text(command, "topic"), whole(command, "queueId", 32)
+    number = await queries.ask(lambda data: question(data.index, topic, queue_id))
+    return command.answer(ResponseCode.SUCCESS, ext_fields={name: str(number)})
+
+
+# --- figures, and what clients need to be content ---------------------------------------------------------------
+
+
+async def get_broker_runtime_info(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """GET_BROKER_RUNTIME_INFO (28), answered in every phase."""
+    table = runtime_table(queries.board)
+    # What can be known without the log is told all the same.
+    with suppress(NotAnsweredError, IndexdError, TimeoutError):
+        async with asyncio.timeout(_LOG_SECONDS):
+            table |= await queries.ask(_of_the_log)
+    return command.answer(ResponseCode.SUCCESS, body=table_body(table))
+
+
+def table_body(table: Mapping[str, str]) -> bytes:
+    """The body that carries a table."""
+    return json.dumps({"table": dict(table)}).encode()
+
+
+def runtime_table(board: Board) -> dict[str, str]:
+    """What a broker's table has and is known here, and ``indexd_figures``."""
+    row = board.row()
+    same = {name: str(row[name]) for name in _SAME if isinstance(row.get(name), int)}
+    head = {
+        "brokerActive": "true",
+        "brokerVersion": str(VERSION),
+        "brokerVersionDesc": f"indexd {__version__}",
+        "bootTimestamp": str(row["startedAt"]),
+    }
+    return head | _NO_RATES | _NO_QUEUES | same | indexd_figures(board)
+
+
+def indexd_figures(board: Board) -> dict[str, str]:
+    """Every figure of the board that is one value, as ``indexdPhase``; those of a group as ``indexdQueriesFound``.
+
+    To be shown beside a broker's own, none of which begins so.
+    """
+    return dict(_flat("indexd", board.row()))
+
+
+def _flat(prefix: str, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in row.items():
+        full = prefix + "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+        if isinstance(value, Mapping):
+            yield from _flat(full, value)
+        elif isinstance(value, str | int | float):
+            yield full, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _of_the_log(data: Data) -> dict[str, str]:
+    log = data.index.log
+    log.begin_query()
+    earliest = log.store_timestamp(log.segments[0].base, 1) if log.segments else -1
+    return {} if earliest < 0 else {"earliestMessageTimeStamp": str(earliest)}
 
 
 async def _succeed(_: Queries, command: RemotingCommand) -> RemotingCommand:
@@ -49,7 +295,6 @@ async def _no_groups(_: Queries, command: RemotingCommand) -> RemotingCommand:
     return command.answer(ResponseCode.SUCCESS, body=json.dumps({"groupList": []}).encode())
 
 
-@handler
 async def _topic_list(queries: Queries, command: RemotingCommand) -> RemotingCommand:
     # A refusal would be a stack trace in mqadmin topicList, and the topics are known.
     topics = await queries.ask(lambda data: topics_of(data.index))
@@ -64,12 +309,12 @@ def _refuse(command: RemotingCommand) -> RemotingCommand:
 
 
 #: What the index answers, whoever stands behind it.
-_OURS: dict[int, Answer] = {
+_OURS: dict[int, Handler] = {
     RequestCode.QUERY_MESSAGE: query_message,
     RequestCode.VIEW_MESSAGE_BY_ID: view_message_by_id,
 }
 #: What it answers where no broker does.
-_INSTEAD: dict[int, Answer] = {
+_INSTEAD: dict[int, Handler] = {
     RequestCode.PULL_MESSAGE: pull_message,
     RequestCode.GET_BROKER_RUNTIME_INFO: get_broker_runtime_info,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: search_offset_by_timestamp,
@@ -81,53 +326,58 @@ _INSTEAD: dict[int, Answer] = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _no_groups,
 }
 #: What it answers where no name server does.
-_ALONE: dict[int, Answer] = _INSTEAD | {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list}
-# A pull may be held by the broker for long: it gets the time that it asks for.
-_HELD = frozenset({RequestCode.PULL_MESSAGE})
+_ALONE: dict[int, Handler] = _INSTEAD | {RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list}
 
 
 class RemotingProcessor:
-    """One for an outlet; a ``context.Processor``. UsageError if the certificates for upstream cannot be used."""
+    """One for an outlet. UsageError if the certificates for upstream cannot be used."""
 
-    def __init__(self, config: Config, board: Board, log: Any, access: Access, queries: Queries) -> None:
-        self._access, self._board, self._queries = access, board, queries
-        self._log = RateLimitedLog(log)
+    def __init__(
+        self,
+        config: Config,
+        board: Board,
+        log: Any,
+        access: Access,
+        queries: Queries,
+        patience: Patience | None = None,
+    ) -> None:
+        self._access, self._board, self._log, self._queries = access, board, log, queries
         has_upstream = bool(config.remoting.upstream_namesrv)
-        self._forwarder = Forwarder(config, self._log, access.credentials, board.boot_id) if has_upstream else None
+        self._forwarder = Forwarder(config, log, access.credentials, board.boot_id, patience) if has_upstream else None
         is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
-        self._key_queries = KeyQueries(queries, self._log, size_max_of(queries)) if is_plain else None
-        self._directory = Directory(config, queries, self._forwarder, self._log)
+        self._key_queries = KeyQueries(queries, log, size_max_of(queries)) if is_plain else None
+        self._directory = Directory(config, queries, self._forwarder, log)
 
-    def __repr__(self) -> str:
-        return f"RemotingProcessor({self._directory}, {self._forwarder})"
-
-    def process_together(self, data: bytes, frame_max: int) -> Answered | None:
-        """See ``context.Processor``."""
+    def answer_compiled(self, data: bytes, frame_max: int) -> Answered | None:
+        """The answers to as many requests at the begin of ``data`` as one compiled call can answer. Never raises."""
         return None if self._key_queries is None else self._key_queries.answer(data, frame_max)
 
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        """See ``context.Processor``."""
+        """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
+
+        Requests of one connection begin in their order and may end in any.
+        """
         forwarder = self._forwarder
-        if forwarder is not None:
-            if forwarder.is_ourselves(client):
-                return None
-            if command.is_response:
-                forwarder.respond(client, command)
         if command.is_response:
+            if forwarder is not None:
+                forwarder.respond(client, command)
             return None
         refusal = self._access.refusal(command)
         if refusal is not None:
             return command.answer(ResponseCode.NO_PERMISSION, refusal)
         if forwarder is not None and forwarder.has_been_here(command):
-            return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, _IN_A_CIRCLE)
-        try:
-            return await self._answer(client, command)
-        except Exception as error:  # noqa: BLE001 - one request of one client, whatever it is
-            self._log.warning("remoting_failed", peer=client.peer, code=command.code, problem=repr(error))
-            return command.answer(ResponseCode.SYSTEM_ERROR, f"a defect of indexd: {type(error).__name__}")
+            return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, IN_A_CIRCLE)
+        if command.code in _OURS:
+            return await answer_from_index(_OURS[command.code], self._queries, command)
+        if command.code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO):
+            return await self._directory.answer(client, command)
+        if forwarder is not None:
+            return await self._answer_with_upstream(forwarder, client, command)
+        handler = _ALONE.get(command.code)
+        return _refuse(command) if handler is None else await answer_from_index(handler, self._queries, command)
 
     async def close(self) -> None:
-        """Close the connections to name servers and broker."""
+        """Close the connections to name servers and broker; after the last client's has ended."""
         if self._forwarder is not None:
             await self._forwarder.close()
 
@@ -135,50 +385,160 @@ class RemotingProcessor:
         """What the board may show of the way upstream; None where there is none."""
         return None if self._forwarder is None else self._forwarder.row()
 
-    async def _answer(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
-        code = command.code
-        ours = _OURS.get(code)
-        if ours is not None:
-            return await ours(self._queries, command)
-        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            return await self._directory.route(client, command)
-        if code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            return await self._directory.cluster(client, command)
-        if self._forwarder is None:
-            return await self._answer_alone(command)
-        if code in REGISTRATIONS:
-            return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _NO_BROKERS)
-        instead = _INSTEAD.get(code)
-        if instead is None:
-            return await self._forwarder.forward(client, command)
-        return await self._answer_instead(self._forwarder, client, command, instead)
-
-    async def _answer_alone(self, command: RemotingCommand) -> RemotingCommand:
-        answer = _ALONE.get(command.code)
-        return _refuse(command) if answer is None else await answer(self._queries, command)
-
-    async def _answer_instead(
-        self, forwarder: Forwarder, client: Client, command: RemotingCommand, instead: Answer
+    async def _answer_with_upstream(
+        self, forwarder: Forwarder, client: Client, command: RemotingCommand
     ) -> RemotingCommand | None:
         # The broker's answer, and ours when it gives none.
+        if command.code in REGISTRATIONS:
+            return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _NO_BROKERS)
+        handler = _INSTEAD.get(command.code)
+        if handler is None:
+            return await forwarder.forward(client, command)
         try:
-            answer = await forwarder.ask_broker(client, command, is_short=command.code not in _HELD)
+            # A pull may be held by the broker for long: it gets the time that it asks for.
+            is_short = command.code != RequestCode.PULL_MESSAGE
+            answer = await forwarder.ask_broker(client, command, is_short=is_short)
         except UpstreamError as error:
             self._log.warning("upstream_failed", code=command.code, problem=str(error))
-            found = await instead(self._queries, command)
+            found = await answer_from_index(handler, self._queries, command)
             if found.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # a pull of who consumes
                 found.remark = str(error)
             return found
-        is_runtime = command.code == RequestCode.GET_BROKER_RUNTIME_INFO
-        if is_runtime and answer is not None and answer.code == ResponseCode.SUCCESS:
-            return self._with_our_figures(answer)
+        if command.code == RequestCode.GET_BROKER_RUNTIME_INFO and answer is not None:
+            with suppress(ValueError, KeyError, TypeError):  # it is no table
+                answer.body = table_body(read_json(answer.body)["table"] | indexd_figures(self._board))
         return answer
 
-    def _with_our_figures(self, answer: RemotingCommand) -> RemotingCommand:
-        # The broker's table, with what indexd says of itself beside it.
+
+class Directory:
+    """Routes of topics and the cluster (GET_ROUTEINFO_BY_TOPIC, GET_BROKER_CLUSTER_INFO), leading to this port.
+
+    With a name server upstream its answers count, rewritten to lead here. One that is gone, or was started anew and has
+    heard of no broker yet, must not make clients forget what they had: what it said last is said again. Only what it
+    never spoke of is answered from the data directory, for reading. ``forwarder``: None without upstream_namesrv.
+    """
+
+    def __init__(
+        self, config: Config, queries: Queries, forwarder: Forwarder | None, log: Any, routes_max: int = _ROUTES_MAX
+    ) -> None:
+        self._config, self._queries, self._forwarder, self._log = config, queries, forwarder, log
+        self._own = own_place(config)
+        self._routes_max = routes_max
+        # What was answered last, as it came, by topic; the cluster by "".
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept_size = 0
+
+    async def answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
+        """A TopicRouteData, or TOPIC_NOT_EXIST; or a ClusterInfo."""
+        if self._forwarder is None:
+            return await self._own_answer(client, command)
+        patience, locator = self._forwarder.patience, self._forwarder.locator
         try:
-            table = read_json(answer.body)["table"]
-            body = table_body(table | indexd_figures(self._board))
-        except (ValueError, KeyError, TypeError):
-            return answer
-        return replace(answer, body=body)
+            answer = await self._forwarder.ask_names(command, is_short=True)
+        except UpstreamError as error:
+            self._log.warning("upstream_failed", code=command.code, problem=str(error))
+            return await self._last_answer(client, command)
+        if answer.code == ResponseCode.SUCCESS:
+            if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                await locator.look(within=patience.short)
+            led = self._led(client, command, answer, is_new=True)
+            if led is None:
+                return answer
+            self._keep(_kept_by(command), answer.body)
+            return led
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            answered = time.monotonic()
+            place = await locator.look(anew=True, within=patience.short)
+            if place is None or not place.is_registered:
+                found = await self._last_answer(client, command)
+                return found if found.code == ResponseCode.SUCCESS else answer
+            if locator.sure_at >= answered:
+                self._forget(_kept_by(command))  # it knows the broker, and the broker has no such topic
+        return answer
+
+    def _led(
+        self, client: Client, command: RemotingCommand, answer: RemotingCommand, *, is_new: bool
+    ) -> RemotingCommand | None:
+        # None for one that cannot be made to lead here: it goes on as it is, and only queries pass us by.
+        assert self._forwarder is not None
+        locator, address = self._forwarder.locator, self._address(client)
+        try:
+            found = read_json(answer.body)
+            if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                place = locator.note(found) if is_new else locator.known
+                if place is not None:
+                    lead_cluster(found, place, address)
+            elif locator.known is None:
+                raise ValueError("which of its brokers is ours is not known")
+            else:
+                lead_route(found, locator.known, address)
+        except ValueError as error:
+            self._log.warning("upstream_unread", code=command.code, problem=str(error), hint=_ROUTE_HINT)
+            return None
+        return replace(answer, body=write_json(found, is_standard=wants_standard(command)))
+
+    async def _last_answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
+        body = self._kept.get(_kept_by(command))
+        if body is not None:
+            led = self._led(client, command, command.answer(ResponseCode.SUCCESS, body=body), is_new=False)
+            if led is not None:
+                return led
+        return await self._own_answer(client, command)
+
+    async def _own_answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
+        async def answer(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+            if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                found = make_cluster(self._place(), self._address(client))
+            else:
+                topic = text(command, "topic")
+                count = await queries.ask(lambda data: queue_nums(data, topic))
+                if count == 0:
+                    remark = f"no message of topic {topic!r:.{_SHOWN_MAX}} is in the index"
+                    return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark)
+                found = make_route(self._place(), self._address(client), count)
+            return command.answer(ResponseCode.SUCCESS, body=write_json(found, is_standard=wants_standard(command)))
+
+        return await answer_from_index(answer, self._queries, command)
+
+    def _place(self) -> BrokerPlace:
+        known = None if self._forwarder is None else self._forwarder.locator.known
+        return known or self._own
+
+    def _address(self, client: Client) -> str:
+        return self._config.remoting.remoting_advertise or client.local
+
+    def _keep(self, name: str, body: bytes) -> None:
+        self._forget(name)
+        self._kept[name] = body
+        self._kept_size += len(name) + len(body)
+        while self._kept_size > self._routes_max:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, name: str) -> None:
+        body = self._kept.pop(name, None)
+        if body is not None:
+            self._kept_size -= len(name) + len(body)
+
+
+def _kept_by(command: RemotingCommand) -> str:
+    is_cluster = command.code == RequestCode.GET_BROKER_CLUSTER_INFO
+    return "" if is_cluster else command.ext_fields.get("topic", "")
+
+
+def queue_nums(data: Data, topic: str) -> int:
+    """How many queues a topic has in a data directory: the highest queue id, and one; 0 for a topic without any.
+
+    1 where no ConsumeQueues are built.
+    """
+    if data.index.look().frontier.queues is None:
+        return 1
+    if not is_topic_name(topic):
+        return 0
+    try:
+        folders = data.index.disk.list_dirs(data.index.files.consumequeue / topic)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return 0
+    ids = (queue_id_of(name) for name in folders)
+    return max((number for number in ids if number is not None), default=-1) + 1

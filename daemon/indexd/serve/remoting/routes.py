@@ -1,4 +1,4 @@
-"""Routes and clusters (RocketMQ's TopicRouteData, ClusterInfo): read, written, and made to lead to this port.
+"""Reads and writes routes and clusters (RocketMQ's TopicRouteData, ClusterInfo), and makes them lead to this port.
 
 A name server writes fastjson's style, in which keys that are numbers stand without quotes (``{0:"10.0.0.1:10911"}``),
 or standard JSON for those that cannot read it (spec rocketmq-store 9.6). Both are read here, and each client gets the
@@ -66,14 +66,10 @@ def wants_standard(command: RemotingCommand) -> bool:
     return command.version >= V4_9_4 or only.lower() == "true"
 
 
-class TooLargeError(ValueError):
-    """More JSON than is read here; str(): how much."""
-
-
 def read_json(body: bytes) -> Json:
-    """An object in either style; ValueError if it is none, TooLargeError if it is not even looked at."""
+    """An object in either style; ValueError if it is none, or too large to be looked at."""
     if len(body) > JSON_MAX:
-        raise TooLargeError(f"it has {len(body)} bytes, and {JSON_MAX} at most are read")
+        raise ValueError(f"it has {len(body)} bytes, and {JSON_MAX} at most are read")
     try:
         text = body.decode()
         try:

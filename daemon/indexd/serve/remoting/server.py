@@ -15,23 +15,25 @@ from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
-from indexd.serve.remoting.connection import Connection
-from indexd.serve.remoting.context import MemoryBudget, Processor, RateLimitedLog, RemotingCounts, ServerContext
+from indexd.serve.remoting.connection import (
+    Connection,
+    Limits,
+    MemoryBudget,
+    RateLimitedLog,
+    RemotingCounts,
+    ServerContext,
+)
 from indexd.serve.remoting.key_queries import load_key_queries
+from indexd.serve.remoting.link import Patience
 from indexd.serve.remoting.processor import RemotingProcessor
 
 #: Without an upstream no request needs more: the largest are signed queries, and the heartbeats of clients.
 FRAME_MAX_ALONE = 1 << 20
-#: Requests that run at once for one connection. A consumer has a long poll under way for each of its queues.
-UNDER_WAY_MAX, UNDER_WAY_UPSTREAM_MAX = 256, 4096
+
 # All three, and what closing the queries takes, are less than the outlet is given (serve.server).
 _LEAVE_SECONDS, _ABORT_SECONDS, _CLOSE_SECONDS = 1.5, 0.3, 0.5
-# Until TLS has begun, and until it has ended.
-_HANDSHAKE_SECONDS, _SHUTDOWN_SECONDS = 5.0, 1.0
-_LOOK_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 1.0
 _ACCEPTED_AT_ONCE = 64
-_PAUSE_SECONDS = 1.0
-_DESCRIPTORS = resource.RLIMIT_NOFILE
 # Descriptors that indexing, queries and HTTP need beside the connections.
 _DESCRIPTORS_KEPT = 512
 _CONNECTIONS_LEAST = 16
@@ -43,7 +45,15 @@ _OPEN = (
 )
 
 
-async def serve_remoting(config: Config, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
+async def serve_remoting(
+    config: Config,
+    board: Board,
+    log: Any,
+    listening: socket.socket,
+    stop: asyncio.Event,
+    limits: Limits | None = None,
+    patience: Patience | None = None,
+) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
     ``listening`` stays open for another try. UsageError if keys or certificate cannot be used.
@@ -55,9 +65,9 @@ async def serve_remoting(config: Config, board: Board, log: Any, listening: sock
             "remoting_open", remoting=config.remoting.remoting, signed=signed, tls=access.tls is not None, hint=_OPEN
         )
     queries = Queries(config, board, config.remoting.remoting_queries_max, load_key_queries)
-    processor = RemotingProcessor(config, board, log, access, queries)
+    processor = RemotingProcessor(config, board, RateLimitedLog(log), access, queries, patience)
     try:
-        server = RemotingServer(config, board, log, listening, processor, access)
+        server = RemotingServer(config, board, log, listening, processor, access, limits)
         await server.run(stop, queries.stop)
     finally:
         with contextlib.suppress(TimeoutError):
@@ -76,29 +86,39 @@ class RemotingServer:
     """
 
     def __init__(
-        self, config: Config, board: Board, log: Any, listening: socket.socket, processor: Processor, access: Access
+        self,
+        config: Config,
+        board: Board,
+        log: Any,
+        listening: socket.socket,
+        processor: RemotingProcessor,
+        access: Access,
+        limits: Limits | None = None,
     ) -> None:
         remoting = config.remoting
         is_alone = not remoting.upstream_namesrv
-        frame_max = min(remoting.remoting_frame_max, FRAME_MAX_ALONE) if is_alone else remoting.remoting_frame_max
-        self._board, self._log, self._access = board, log, access
-        self._counts, self._memory = RemotingCounts(), MemoryBudget()
-        under_way_max = UNDER_WAY_MAX if is_alone else UNDER_WAY_UPSTREAM_MAX
-        times = (remoting.remoting_idle_timeout, under_way_max)
-        self._context = ServerContext(processor, self._memory, self._counts, RateLimitedLog(log), frame_max, *times)
-        self._most = _connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
+        self._limits = limits = limits or Limits()
+        self._counts, self._memory, self._log = RemotingCounts(), MemoryBudget(limits.held_bytes), RateLimitedLog(log)
+        self._context = ServerContext(
+            processor,
+            limits,
+            self._memory,
+            self._counts,
+            self._log,
+            min(remoting.remoting_frame_max, FRAME_MAX_ALONE) if is_alone else remoting.remoting_frame_max,
+            remoting.remoting_idle_timeout,
+            limits.under_way if is_alone else limits.under_way_upstream,
+        )
+        self._board, self._access = board, access
+        self._most = connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
         self._address = address_of(*listening.getsockname()[:2])
         self._listening = listening.dup()
         self._listening.setblocking(False)
-        self._times: dict[str, Any] = {}
-        if access.tls is not None:
-            self._times = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
-        self._is_tls = access.tls is not None
         self._opening: set[asyncio.Task[None]] = set()
         self._is_over, self._is_empty = False, asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"RemotingServer({self._address}, {self._counts})"
+        return f"RemotingServer({self._address}, {self._counts.connections} connections)"
 
     async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
         """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
@@ -106,36 +126,33 @@ class RemotingServer:
         try:
             self._listen()
             while not stop.is_set():
-                for connection in self._connections():
+                for connection in tuple(self._memory.connections):
                     connection.look(loop.time())
-                self._tell()
+                self._show()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _LOOK_SECONDS)
+                    await asyncio.wait_for(stop.wait(), self._limits.look_seconds)
         finally:
             self._is_over = True
             loop.remove_reader(self._listening)
             self._listening.close()
             on_stop()
             await self._leave()
-            self._tell()
+            self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         upstream = self._context.processor.row()
         self._board.outlets["remoting"] = {**self._counts.row(self._address), "upstream": upstream}
-
-    def _connections(self) -> list[Connection]:
-        return [client for client in self._memory.clients if isinstance(client, Connection)]
 
     async def _leave(self) -> None:
         for task in self._opening:
             task.cancel()
-        for connection in self._connections():
+        for connection in tuple(self._memory.connections):
             connection.leave()
         await self._wait_until_gone(_LEAVE_SECONDS)
-        late = self._connections()
+        late = [connection for connection in self._memory.connections if not connection.is_closed]
         if late:
             self._log.warning("remoting_cut_off", connections=len(late))
-        for connection in late:
+        for connection in tuple(self._memory.connections):
             connection.abort()
         await self._wait_until_gone(_ABORT_SECONDS)
 
@@ -144,8 +161,6 @@ class RemotingServer:
             self._is_empty.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), seconds)
-
-    # --- accepting --------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if not self._is_over:
@@ -159,9 +174,9 @@ class RemotingServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors: they wait in the kernel meanwhile
-                self._context.log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
+                self._log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
                 loop.remove_reader(self._listening)
-                loop.call_later(_PAUSE_SECONDS, self._listen)
+                loop.call_later(self._limits.accept_pause, self._listen)
                 return
             reason = self._refusal(place[0])
             if reason is not None:
@@ -178,32 +193,30 @@ class RemotingServer:
 
     def _refusal(self, host: str) -> str | None:
         if not self._access.admits(host):
-            self._context.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
+            self._log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
             return "allow"
         if self._counts.connections >= self._most:
-            self._context.log.warning("remoting_full", connections=self._counts.connections)
+            self._log.warning("remoting_full", connections=self._counts.connections)
             return "full"
         return None
 
     async def _open(self, peer: socket.socket, name: str) -> None:
+        tls, times, connection = self._access.tls, {}, None
+        if tls is not None:
+            times = {
+                "ssl_handshake_timeout": self._limits.handshake_seconds,
+                "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
+            }
         try:
             peer.setblocking(False)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self._context, name, address_of(*peer.getsockname()[:2]), is_tls=self._is_tls)
+            connection = Connection(self._context, name, address_of(*peer.getsockname()[:2]), is_tls=tls is not None)
             connection.on_close(self._release)
-        except OSError:  # gone already
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer, ssl=tls, **times)
+        except (OSError, ssl.SSLError, asyncio.CancelledError):  # gone already, or no TLS
             peer.close()
-            self._release()
-            return
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, peer, ssl=self._access.tls, **self._times
-            )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
-            with contextlib.suppress(OSError):
-                peer.close()
-            if not connection.was_made:  # or it tells by itself that it has ended
-                self._counts.refused["tls"] += self._is_tls
+            if connection is None or not connection.was_made:  # or it tells by itself that it has ended
+                self._counts.refused["tls"] += tls is not None
                 self._release()
 
     def _release(self) -> None:
@@ -220,13 +233,17 @@ def address_of(host: str, port: int) -> str:
     return f"{mapped}:{port}" if "." in mapped and ":" not in mapped else f"[{host}]:{port}"
 
 
-def _connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
-    # As many as descriptors are left for, once the process has taken all that it may: the index needs its own.
-    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(_DESCRIPTORS))
+def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
+    """So many of the ``wanted`` as descriptors are left for, once the process has taken all that it may.
+
+    The index needs its own.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in limits)
     need = wanted * descriptors_each + _DESCRIPTORS_KEPT
     if soft < min(need, hard):
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(_DESCRIPTORS, (min(need, hard), resource.getrlimit(_DESCRIPTORS)[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(need, hard), limits[1]))
             soft = min(need, hard)
     if soft >= need:
         return wanted
