@@ -1,8 +1,10 @@
-"""Statistics as tasks of Spark: the same as without it, however the log is split; and the command."""
+"""The statistics on Spark: every figure against plain Python, however the log is split; the command, and its page."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.cli.main import main
+from indexd.commitlog.writer import FrameSpec
 from indexd.errors import CorruptDataError
-from indexd.spark.stats.collect import collect, spark_run
-from indexd.spark.stats.content import Selection
-from indexd.spark.stats.report import to_report
+from indexd.spark.stats.content import MEASURES, Selection
+from indexd.spark.stats.report import Report, collect
+from indexd.spark.stats.show import write_page
 from indexd.storage.disk import Disk
+from support.browser import Page, requires_chromium
 from support.small_log import messages
-from support.stats import SEGMENT_SIZE, Log, plain_run, written_log
+from support.stats import SEGMENT_SIZE, Log, hostile_report, naive_clock, naive_counts, written_log
 from support.strategies import Sample
 
 if TYPE_CHECKING:
@@ -31,63 +35,142 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     return written_log(tmp_path_factory.mktemp("log"), samples, hash_slot_num=300, index_num=800)
 
 
-def plain_report(log: Log, split_size: int) -> dict[str, Any]:
-    return to_report(collect(plain_run, Disk(), log.config, Selection(), split_size=split_size, top=5))
+def report_of(spark: SparkSession, log: Log, split_size: int, selection: Selection, **options: Any) -> Report:
+    spark_config = log.config.spark.model_copy(update={"split_size": split_size})
+    config = log.config.model_copy(update={"spark": spark_config})
+    return collect(spark, config, selection, **options)
 
 
-@pytest.mark.parametrize("split_size", [40_000, 1 << 20])
-def test_spark_counts_what_one_process_does(spark: SparkSession, log: Log, split_size: int) -> None:
-    stages: list[str] = []
-    run = spark_run(spark, stages.append)
-    found = to_report(collect(run, Disk(), log.config, Selection(), split_size=split_size, top=5))
-    assert found == plain_report(log, 9_000)
-    assert found["messages"] == COUNT
-    assert len(found["index"]["files"]) > 3
-    assert stages == ["count", "chains"]
-
-
-def flags(log: Log) -> list[str]:
-    config = log.config
+def naive_hot(log: Log, kind: str, top: int, least: int = 1) -> list[dict[str, Any]]:
+    amounts, firsts = naive_counts(log)
+    rows = sorted((-amount, firsts[place], *place[1:3]) for place, amount in amounts.items() if place[0] == kind)
     return [
-        *("--store", str(config.store.store), "--data", str(config.store.data), "--segment-size", str(SEGMENT_SIZE)),
-        *("--hash-slot-num", "300", "--index-num", "800"),
+        {"topic": topic, "text": text, "count": -amount, "phyOffset": first}
+        for amount, first, topic, text in rows[:top]
+        if -amount >= least
     ]
 
 
-def test_the_command_prints_one_object_and_writes_tables_and_a_page(
-    spark: SparkSession, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def check_contents(found: Report, log: Log, top: int) -> None:
+    """Everything but the distinct keys and the index."""
+    amounts, _ = naive_counts(log)
+    row = found.model_dump(by_alias=True)
+    for name in MEASURES:
+        by_hour = {(topic, at): amount for (kind, topic, _, at), amount in amounts.items() if kind == name}
+        assert row[name] == sum(by_hour.values())
+        assert {(r["topic"], r["hour"]): r[name] for r in row["hours"] if r[name]} == by_hour
+        assert {r["topic"]: r[name] for r in row["topics"]} == {
+            topic: sum(amount for (t, _), amount in by_hour.items() if t == topic) for topic in {m[0] for m in by_hour}
+        }
+    bins: Counter[tuple[str, int]] = Counter()
+    for message in log.messages():
+        bins[message.topic, message.store_timestamp // 1000 * 1000] += 1
+    assert found.bins["stepMs"] == 1000
+    assert {(r["topic"], r["begin"]): r["messages"] for r in found.bins["rows"]} == bins
+    sizes = {at: amount for (kind, *_, at), amount in amounts.items() if kind == "size"}
+    assert {r["from"]: r["messages"] for r in found.body_sizes["buckets"]} == sizes
+    assert sum(r["bytes"] for r in found.body_sizes["buckets"]) == found.body_bytes
+    types = Counter(message.sys_flag & 0xC for message in log.messages())
+    assert list(found.transactions.values()) == [types[kind] for kind in (0, 4, 8, 12)]
+    for shown, kind in ((found.hot_keys, "KEYS"), (found.tags, "TAGS"), (found.hosts, "host")):
+        assert shown["top"] == naive_hot(log, kind, top)
+        assert shown["isExact"]
+    assert found.hot_uniq_keys["top"] == naive_hot(log, "UNIQ_KEY", top, 2)
+    assert (found.clock["steps"], found.clock["silences"]) == naive_clock(log, 30_000)
+    times = [message.store_timestamp for message in log.messages()]
+    steps = sorted(a - b for a, b in itertools.pairwise(times) if b < a)[::-1]
+    assert [event["ms"] for event in found.clock["largestSteps"]] == steps
+    assert (found.first_store_timestamp, found.last_store_timestamp) == (min(times), max(times))
+
+
+@pytest.mark.parametrize("split_size", [15_000, 1 << 20])
+def test_a_report_is_what_plain_python_counts(spark: SparkSession, log: Log, split_size: int) -> None:
+    stages: list[str] = []
+    found = report_of(spark, log, split_size, Selection(silence=30_000), top=5, progress=stages.append)
+    check_contents(found, log, 5)
+    amounts, _ = naive_counts(log)
+    keys = Counter(amount for place, amount in amounts.items() if place[0] == "KEYS")
+    assert (found.keys_seen["distinct"], found.keys_seen["isExact"]) == (keys.total(), True)
+    assert found.keys_seen["repeated"] == keys.total() - keys[1]
+    assert found.hot_keys["repeatedAtLeast"] == keys.total() - keys[1]
+    assert [row["keys"] for row in found.keys_seen["byOccurrences"]] == [
+        sum(texts for times, texts in keys.items() if row["from"] <= times <= (row["to"] or times))
+        for row in found.keys_seen["byOccurrences"]
+    ]
+    assert found.index is not None
+    entries = len(log.entries())
+    assert [file["entries"] for file in found.index["files"]] == [799] * (entries // 799) + [entries % 799]
+    assert sum(row["entries"] for row in found.index["chains"]) == entries
+    assert found.index["longestChain"]["text"] in ("Aa", "BB")
+    assert stages == ["count", "chains"]
+
+
+def test_hot_keys_of_a_large_log_are_counted_again(spark: SparkSession, log: Log) -> None:
+    stages: list[str] = []
+    selection = Selection(silence=30_000, level=2, kept=40)
+    found = report_of(spark, log, 30_000, selection, top=5, progress=stages.append)
+    check_contents(found, log, 5)
+    assert found.hot_keys["completeAbove"] > 0
+    assert (found.hosts["completeAbove"], found.hosts["distinct"]) == (0, 1)
+    assert not found.keys_seen["isExact"]
+    distinct = sum(place[0] == "KEYS" for place in naive_counts(log)[0])
+    assert abs(found.keys_seen["distinct"] / distinct - 1) < 5 * found.keys_seen["standardError"]
+    assert stages == ["count", "hot keys", "chains"]
+    quick = report_of(spark, log, 30_000, selection, top=5, quick=True)
+    assert (quick.index, quick.hot_keys["isExact"]) == (None, False)
+    most = naive_hot(log, "KEYS", 1)[0]["count"]
+    assert most - quick.hot_keys["completeAbove"] <= quick.hot_keys["top"][0]["count"] <= most
+
+
+def test_times_that_are_too_many_are_not_told_apart(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    to, page = tmp_path / "tables", tmp_path / "page.html"
+    monkeypatch.setattr("indexd.spark.stats.report.FIGURES_MAX", 30)
+    times = [-(2**62), *(3_600_000 * n for n in range(40)), 2**62]
+    log = written_log(tmp_path, [Sample(FrameSpec("T", store_timestamp=time)) for time in times])
+    found = report_of(spark, log, 1 << 20, Selection(), quick=True)
+    assert [(row["topic"], row["hour"], row["messages"]) for row in found.hours] == [("T", None, 42)]
+    assert found.bins["rows"] == []
+    assert found.messages == 42
+
+
+def test_an_empty_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+    found = report_of(spark, written_log(tmp_path, []), 1 << 20, Selection())
+    assert (found.messages, found.topics, found.end_offset) == (0, [], 0)
+    assert found.index is not None
+    assert found.index["verdict"]["answer"] == "nothing to index"
+
+
+def flags(log: Log) -> list[str]:
+    return [
+        *("--store", str(log.config.store.store), "--data", str(log.config.store.data)),
+        *("--segment-size", str(SEGMENT_SIZE), "--hash-slot-num", "300", "--index-num", "800"),
+    ]
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_prints_one_object_and_writes_a_page(
+    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "reports" / "page.html"
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "stats",
-                *flags(log),
-                "--split-size",
-                "20000",
-                "--top",
-                "5",
-                "--json",
-                "--to",
-                str(to),
-                "--report",
-                str(page),
-            ]
-        )
+        main(["stats", *flags(log), "--top", "5", "--silence", "30s", "--json", "--report", str(page)])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out) == plain_report(log, 9_000)
-    assert spark.read.parquet(str(to / "topic_hours.parquet")).groupBy().sum("messages").collect()[0][0] == COUNT
-    assert "<title>Commitlog of" in page.read_text(encoding="utf-8")
+    check_contents(Report.model_validate(json.loads(capsys.readouterr().out)), log, 5)
+    text = page.read_text(encoding="utf-8")
+    assert "<title>Commitlog of" in text
+    assert text.count('class="column"') > 40
 
 
-def test_the_command_speaks_and_selects(spark: SparkSession, log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["stats", *flags(log), "-t", "OrderPaid", "--quick", "--split-size", "30000"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "OrderPaid" in shown
     assert "TopicTest" not in shown
-    assert "The index" not in shown
+    assert "slots right" not in shown
 
 
 @pytest.mark.parametrize(
@@ -96,7 +179,7 @@ def test_the_command_speaks_and_selects(spark: SparkSession, log: Log, capsys: p
         (["-b", "2", "-e", "1"], 2, "swap -b and -e"),
         (["--top", "0"], 2, "not from 1 to 1000"),
         (["--silence", "soon"], 2, "is not a duration"),
-        (["--to", "s3://bucket/x"], 2, "no path of this machine"),
+        (["--report", "s3://bucket/x"], 2, "no path of this machine"),
         (["--report", "{store}/page.html"], 3, "lies inside the store"),
     ],
 )
@@ -120,4 +203,20 @@ def test_a_log_that_is_damaged_in_the_middle_is_an_error(spark: SparkSession, tm
         file.seek(log.offsets[100] + 4)
         file.write(b"\xff\xff\xff\xff")
     with pytest.raises(CorruptDataError, match="corrupt at offset"):
-        collect(spark_run(spark, lambda _: None), Disk(), log.config, Selection(), split_size=1 << 20)
+        report_of(spark, log, 1 << 20, Selection())
+
+
+@requires_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
+def test_a_browser_draws_the_page_runs_nothing_of_the_log_and_fetches_nothing(
+    tmp_path: Path, width: int, dark: bool
+) -> None:
+    path = tmp_path / "reports" / "stats.html"
+    write_page(hostile_report(), Disk(), path, 20)
+    page = Page(path, tmp_path / "profile", width=width, dark=dark)
+    assert "data-pwned" not in page.dom
+    assert page.asked == set()
+    assert page.dom.count('class="column"') == 40
+    assert "clock back" in page.dom
+    path.write_text('<script src="http://elsewhere.invalid/x.js"></script><p>here', encoding="utf-8")
+    assert Page(path, tmp_path / "profile").asked == {"elsewhere.invalid"}, "a request would have been seen"

@@ -1,22 +1,25 @@
-"""Logs for the statistics' tests, read as splits are, and counted once more by plain Python."""
+"""Logs for the statistics' tests, the rows that their splits are counted into, and the same counts by plain Python."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
 from indexd.index.format import FLAVOURS, Flavour
 from indexd.spark.splits import Split, plan_splits
-from indexd.spark.stats.content import Content, Selection, merge
-from indexd.spark.stats.work import count_split
+from indexd.spark.stats.content import COUNTED, MEASURES, NO_TIME, SPLIT, Selection, bucket_begins, count_split
+from indexd.spark.stats.report import Report
 from indexd.storage.disk import Disk
 from support.strategies import Sample
 
@@ -84,61 +87,118 @@ def splits_of(log: Log, size: int) -> list[Split]:
     return plan_splits(Disk(), log.config, size=size)
 
 
-def batches_of(log: Log, selection: Selection, size: int) -> list[Content]:
-    """What each split of about ``size`` bytes holds."""
-    return [count_split(log.config, selection, split).content for split in splits_of(log, size)]
-
-
-def content_of(log: Log, selection: Selection, size: int) -> Content:
-    return reduce(merge, batches_of(log, selection, size), Content.empty(selection.capacity))
-
-
-def plain_run(work: Any, items: Any, sizes: Any, what: str) -> list[Any]:
-    """Tasks, one after the other and without Spark."""
-    return [work(item) for item in items]
+#: kind, topic, text, at: what a count row counts.
+Counted = tuple[str, str, str, int]
 
 
 @dataclass
-class NaiveContent:
-    """The counts by plain Python; as Content has them, with texts."""
+class Counts:
+    """The rows of all splits, added up; times of measures by the hour. ``sampled``: those of rows in the sample."""
 
-    cells: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
-    sums: tuple[int, ...] = ()
-    keys: Counter[tuple[str, str]] = field(default_factory=Counter)
-    uniq_keys: Counter[tuple[str, str]] = field(default_factory=Counter)
-    tags: Counter[tuple[str, str]] = field(default_factory=Counter)
-    steps: int = 0
-    silences: int = 0
-    ends: tuple[int, int] = (0, 0)
+    amounts: Counter[Counted]
+    sampled: Counter[Counted]
+    firsts: dict[Counted, int]
+    splits: list[dict[str, Any]]
 
 
-def naive_content(log: Log, silence: int = 60_000) -> NaiveContent:
-    """Count every message, decoded by ``decoder.decode_frame``."""
-    found, messages = NaiveContent(), log.messages()
-    entries = Counter(message.phy_offset for message, _, _ in log.entries())
-    for message in messages:
-        hour = message.store_timestamp // _HOUR
-        cell = (message.topic, hour if -(1 << 31) < hour < 1 << 31 else -(1 << 63))
-        keyless = not message.keys
-        values = (
-            1,
-            message.size,
-            len(message.body),
-            len(message.keys),
-            int(keyless),
-            int(keyless and message.uniq_key is None),
-            int(message.tags is not None),
-            entries[message.phy_offset],
-        )
-        found.cells[cell] = tuple(a + b for a, b in zip(found.cells.get(cell, (0,) * 8), values, strict=True))
-        found.keys.update((message.topic, key) for key in message.keys)
-        found.uniq_keys.update([(message.topic, message.uniq_key)] if message.uniq_key is not None else [])
-        found.tags.update([(message.topic, message.tags)] if message.tags is not None else [])
-    types = Counter(message.sys_flag & 0xC for message in messages)
-    compressed = sum(message.sys_flag & 1 for message in messages)
-    found.sums = (len(messages), sum(entries.values()), compressed, *(types[kind] for kind in (0, 4, 8, 12)))
-    times = [message.store_timestamp for message in messages]
-    found.steps = sum(b < a for a, b in itertools.pairwise(times))
-    found.silences = sum(b - a > silence for a, b in itertools.pairwise(times))
-    found.ends = (times[0], times[-1]) if times else (0, 0)
+def counts_of(log: Log, split_size: int, selection: Selection | None = None, known: pa.Table | None = None) -> Counts:
+    """What the splits of about ``split_size`` bytes are counted into."""
+    found = Counts(Counter(), Counter(), {}, [])
+    for split in splits_of(log, split_size):
+        for batch in count_split(log.config, selection or Selection(), known, split):
+            for row in batch.to_pylist():
+                if row["kind"] == SPLIT:
+                    found.splits.append(json.loads(row["text"]))
+                    continue
+                kind, topic, text, at = (row[name] for name in COUNTED)
+                place = (kind, topic, text, hour_of(at) if kind in MEASURES else at)
+                found.amounts[place] += row["amount"]
+                found.firsts[place] = min(row["first"], found.firsts.get(place, row["first"]))
+                if row["sampled"]:
+                    found.sampled[place] += row["amount"]
     return found
+
+
+def hour_of(time: int) -> int:
+    """When the hour begins; NO_TIME where no clock shows it."""
+    hour = time // _HOUR
+    return hour * _HOUR if abs(hour) < 1 << 31 else NO_TIME
+
+
+def naive_counts(log: Log) -> tuple[Counter[Counted], dict[Counted, int]]:
+    """The same by plain Python, of messages that ``decoder.decode_frame`` has decoded; and where each text is first."""
+    found: Counter[Counted] = Counter()
+    firsts: dict[Counted, int] = {}
+    entries = Counter(message.phy_offset for message, _, _ in log.entries())
+    for message in log.messages():
+        without = int(not message.keys)
+        values = (
+            1, message.size, len(message.body), len(message.keys), without, without * (message.uniq_key is None),
+            int(message.tags is not None), entries[message.phy_offset],
+        )  # fmt: skip
+        for name, value in zip(MEASURES, values, strict=True):
+            found[name, message.topic, "", hour_of(message.store_timestamp)] += value
+        bucket = int(bucket_begins(np.array([len(message.body)]))[0])
+        found["size", "", "", bucket] += 1
+        found["sizeBytes", "", "", bucket] += len(message.body)
+        found["flag", "", "", message.sys_flag & 0xD] += 1
+        texts = [("KEYS", message.topic, key) for key in message.keys]
+        texts += [("UNIQ_KEY", message.topic, message.uniq_key)] if message.uniq_key is not None else []
+        texts += [("TAGS", message.topic, message.tags)] if message.tags is not None else []
+        for kind, topic, text in [*texts, ("host", "", message.born_host[0])]:
+            found[kind, topic, text, 0] += 1
+            firsts.setdefault((kind, topic, text, 0), message.phy_offset)
+    return +found, firsts
+
+
+def naive_clock(log: Log, silence: int = 60_000) -> tuple[int, int]:
+    """How many steps back, and how many silences."""
+    times = [message.store_timestamp for message in log.messages()]
+    pairs = list(itertools.pairwise(times))
+    return sum(b < a for a, b in pairs), sum(b - a > silence for a, b in pairs)
+
+
+_PWN = "document.documentElement.dataset.pwned=1"
+#: Names that would do harm where a page took them for markup.
+HOSTILE = [
+    f"<script>{_PWN}</script>", f'"><img/src=x/onerror={_PWN}>', f"</script><script>{_PWN}</script>",
+    f"<svg/onload={_PWN}>", f"<a/href=javascript:{_PWN}>click</a>", "{{7*7}}{%print(1)%}", "--bad",
+    "<b>bold</b>&lt;&amp;", "[bold red]T[/]", "订单主题", "\u202egnp.exe", "<!--", "]]>",
+]  # fmt: skip
+
+
+def hostile_report() -> Report:
+    """A report in which everything occurs that is shown, with HOSTILE for all names."""
+    size = dict(zip(MEASURES, (900, 90_000, 30_000, 1800, 10, 5, 900, 2700), strict=True))
+    named = [{"topic": name, "text": name, "count": 500 - n, "phyOffset": n} for n, name in enumerate(HOSTILE)]
+    hot = {"isExact": True, "completeAbove": 7, "distinct": None, "repeatedAtLeast": 13, "top": named}
+    seen: dict[str, Any] = {"distinct": 4000, "isExact": False, "standardError": 0.05, "repeated": 400}
+    seen["byOccurrences"] = [{"from": 1, "to": 1, "keys": 3600}, {"from": 1025, "to": None, "keys": 400}]
+    event = {"phyOffset": 9, "before": BASE_TIME + 10_000, "after": BASE_TIME + 2000, "ms": 8000}
+    bucket = {"from": 28, "to": 31, "messages": 900, "bytes": 30_000}
+    file = {"file": 0, "entries": 2700, "usedSlots": 2000, "longestChain": 9, "meanChain": 2.5}
+    return Report.model_validate(
+        {
+            "store": f"/data/{HOSTILE[0]}", "flavour": "5.4", "beginOffset": 0, "endOffset": 90_000, "skippedBytes": 0,
+            "unreadableAt": None, "selection": {"topics": [], "begin": None, "end": None}, **size,
+            "firstStoreTimestamp": BASE_TIME, "lastStoreTimestamp": BASE_TIME + 40_000, "compressed": 3,
+            "transactions": {"normal": 900}, "topics": [size | {"topic": name} for name in HOSTILE], "hours": [],
+            "bins": {
+                "stepMs": 1000,
+                "rows": [{"topic": HOSTILE[n % 13], "begin": BASE_TIME + 1000 * n, "messages": 20} for n in range(40)],
+            },
+            "keysSeen": seen, "uniqKeysSeen": seen, "hotKeys": hot, "hotUniqKeys": hot,
+            "tags": hot | {"top": [*named, named[0] | {"text": "t\x1b[31m", "count": 501}][::-1]}, "hosts": hot,
+            "bodySizes": {"median": 31, "p99": 31, "max": 31, "buckets": [bucket]},
+            "clock": {
+                "silenceMs": 5000, "steps": 1, "silences": 1, "largestSteps": [event],
+                "largestSilences": [event | {"after": BASE_TIME + 18_000}],
+            },
+            "index": {
+                "hashSlotNum": 5000, "indexNum": 20_000, "files": [file | {"begin": BASE_TIME, "end": BASE_TIME}],
+                "chains": [{"from": 1, "to": 1, "slots": 2000, "entries": 2000}],
+                "longestChain": {"entries": 9, "file": 0, "kind": "KEYS", "topic": HOSTILE[1], "text": HOSTILE[2]},
+                "verdict": {"answer": "right", "words": ["5,000 slots are right: so it is."]},
+            },
+        }
+    )  # fmt: skip

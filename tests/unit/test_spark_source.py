@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,7 @@ from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
 from indexd.spark.source.datasource import spark_schema
 from indexd.spark.source.options import parse_options, segment_before, segment_behind
 from indexd.spark.splits import check_chain, plan_splits
-from indexd.spark.stats.content import Selection
-from indexd.spark.stats.work import count_split
+from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
 from support.damaged_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.data_directory import T0, spec
@@ -269,9 +269,10 @@ def test_segments_that_are_wholly_unreadable_are_passed_over_as_by_a_rebuild(
         # The same chain is what counts and exports are held against.
         config = parse_options({"path": str(tmp_path), "corrupt": "skip", "settlems": "1"}, is_stream=False).config
         splits = plan_splits(Disk(), config, size=size)
-        counts = [count_split(config, Selection(), split) for split in splits]
-        assert check_chain(splits, [count.next_offset for count in counts]) == []
-        assert sum(count.content.total("messages") for count in counts) == len(expected)
+        batches = [batch for split in splits for batch in count_split(config, Selection(), None, split)]
+        counts = [row for batch in batches for row in batch.to_pylist()]
+        assert check_chain(splits, [json.loads(row["text"])["next"] for row in counts if row["kind"] == "split"]) == []
+        assert sum(row["amount"] for row in counts if row["kind"] == "messages") == len(expected)
     with pytest.raises(CorruptDataError) as error:
         read(reader(tmp_path))
     assert error.value.__notes__ == ["give the option corrupt=skip to go on at the next frame that proves itself"]

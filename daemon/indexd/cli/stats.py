@@ -1,4 +1,4 @@
-"""stats: what is in the log, counted on Spark; on the terminal, as one object, as tables and as a page."""
+"""The command ``stats``: counts on Spark what is in the log, and shows it on the terminal, as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexd.cli.output import Parser, add_command, print_json, print_line, wants_json
 from indexd.cli.query import check_times, count64, int64, some_name
@@ -17,6 +17,9 @@ from indexd.config.load import check_outside
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.storage.disk import OutputDisk
+
+if TYPE_CHECKING:
+    from indexd.spark.stats.report import Report
 
 _STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "measuring chains"}
 
@@ -37,9 +40,10 @@ def register(commands: Any, common: Parser) -> None:
         metavar="TIME",
         help="so long without a message is one (default: 60s)",
     )
-    parser.add_argument("--quick", action="store_true", help="read the log once: no chains, hot keys not recounted")
+    parser.add_argument(
+        "--quick", action="store_true", help="read the log once: no chains, hot keys of a large log not recounted"
+    )
     parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
-    parser.add_argument("--to", metavar="DIR", help="also write the numbers as Parquet tables")
     parser.set_defaults(function=stats)
 
 
@@ -61,66 +65,47 @@ def _silence(text: str) -> int:
 
 
 def stats(args: argparse.Namespace, config: Config) -> int:
-    """Count, and say what was found."""
+    """Count, and show what was found."""
     prepare_compiler()
     from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
 
     # What is wrong with these need not wait for a session.
     check_store(config)
-    for flag, path in (("--report", args.report), ("--to", args.to)):
-        if path is not None and "://" in path:
-            raise UsageError(f"{flag} {printable(path)} is no path of this machine", "write it here, and copy it there")
-        if path is not None:
-            check_outside(config, Path(path), flag)
+    if args.report is not None:
+        if "://" in args.report:
+            raise UsageError(
+                f"--report {printable(args.report)} is no path of this machine", "write it here, and copy it there"
+            )
+        check_outside(config, Path(args.report), "--report")
     if args.begin is not None and args.end is not None and args.begin > args.end:
         raise UsageError(f"no store time is at or after {args.begin} and at or before {args.end}", "swap -b and -e")
     report = _collected(args, config)
-    if args.to is not None:
-        from indexd.spark.stats.tables import write_tables  # noqa: PLC0415 - pyarrow is optional
+    from indexd.spark.stats.show import print_report, write_page  # noqa: PLC0415 - rich and jinja2 are optional
 
-        write_tables(report, OutputDisk(), Path(args.to))
     if args.report is not None:
-        from indexd.spark.stats.page import write_page  # noqa: PLC0415 - jinja2 is optional
-
         write_page(report, OutputDisk(), Path(args.report), args.top)
     if wants_json(args):
-        print_json(report)
+        print_json(report.model_dump(by_alias=True))
         return 0
-    from indexd.spark.stats.terminal import print_report  # noqa: PLC0415 - rich is optional
-
     print_report(report, args.top)
-    for path in (args.report, args.to):
-        if path is not None:
-            print_line(f"written: {printable(path)}")
+    if args.report is not None:
+        print_line(f"written: {printable(args.report)}")
     return 0
 
 
-def _collected(args: argparse.Namespace, config: Config) -> dict[str, Any]:
+def _collected(args: argparse.Namespace, config: Config) -> Report:
     from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-    from indexd.spark.session import slots  # noqa: PLC0415 - pyspark is optional
-    from indexd.spark.stats.collect import collect, spark_run  # noqa: PLC0415 - loads numba
-    from indexd.spark.stats.content import Selection  # noqa: PLC0415 - loads numba
-    from indexd.spark.stats.report import to_report  # noqa: PLC0415 - loads numba
-    from indexd.storage.remote import disk_for  # noqa: PLC0415 - the others need no store
 
     begin = args.begin if args.begin is not None else -(1 << 63)
     end = args.end if args.end is not None else (1 << 63) - 1
     check_times(begin, end)
-    selection = Selection(tuple(args.topic), begin, end, args.silence)
     with spark_session(config, "indexd stats") as spark, ExitStack() as stack:
+        from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
+        from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional
 
         def progress(stage: str) -> Callable[[int, int], None]:
             stack.close()  # the bar of the stage before
             return stack.enter_context(ProgressBar(_STAGES[stage])).to
 
-        found = collect(
-            spark_run(spark, progress),
-            disk_for(config),
-            config,
-            selection,
-            slots=slots(spark),
-            split_size=config.spark.split_size or None,
-            top=args.top,
-            quick=args.quick,
-        )
-    return to_report(found)
+        selection = Selection(tuple(args.topic), begin, end, args.silence)
+        return collect(spark, config, selection, top=args.top, quick=args.quick, progress=progress)

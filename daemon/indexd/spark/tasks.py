@@ -39,7 +39,7 @@ from indexd.errors import DiskError, IndexdError, MissingStoreError
 from indexd.spark.failures import ENGINE_ERRORS, job_error, sealed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.connect.shell.progress import ProgressHandler
 
 Report = Callable[[int, int], None]
@@ -193,14 +193,21 @@ def run_tasks(
     """
     if not items:
         return []
-    blobs = tuple(pickle.dumps(item) for item in items)
-    run = partial(_run_partition, _pickled(work), blobs, is_local(spark))
-    frame = spark.range(0, len(items), 1, len(items)).mapInArrow(run, _RESULT_SCHEMA)
+    frame = task_frame(spark, partial(_result_row, work), list(enumerate(items)), _RESULT_SCHEMA)
     rows = run_job(spark, frame.collect, sizes=sizes, progress=progress)
     results: list[Any] = [None] * len(items)
     for row in rows:
         results[row["item"]] = pickle.loads(bytes(row["result"]))
     return results
+
+
+def task_frame(
+    spark: SparkSession, work: Callable[[Item], Iterable[pa.RecordBatch]], items: Sequence[Item], schema: str
+) -> DataFrame:
+    """A DataFrame of what ``work(item)`` yields for each item, each call a task of its own as in `run_tasks`."""
+    blobs = tuple(pickle.dumps(item) for item in items)
+    run = partial(_run_partition, _pickled(work), blobs, is_local(spark))
+    return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(run, schema)
 
 
 def run_job(
@@ -285,13 +292,16 @@ def _run_partition(
     for batch in batches:
         for number in batch.column(0).to_pylist():
             try:
-                result = work(pickle.loads(blobs[number]))
+                yield from work(pickle.loads(blobs[number]))
             except IndexdError as error:
                 raise sealed(error if local else _on_this_host(error)) from None
             quiet_gc()  # behind the first item: by now the kernels are loaded, too
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([number], pa.int64()), pa.array([pickle.dumps(result)], pa.binary())], ["item", "result"]
-            )
+
+
+def _result_row(work: Callable[[Any], Any], item: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
+    result = pickle.dumps(work(item[1]))
+    columns = [pa.array([item[0]], pa.int64()), pa.array([result], pa.binary())]
+    yield pa.RecordBatch.from_arrays(columns, ["item", "result"])
 
 
 def _on_this_host(error: IndexdError) -> IndexdError:

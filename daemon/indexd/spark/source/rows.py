@@ -294,6 +294,7 @@ class RowReader:
 
     Behind the iteration ``next_offset`` and ``ends_log`` say where it ended, as SplitReader's do, and ``last_message``
     the physical offset and the size of the last message that was read, kept or not; None if there was none.
+    ``skipped_bytes`` of log were passed over, and at ``unreadable_at`` the log ends in bytes that are no frame.
     """
 
     def __init__(
@@ -306,6 +307,7 @@ class RowReader:
     ) -> None:
         self.schema = arrow_schema(columns)
         self.last_message: tuple[int, int] | None = None
+        self.skipped_bytes = 0
         self._columns = tuple(columns)
         self._keep = keep or Keep()
         self._reader = SplitReader(disk, _without_hashes(config), split)
@@ -326,9 +328,18 @@ class RowReader:
         """The log ended inside the split."""
         return self._reader.ends_log
 
+    @property
+    def unreadable_at(self) -> int | None:
+        """The physical offset of bytes at the end of the log that are no frame, as after a crash of the broker."""
+        unreadable = self._reader.unreadable
+        return unreadable.offset if unreadable else None
+
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._reader:
-            if isinstance(batch, Skipped) or not batch.rows:
+            if isinstance(batch, Skipped):
+                self.skipped_bytes += batch.end - batch.begin
+                continue
+            if not batch.rows:
                 continue
             self.last_message = int(batch.columns.phy_offset[batch.rows - 1]), int(batch.columns.size[batch.rows - 1])
             rows = self._kept(batch)

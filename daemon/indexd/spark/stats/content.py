@@ -1,296 +1,265 @@
-"""What one stretch of the log holds: counted by topic and time, by size, by key, tag and host, and by the clock.
+"""Counts the messages of one split of the log inside a Spark task, as rows that Spark adds up over all splits.
 
-``ContentCounter`` counts batches into arrays; ``Content`` is what comes of it: small, pickled to the driver, and merged
-there with ``merge``, which is a pure function. Stretches merge only with the one behind them, since the clock's steps
-between two of them count, too; apart from that it does not matter how the log was split, as far as the counts are exact
-(``tally``).
+A count row says how often something of one ``kind`` was seen (``COUNT_TYPES``): a measure by topic and time, a body
+size, a flag, or a text (a key, a unique key, tags, a producer's host) with the offset of the first message that has it.
+
+Texts are counted in bounded memory. Of a large log ``Selection.level`` is above 0: the texts whose hash ends in so
+many zero bits are the **sample**. They are counted exactly, and each stands for 2^level texts. Of the others a split
+keeps the most frequent of each kind; what it dropped occurred at most ``lost`` times in it, so a sum over all splits
+is too low by at most the sum of theirs. At level 0 every text is in the sample and every count is exact.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import DispatchBatch, TopicTable
-from indexd.errors import DisturbedError
-from indexd.spark.stats.buckets import HOUR, STEPS, step_for
-from indexd.spark.stats.clock import Clock, Events
-from indexd.spark.stats.content_kernel import (
-    CELL,
-    GROW,
-    NO_BIN,
-    NO_FRAME,
-    SUMS,
-    THIN,
-    Cells,
-    Wanted,
-    count_rows,
-    move_cells,
-)
-from indexd.spark.stats.parts_kernel import BUCKETS
-from indexd.spark.stats.tally import Counting, Sample, Tally
+from indexd.config import Config
+from indexd.index.format import FLAVOURS, Flavour
+from indexd.spark.source.rows import RowReader
+from indexd.spark.splits import Split
+from indexd.storage.remote import disk_for
 
-#: More pairs of topic and bin than this make bins longer, and those of an hour are not told apart any more.
-_CELLS_MAX = 1 << 18
-_CELLS_FIRST = 1 << 10
-# Tags and hosts are few where a store is as it should be.
-_NAMES_CAPACITY = 1 << 12
-# A stretch is counted with so many times the capacity that its result has.
-_COUNTING_FACTOR = 4
-Bins = dict[tuple[bytes, int], tuple[int, ...]]
-#: What ``Wanted.topics`` calls every topic.
-ALL_TOPICS: tuple[str, ...] = ()
+HOUR = 3_600_000
+#: What a bin of store times may be long, in ms; each divides the next.
+STEPS = (1000, 5000, 15_000, 30_000, 60_000, 300_000, 900_000, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR)
+#: So many bins at most are worth telling apart.
+BINS_MAX = 120
+#: The bin of times that no clock shows.
+NO_TIME = -(1 << 63)
+#: So many steps of the clock, and so many silences, are kept: the largest.
+EVENTS_MAX = 100
+
+KEYS, UNIQ_KEY, TAGS, HOST = TEXTS = ("KEYS", "UNIQ_KEY", "TAGS", "host")
+#: What is counted by topic and time.
+MEASURES = ("messages", "bytes", "bodyBytes", "keys", "withoutKeys", "withoutAnyKey", "tagged", "entries")
+SIZE, SIZE_BYTES, FLAG, SPLIT = "size", "sizeBytes", "flag", "split"
+#: Rows that agree in these count the same thing.
+COUNTED = ("kind", "topic", "text", "at")
+COUNT_TYPES = "kind string, topic string, text string, at long, amount long, first long, sampled boolean"
+
+_COLUMNS = ("phyOffset", "topic", "storeTimestamp", "bornHost", "sysFlag", "size", "keys", "uniqKey", "tags", "body")
+_DEFAULTS: dict[str, Any] = {"topic": "", "text": "", "at": 0, "amount": 1, "first": 0}
+_TYPES = {"topic": pa.string(), "text": pa.string(), "at": pa.int64(), "amount": pa.int64(), "first": pa.int64()}
+# So many rows wait before they are added up: some 50 MB.
+_WAITING_MAX = 1 << 18
+_PORT = r"^\[?(.*?)\]?:-?[0-9]+$"
+Event = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages count, and how they are looked at.
+    """Which messages count, and how.
 
     ``topics`` empty: all. Store times in ms, both ends included. ``silence``: so many ms without a message are one.
-    ``capacity``: how many distinct keys a stretch keeps; twice as many need about twice the memory.
+    ``level``: of the sample; -1: as the size of the log asks for. ``kept``: texts of a kind that a split keeps
+    beside it.
     """
 
-    topics: tuple[str, ...] = ALL_TOPICS
+    topics: tuple[str, ...] = ()
     begin: int = -(1 << 63)
     end: int = (1 << 63) - 1
     silence: int = 60_000
-    capacity: int = 1 << 14
+    level: int = -1
+    kept: int = 1 << 15
+
+
+def step_for(span: int) -> int:
+    """The shortest bin by which ``span`` ms are few bins; beyond the list days, doubled."""
+    step = next((step for step in STEPS if span // step < BINS_MAX), STEPS[-1])
+    while span // step >= BINS_MAX:
+        step *= 2
+    return step
+
+
+def bucket_begins(values: NDArray[Any]) -> NDArray[np.int64]:
+    """The least value of each value's bucket: 0 to 7 have one each, above there are four to a power of two."""
+    whole = values.astype(np.int64)
+    shift = np.maximum(np.frexp(whole.astype(np.float64))[1] - 3, 0)
+    begins: NDArray[np.int64] = whole >> shift << shift
+    return begins
+
+
+def bucket_end(begin: int) -> int:
+    """The greatest value of the bucket that begins there."""
+    return begin + (1 << max(begin.bit_length() - 3, 0)) - 1
+
+
+def largest(events: Iterable[Event]) -> list[Event]:
+    """The largest of these (offset, time before, time after); of equals the first in the log."""
+    return heapq.nsmallest(EVENTS_MAX, events, key=lambda event: (-abs(event[2] - event[1]), event[0]))
+
+
+def count_split(config: Config, selection: Selection, known: pa.Table | None, split: Split) -> Iterator[pa.RecordBatch]:
+    """The count rows of one split. With ``known`` (kind, topic, text) these texts alone are counted, exactly."""
+    reader = RowReader(disk_for(config), config, split, _COLUMNS)
+    counter = SplitCounter(selection, FLAVOURS[config.index.flavour], known)
+    for batch in reader:
+        counter.add(batch)
+        if counter.waiting > _WAITING_MAX:
+            yield from counter.drained(is_last=False)
+    yield from counter.drained(is_last=True)
+    if known is None:
+        ended = {"next": reader.next_offset, "unreadable": reader.unreadable_at, "skipped": reader.skipped_bytes}
+        row = _rows(SPLIT, 1, text=[json.dumps(counter.seen | ended)], at=[split.begin])
+        yield from row.append_column("sampled", pa.array([True])).to_batches()
+
+
+class SplitCounter:
+    """Counts the batches of a split, in log order. ``seen`` is what the driver has to know of the split as a whole."""
+
+    def __init__(self, selection: Selection, flavour: Flavour, known: pa.Table | None) -> None:
+        self._selection = selection
+        self._flavour = flavour
+        self._known = known
+        self._mask = np.uint64((1 << max(selection.level, 0)) - 1)
+        self._tables = [_rows(KEYS, 0)]
+        # times: first, last, least, greatest store time and the first offset, once there is a message.
+        self.seen: dict[str, Any] = {"times": None, "entries": 0, "lost": dict.fromkeys(TEXTS, 0)}
+        self.seen |= {"steps": 0, "silences": 0, "largestSteps": [], "largestSilences": []}
 
     @property
-    def is_everything(self) -> bool:
-        """Nothing is left out."""
-        return not self.topics and self.begin == -(1 << 63) and self.end == (1 << 63) - 1
+    def waiting(self) -> int:
+        """How many rows have not been added up."""
+        return sum(table.num_rows for table in self._tables)
 
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the selected messages of a batch; index entries are counted of all."""
+        measures = self._measures(batch)
+        self.seen["entries"] += int(measures["entries"].sum())
+        times = batch["storeTimestamp"].to_numpy()
+        wanted = (times >= self._selection.begin) & (times <= self._selection.end)
+        if self._selection.topics:
+            wanted &= pc.is_in(batch["topic"], pa.array(self._selection.topics)).to_numpy(zero_copy_only=False)
+        if not wanted.all():
+            batch, times = batch.filter(pa.array(wanted)), times[wanted]
+            measures = {name: values[wanted] for name, values in measures.items()}
+        if not len(times):
+            return
+        self._tables += _text_rows(batch)
+        if self._known is None:
+            self._tick(times, batch["phyOffset"].to_numpy())
+            self._tables += _figure_rows(batch, times, measures)
 
-@dataclass(frozen=True, eq=False)
-class Content:
-    """The counts of a stretch; ``bins`` by (topic's bytes, number of the ``step`` ms since 1970) in the order of CELL.
-
-    ``step`` fits to the time from the least store time to the greatest, and is an hour at most.
-    ``sums`` in the order of SUMS. ``bodies`` int64 (2, BUCKETS): messages and body bytes by bucket of body size.
-    """
-
-    bins: Bins
-    step: int
-    sums: tuple[int, ...]
-    bodies: NDArray[np.int64]
-    clock: Clock
-    keys: Tally
-    uniq_keys: Tally
-    tags: Tally
-    hosts: Tally
-    key_sample: Sample
-    uniq_sample: Sample
-    #: Bytes of log that were passed over as unreadable (``--on-corrupt skip``).
-    skipped_bytes: int = 0
-    # What the merging of a job adds up.
-    entries_of: tuple[int, ...] = field(default=())
-
-    @classmethod
-    def empty(cls, capacity: int) -> Content:
-        """Of no message."""
-        return cls(
-            bins={},
-            step=STEPS[0],
-            sums=(0,) * len(SUMS),
-            bodies=np.zeros((2, BUCKETS), dtype=np.int64),
-            clock=Clock(),
-            keys=Tally.empty(capacity),
-            uniq_keys=Tally.empty(capacity),
-            tags=Tally.empty(_NAMES_CAPACITY),
-            hosts=Tally.empty(_NAMES_CAPACITY),
-            key_sample=Sample.empty(capacity),
-            uniq_sample=Sample.empty(capacity),
+    def _measures(self, batch: pa.RecordBatch) -> dict[str, NDArray[np.int64]]:
+        keys = pc.list_value_length(batch["keys"]).to_numpy().astype(np.int64)
+        uniq, tagged = (
+            pc.is_valid(batch[name]).to_numpy(zero_copy_only=False).astype(np.int64) for name in ("uniqKey", "tags")
         )
+        entries = keys + uniq * self._flavour.uniq_key + tagged * self._flavour.tags
+        entries[np.isin(batch["sysFlag"].to_numpy() & 0xC, self._flavour.skipped_types)] = 0
+        without = (keys == 0).astype(np.int64)
+        size, body = batch["size"].to_numpy(), pc.binary_length(batch["body"]).to_numpy()
+        columns = (np.ones(len(keys)), size, body, keys, without, without * (1 - uniq), tagged, entries)
+        return {name: values.astype(np.int64) for name, values in zip(MEASURES, columns, strict=True)}
 
-    def sum(self, name: str) -> int:
-        """One of SUMS."""
-        return self.sums[SUMS.index(name)]
+    def _tick(self, times: NDArray[np.int64], phy_offsets: NDArray[np.int64]) -> None:
+        # The clock from one message to the next: steps back and silences.
+        seen, first = self.seen, int(times[0])
+        known = seen["times"] or [first, first, first, first, int(phy_offsets[0])]
+        before = np.concatenate([[known[1]], times[:-1]])
+        is_back = times < before
+        # Unsigned: two times may be further apart than int64 holds.
+        is_silent = ~is_back & (times.view(np.uint64) - before.view(np.uint64) > self._selection.silence)
+        for count, events, mask in (("steps", "largestSteps", is_back), ("silences", "largestSilences", is_silent)):
+            found = zip(phy_offsets[mask].tolist(), before[mask].tolist(), times[mask].tolist(), strict=True)
+            seen[count] += int(mask.sum())
+            seen[events] = largest([*seen[events], *found])
+        least, greatest = min(known[2], int(times.min())), max(known[3], int(times.max()))
+        seen["times"] = [known[0], int(times[-1]), least, greatest, known[4]]
 
-    def total(self, name: str) -> int:
-        """One of CELL over all topics and bins."""
-        column = CELL.index(name)
-        return sum(values[column] for values in self.bins.values())
+    def drained(self, *, is_last: bool) -> list[pa.RecordBatch]:
+        """The rows that nothing more is needed for; with ``is_last`` all that are left."""
+        rows = pa.concat_tables(self._tables)
+        if self._known is not None:
+            rows = rows.join(self._known, keys=list(COUNTED[:3]), join_type="inner", use_threads=False)
+        elif self.seen["times"]:
+            step = min(step_for(self.seen["times"][3] - self.seen["times"][2]), HOUR)
+            at = rows["at"].to_numpy()
+            is_time = _is_in(rows, MEASURES) & (at != NO_TIME)
+            rows = rows.set_column(3, "at", pa.array(np.where(is_time, at // step * step, at)))
+        rows = _summed(rows, COUNTED, ("amount",), ("first",))
+        sampled = np.ones(len(rows), dtype=np.bool_)
+        if self._mask and self._known is None:
+            hashes = pd.util.hash_array(rows["text"].to_numpy(), categorize=False)
+            sampled = (hashes & self._mask == 0) | ~_is_in(rows, TEXTS)
+        others = self._frequent(rows.filter(pa.array(~sampled)))
+        self._tables = [_rows(KEYS, 0) if is_last else others]
+        done = [(rows.filter(pa.array(sampled)), True), *([(others, False)] if is_last else [])]
+        return [
+            batch
+            for table, flag in done
+            for batch in table.append_column("sampled", pa.array(np.full(len(table), flag))).to_batches()
+        ]
 
-    @cached_property
-    def cells(self) -> Bins:
-        """By (topic's bytes, hours since 1970)."""
-        return _folded(self.bins, HOUR // self.step)
-
-
-def merge(one: Content, behind: Content) -> Content:
-    """Of a stretch and the one behind it: associative, and of counts alone."""
-    clock = one.clock.merged(behind.clock)
-    step = max(one.step, behind.step, _step_of(clock))
-    bins = _folded(one.bins, step // one.step)
-    _add_to(bins, _folded(behind.bins, step // behind.step))
-    while len(bins) > _CELLS_MAX and step < HOUR:
-        longer = STEPS[STEPS.index(step) + 1]
-        bins, step = _folded(bins, longer // step), longer
-    return Content(
-        bins=bins,
-        step=step,
-        sums=tuple(a + b for a, b in zip(one.sums, behind.sums, strict=True)),
-        bodies=one.bodies + behind.bodies,
-        clock=clock,
-        keys=one.keys.merged(behind.keys),
-        uniq_keys=one.uniq_keys.merged(behind.uniq_keys),
-        tags=one.tags.merged(behind.tags),
-        hosts=one.hosts.merged(behind.hosts),
-        key_sample=one.key_sample.merged(behind.key_sample),
-        uniq_sample=one.uniq_sample.merged(behind.uniq_sample),
-        skipped_bytes=one.skipped_bytes + behind.skipped_bytes,
-        entries_of=one.entries_of + behind.entries_of,
-    )
-
-
-def _step_of(clock: Clock) -> int:
-    return min(step_for(clock.greatest - clock.least), HOUR)
+    def _frequent(self, rows: pa.Table) -> pa.Table:
+        # The most frequent of each kind; how often the others occurred at most is added to what was lost.
+        frequent = [rows.slice(0, 0)]
+        for kind in TEXTS:
+            own = rows.filter(pc.equal(rows["kind"], kind))
+            if len(own) > self._selection.kept:
+                amounts = own["amount"].to_numpy()
+                cut = int(np.partition(amounts, -self._selection.kept - 1)[-self._selection.kept - 1])
+                self.seen["lost"][kind] += cut
+                own = own.filter(pa.array(amounts > cut))
+            frequent.append(own)
+        return pa.concat_tables(frequent)
 
 
-def _folded(bins: Bins, factor: int) -> Bins:
-    # A copy in which so many bins are one.
-    if factor == 1:
-        return dict(bins)
-    found: Bins = {}
-    for (topic, number), values in bins.items():
-        _add_to(found, {(topic, number if number == NO_BIN else number // factor): values})
+def _rows(kind: str, size: int, **columns: Any) -> pa.Table:
+    # Count rows of one kind; columns that are not given are empty, and an amount 1.
+    given = {
+        name: columns[name] if name in columns else pa.repeat(pa.scalar(_DEFAULTS[name], _TYPES[name]), size)
+        for name in _TYPES
+    }
+    return pa.table({"kind": pa.repeat(kind, size), **given})
+
+
+def _summed(table: pa.Table, keys: Sequence[str], sums: Sequence[str], least: Sequence[str] = ()) -> pa.Table:
+    wanted = [*((name, "sum") for name in sums), *((name, "min") for name in least)]
+    found = table.group_by(list(keys), use_threads=False).aggregate(wanted)
+    names = [*keys, *(f"{name}_{what}" for name, what in wanted)]
+    return found.select(names).rename_columns([*keys, *sums, *least])
+
+
+def _is_in(rows: pa.Table, kinds: Sequence[str]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(rows["kind"], pa.array(kinds)).to_numpy()
     return found
 
 
-def _add_to(bins: Bins, others: Bins) -> None:
-    for place, values in others.items():
-        mine = bins.get(place)
-        bins[place] = values if mine is None else tuple(a + b for a, b in zip(mine, values, strict=True))
+def _text_rows(batch: pa.RecordBatch) -> list[pa.Table]:
+    topics, offsets, keys = batch["topic"], batch["phyOffset"], batch["keys"]
+    parents = pc.list_parent_indices(keys)
+    found = [_rows(KEYS, len(parents), topic=topics.take(parents), text=keys.flatten(), first=offsets.take(parents))]
+    for kind, column in ((UNIQ_KEY, "uniqKey"), (TAGS, "tags")):
+        having = batch.filter(pc.is_valid(batch[column]))
+        texts = {"topic": having["topic"], "text": having[column], "first": having["phyOffset"]}
+        found.append(_rows(kind, len(having), **texts))
+    hosts = _rows(HOST, len(batch), text=batch["bornHost"], first=offsets)
+    hosts = _summed(hosts, COUNTED, ("amount",), ("first",))
+    return [*found, hosts.set_column(2, "text", pc.replace_substring_regex(hosts["text"], _PORT, r"\1"))]
 
 
-def wanted_topics(topics: TopicTable, selection: Selection) -> NDArray[np.uint8]:
-    """1 for each topic id that is selected."""
-    if not selection.topics:
-        return np.ones(max(len(topics), 1), dtype=np.uint8)
-    names = {topic.encode("utf-8", "surrogateescape") for topic in selection.topics}
-    known = [topics.raw_name(number) in names for number in range(len(topics))]
-    return np.array(known or [False], dtype=np.uint8)
-
-
-class ContentCounter:
-    """Counts batches in log order; one owner. Raises DisturbedError when the log changes while it is read."""
-
-    def __init__(self, selection: Selection, skip_mask: int) -> None:
-        self._selection = selection
-        self._skip_mask = skip_mask
-        self._names: list[bytes] = []
-        self._cells = _make_cells(_CELLS_FIRST)
-        self._step, self._folds = STEPS[0], False
-        self._sums = np.zeros(len(SUMS), dtype=np.int64)
-        self._bodies = np.zeros((2, BUCKETS), dtype=np.int64)
-        self._events = Events(selection.silence)
-        capacity = selection.capacity
-        self._tables = (
-            Counting(_COUNTING_FACTOR * capacity, is_sample=False),
-            Counting(capacity, is_sample=True),
-            Counting(_COUNTING_FACTOR * capacity, is_sample=False),
-            Counting(capacity, is_sample=True),
-            Counting(_NAMES_CAPACITY, is_sample=False),
-            Counting(_NAMES_CAPACITY, is_sample=False),
-        )
-        self._skipped_bytes = 0
-
-    def skip(self, size: int) -> None:
-        """So many bytes of the log were passed over."""
-        self._skipped_bytes += size
-
-    def add(self, batch: DispatchBatch, frames: NDArray[np.uint8]) -> None:
-        """Count a batch; ``frames`` are the bytes of the log from its ``begin_offset`` on."""
-        for number in range(len(self._names), len(batch.topics)):
-            self._names.append(batch.topics.raw_name(number))
-        row = 0
-        tables = tuple(counting.table for counting in self._tables)
-        base = np.uint64(batch.begin_offset)
-        topics = wanted_topics(batch.topics, self._selection)
-        while row < batch.rows:
-            wanted = Wanted(
-                topics,
-                np.int64(self._selection.begin),
-                np.int64(self._selection.end),
-                np.int64(self._selection.silence),
-                np.int64(self._skip_mask),
-                np.int64(self._step),
-                self._folds,
-            )
-            status, row = count_rows(
-                frames, base, batch.columns, row, batch.rows, wanted, self._cells, self._sums, self._bodies,
-                self._events.clock, self._events.rows, tables,
-            )  # fmt: skip
-            if status == THIN:
-                self._events.thin_out()
-                for counting in self._tables:
-                    counting.thin_out()
-            elif status == GROW:
-                self._make_room()
-            elif status == NO_FRAME:
-                raise DisturbedError(f"the log at {batch.columns.phy_offset[row]} was rewritten while it was read")
-
-    def _make_room(self) -> None:
-        # Longer bins where what was seen has outgrown them, else twice the size.
-        is_full = int(self._cells.used[0]) >= _CELLS_MAX
-        least = STEPS[STEPS.index(self._step) + 1] if is_full and self._step < HOUR else self._step
-        if not self._fold(max(least, _step_of(self._events.result()))):
-            self._cells = _moved(self._cells, 2, 1)
-            self._folds = is_full
-
-    def _fold(self, step: int) -> bool:
-        # Whether that makes another table.
-        factor, self._step = step // self._step, step
-        if factor > 1:
-            self._cells = _moved(self._cells, 1, factor)
-        return factor > 1
-
-    def content(self) -> Content:
-        """What has been counted."""
-        clock = self._events.result()
-        self._fold(max(self._step, _step_of(clock)))
-        keys, key_sample, uniq_keys, uniq_sample, tags, hosts = self._tables
-        capacity = self._selection.capacity
-        return Content(
-            bins=self._bins(),
-            step=self._step,
-            sums=tuple(int(value) for value in self._sums),
-            bodies=self._bodies.copy(),
-            clock=clock,
-            keys=keys.tally(capacity),
-            uniq_keys=uniq_keys.tally(capacity),
-            tags=tags.tally(_NAMES_CAPACITY),
-            hosts=hosts.tally(_NAMES_CAPACITY),
-            key_sample=key_sample.sample(),
-            uniq_sample=uniq_sample.sample(),
-            skipped_bytes=self._skipped_bytes,
-            entries_of=(int(self._sums[SUMS.index("entries")]),),
-        )
-
-    def _bins(self) -> Bins:
-        found = {}
-        for place in np.flatnonzero(self._cells.topic >= 0):
-            name = self._names[int(self._cells.topic[place])]
-            values = tuple(int(value) for value in self._cells.values[place])
-            found[name, int(self._cells.bin[place])] = values
-        return found
-
-
-def _make_cells(size: int) -> Cells:
-    return Cells(
-        topic=np.full(size, -1, dtype=np.int32),
-        bin=np.zeros(size, dtype=np.int64),
-        values=np.zeros((size, len(CELL)), dtype=np.int64),
-        used=np.zeros(1, dtype=np.int64),
+def _figure_rows(
+    batch: pa.RecordBatch, times: NDArray[np.int64], measures: dict[str, NDArray[np.int64]]
+) -> list[pa.Table]:
+    # Measures by topic and second, bodies by size, and the flags that are counted.
+    at = np.where(np.abs(times // HOUR) < 1 << 31, times // STEPS[0] * STEPS[0], NO_TIME)
+    cells = _summed(pa.table({"topic": batch["topic"], "at": at, **measures}), ("topic", "at"), MEASURES)
+    found = [_rows(name, len(cells), topic=cells["topic"], at=cells["at"], amount=cells[name]) for name in MEASURES]
+    ones, bodies = measures["messages"], measures["bodyBytes"]
+    sizes = _summed(
+        pa.table({"at": bucket_begins(bodies), SIZE: ones, SIZE_BYTES: bodies}), ("at",), (SIZE, SIZE_BYTES)
     )
-
-
-def _moved(cells: Cells, times: int, factor: int) -> Cells:
-    # So many times the size; the places follow from the size, so each is found anew.
-    new = _make_cells(times * len(cells.topic))
-    move_cells(cells, new, np.int64(factor))
-    return new
+    found += [_rows(kind, len(sizes), at=sizes["at"], amount=sizes[kind]) for kind in (SIZE, SIZE_BYTES)]
+    flags = _summed(pa.table({"at": batch["sysFlag"].to_numpy() & np.int64(0xD), "n": ones}), ("at",), ("n",))
+    return [*found, _rows(FLAG, len(flags), at=flags["at"], amount=flags["n"])]

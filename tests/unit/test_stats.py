@@ -1,0 +1,367 @@
+"""What the tasks of the statistics count, against plain Python; the verdict's arithmetic; the terminal and the page."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexd.commitlog.writer import FrameSpec
+from indexd.errors import DisturbedError
+from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
+from indexd.spark.stats.content import TEXTS, Selection, bucket_begins, bucket_end, largest, step_for
+from indexd.spark.stats.index import (
+    NOTHING,
+    RIGHT,
+    TOO_FEW,
+    TOO_MANY,
+    FileChains,
+    chain_buckets,
+    count_file,
+    judge_slots,
+    nice,
+    quantile,
+)  # fmt: skip
+from indexd.spark.stats.report import Report
+from indexd.spark.stats.show import print_report, render_page, show_repeated
+from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
+from support.stats import (
+    BASE_TIME,
+    HOSTILE,
+    Log,
+    counts_of,
+    hostile_report,
+    naive_clock,
+    naive_counts,
+    splits_of,
+    written_log,
+)  # fmt: skip
+from support.strategies import Sample, logs
+
+# --- content ---
+
+
+@settings(max_examples=15)
+@given(logs(malformed=False), st.integers(1, 4000), st.sampled_from(["5.4", "4.7", "3.x"]))
+def test_the_rows_of_all_splits_are_what_the_decoder_sees(samples: list[Sample], split_size: int, flavour: str) -> None:
+    with TemporaryDirectory() as folder:
+        log = written_log(Path(folder), samples, flavour=flavour)
+        found = counts_of(log, split_size)
+        amounts, firsts = naive_counts(log)
+        clock = naive_clock(log)
+        entries = len(log.entries())
+    assert +found.amounts == amounts
+    assert {place: first for place, first in found.firsts.items() if place[0] in TEXTS} == firsts
+    assert found.sampled == found.amounts
+    assert sum(split["entries"] for split in found.splits) == entries
+    times = [split["times"] for split in found.splits if split["times"]]
+    between = list(itertools.pairwise(times))
+    assert clock == (
+        sum(split["steps"] for split in found.splits) + sum(b[0] < a[1] for a, b in between),
+        sum(split["silences"] for split in found.splits) + sum(b[0] - a[1] > 60_000 for a, b in between),
+    )
+
+
+def many_keys() -> list[Sample]:
+    return [
+        Sample(
+            FrameSpec("T", properties={"KEYS": " ".join(f"{n}-{i}" for i in range(40)) + " hot", "UNIQ_KEY": f"u{n}"})
+        )
+        for n in range(400)
+    ]
+
+
+def test_of_a_large_log_a_sample_is_exact_and_the_rest_as_good_as_it_says(tmp_path: Path) -> None:
+    log = written_log(tmp_path, many_keys())
+    amounts, _ = naive_counts(log)
+    sets = []
+    for split_size in (20_000, 1 << 20):
+        found = counts_of(log, split_size, Selection(level=3, kept=16))
+        losses = {kind: sum(split["lost"][kind] for split in found.splits) for kind in TEXTS}
+        assert losses["KEYS"] > 0
+        assert losses["host"] == 0
+        sample = {place: amount for place, amount in found.sampled.items() if place[0] in TEXTS}
+        assert all(amounts[place] == amount for place, amount in sample.items())
+        assert 8 * len(sample) == pytest.approx(16_802, rel=0.15)
+        sets.append(sample)
+        for place, amount in amounts.items():
+            if place[0] in TEXTS and place not in sample:
+                assert amount - losses[place[0]] <= found.amounts[place] <= amount
+            elif place[0] not in TEXTS:
+                assert found.amounts[place] == amount
+    assert sets[0] == sets[1], "however the log is split"
+
+
+def test_candidates_are_counted_exactly(tmp_path: Path) -> None:
+    log = written_log(tmp_path, many_keys())
+    rows = [("KEYS", "T", "hot"), ("KEYS", "T", "3-3"), ("UNIQ_KEY", "T", "u7"), ("UNIQ_KEY", "T", "hot")]
+    known = pa.table(dict(zip(("kind", "topic", "text"), map(list, zip(*rows, strict=True)), strict=True)))
+    found = counts_of(log, 20_000, Selection(level=3, kept=16), known)
+    assert found.amounts == {(*rows[0], 0): 400, (*rows[1], 0): 1, (*rows[2], 0): 1}
+    assert found.splits == []
+
+
+def test_topics_and_times_are_selected(tmp_path: Path) -> None:
+    samples = [
+        Sample(FrameSpec("T" if n % 3 else "Other", properties={"KEYS": "k"}, store_timestamp=BASE_TIME + 1000 * n))
+        for n in range(60)
+    ]
+    log = written_log(tmp_path, samples)
+    found = counts_of(log, 1000, Selection(("T",), BASE_TIME + 10_000, BASE_TIME + 19_000))
+    messages = {place[1]: amount for place, amount in found.amounts.items() if place[0] == "messages"}
+    assert messages == {"T": sum(n % 3 > 0 for n in range(10, 20))}
+    # The index has all topics and times in it, whatever is looked at.
+    assert sum(split["entries"] for split in found.splits) == 60
+
+
+@pytest.mark.parametrize("split_size", [1, 200, 100_000])
+def test_steps_and_silences_are_found(tmp_path: Path, split_size: int) -> None:
+    times = [0, 10, 5, 5, 70_006, 70_006, -50, 60_000]
+    log = written_log(tmp_path, [Sample(FrameSpec("T", store_timestamp=BASE_TIME + time)) for time in times])
+    splits = counts_of(log, split_size).splits
+    size = log.sizes[0]
+    if len(splits) == 1:
+        assert splits[0]["largestSteps"] == [
+            [6 * size, BASE_TIME + 70_006, BASE_TIME - 50], [2 * size, BASE_TIME + 10, BASE_TIME + 5],
+        ]  # fmt: skip
+        assert [after - before for _, before, after in splits[0]["largestSilences"]] == [70_001, 60_050]
+    least, greatest = (choose(split["times"][at] for split in splits) for choose, at in ((min, 2), (max, 3)))
+    assert (least, greatest) == (BASE_TIME - 50, BASE_TIME + 70_006)
+
+
+def test_the_largest_events_are_kept() -> None:
+    found = largest((number, 0, number % 150) for number in range(300))
+    assert len(found) == 100
+    assert found[:3] == [(149, 0, 149), (299, 0, 149), (148, 0, 148)]
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1))
+def test_buckets_grow_by_a_quarter(values: list[int]) -> None:
+    for value, begin in zip(values, bucket_begins(np.array(values)).tolist(), strict=True):
+        assert begin <= value <= bucket_end(begin)
+        assert bucket_end(begin) - begin <= begin / 4
+        assert int(bucket_begins(np.array([bucket_end(begin) + 1]))[0]) == bucket_end(begin) + 1
+
+
+def test_bins_fit_the_time_that_a_log_spans() -> None:
+    assert [step_for(span) for span in (0, 119_999, 120_000, 24 * 3_600_000)] == [1000, 1000, 5000, 900_000]
+    assert (1 << 62) // step_for(1 << 62) < 120
+
+
+# --- index ---
+
+
+def chains_of(log: Log, split_size: int) -> list[FileChains]:
+    """The files, each counted as a task does it."""
+    before = [0, *itertools.accumulate(split["entries"] for split in counts_of(log, split_size).splits)]
+    numbers = range(-(-before[-1] // (log.config.index.index_num - 1)))
+    return [count_file(log.config, splits_of(log, split_size), before, number) for number in numbers]
+
+
+def naive_files(log: Log) -> list[NaiveIndexFile]:
+    index = log.config.index
+    service = NaiveIndexService(index.hash_slot_num, index.index_num, index.flavour)
+    for frame in log.frames:
+        message = naive_check(frame)[2]
+        assert message is not None
+        service.build_index(message)
+    return [file for file in service.files if file.index_count > 1]
+
+
+@settings(max_examples=20)
+@given(
+    logs(malformed=False), st.integers(1, 9), st.integers(2, 40), st.sampled_from(["5.4", "4.0", "3.x"]),
+    st.sampled_from([1, 300, 2000, 10_000]),
+)  # fmt: skip
+def test_chains_are_those_of_the_index(
+    samples: list[Sample], slots: int, entries: int, flavour: str, split_size: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        log = written_log(Path(folder), samples, flavour=flavour, hash_slot_num=slots, index_num=entries)
+        found, wanted = chains_of(log, split_size), naive_files(log)
+        texts = {(kind.replace("K", "KEYS"), message.topic, key) for message, kind, key in log.entries()}
+    assert [file.number for file in found] == list(range(len(wanted)))
+    for file, naive in zip(found, wanted, strict=True):
+        taken = Counter(entry[0] % slots for entry in naive.entries[1 : naive.index_count])
+        lengths = Counter(taken.values()) + Counter({0: slots - len(taken)})
+        assert dict(zip(file.lengths.tolist(), file.slots.tolist(), strict=True)) == lengths
+        assert (file.entries, file.longest) == (naive.index_count - 1, max(lengths))
+        assert (file.begin, file.end) == (naive.begin_timestamp, naive.end_timestamp)
+        kind, topic, text = file.example
+        assert ("T" if kind == "TAGS" else "KEYS", topic, text) in texts
+    buckets = chain_buckets(found)
+    assert sum(row["entries"] for row in buckets) == sum(file.index_count - 1 for file in wanted)
+    assert sum(row["slots"] for row in buckets) == slots * len(wanted)
+
+
+def test_a_log_that_holds_less_than_was_counted_was_rewritten(tmp_path: Path) -> None:
+    log = written_log(tmp_path, [Sample(FrameSpec("T", properties={"KEYS": "k"}))] * 9)
+    splits = splits_of(log, 100_000)
+    assert count_file(log.config, splits, [0, 9], 0).example == ("KEYS", "T", "k")
+    with pytest.raises(DisturbedError, match="rewritten"):
+        count_file(log.config, splits, [0, 10], 0)
+
+
+def file_of(entries: int, hash_slot_num: int, hashes: np.ndarray[Any, Any] | None = None) -> list[FileChains]:
+    """One file of so many entries, with these hashes or random ones."""
+    if hashes is None:
+        hashes = np.random.default_rng(1).integers(0, 2**31, entries).astype(np.uint32)
+    lengths, slots = np.unique(np.bincount(hashes % hash_slot_num, minlength=hash_slot_num), return_counts=True)
+    return [FileChains(0, entries, lengths, slots, ("KEYS", "T", "k"), 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "slots", "answer"),
+    [(19_999, 5000, RIGHT), (19_999, 2000, TOO_FEW), (19_999, 20_000, RIGHT), (19_999, 200_000, TOO_MANY)],
+)
+def test_the_verdict_is_rocketmqs_own_ratio(entries: int, slots: int, answer: str) -> None:
+    found = judge_slots(file_of(entries, slots), slots, entries + 1)
+    assert (found["answer"], found["recommendedSlots"]) == (answer, 5000)
+    assert found["meanChain"] == pytest.approx(1 + entries / slots, rel=0.1)
+
+
+def test_one_key_alone_asks_for_no_slots() -> None:
+    found = judge_slots(file_of(20_000, 5000, np.full(20_000, 77, dtype=np.uint32)), 5000, 20_001)
+    assert (found["answer"], found["meanChain"]) == (RIGHT, 20_000)
+    assert any("no number of slots" in words for words in found["words"])
+
+
+def test_numbers_of_the_verdict() -> None:
+    assert judge_slots([], 5000, 20_000)["answer"] == NOTHING
+    wanted = [1000, 1000, 2000, 5_000_000, 10_000_000]
+    assert [nice(value) for value in (0, 1000, 1001, 4_999_999.75, 5_000_001)] == wanted
+    buckets = [{"from": 3, "to": 3, "n": 10}, {"from": 8, "to": 9, "n": 10}]
+    assert [quantile(buckets, "n", share) for share in (0.5, 0.51, 1.0)] == [3, 9, 9]
+    assert quantile([], "n", 0.5) == 0
+
+
+# --- what is shown ---
+
+
+class Elements(HTMLParser):
+    """Every element's name and attributes, and the text outside scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.words.append(data)
+
+
+def test_what_the_log_says_stays_text_and_the_page_asks_for_nothing() -> None:
+    elements = Elements(render_page(hostile_report(), 20))
+    names = Counter(name for name, _ in elements.found)
+    assert not set(names) & {"img", "a", "iframe", "link", "object", "form", "input", "script"}
+    assert names["svg"] == 1, "the page's own"
+    assert not [n for _, attributes in elements.found for n in attributes if n.startswith("on") or n in ("src", "href")]
+    words = " ".join(elements.words)
+    for name in HOSTILE[:8]:
+        assert name in words
+    assert "\\u202egnp.exe" in words
+    policy = next(a["content"] for _, a in elements.found if a.get("http-equiv") == "Content-Security-Policy") or ""
+    rules = dict(rule.strip().partition(" ")[::2] for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "script-src" not in rules
+    assert "http" not in policy
+
+
+def test_the_page_shows_times_and_the_clock_and_stays_small() -> None:
+    report = hostile_report()
+    page = render_page(report, 20)
+    assert page.count('class="column"') == 40
+    assert page.count('class="step"') == 1
+    assert page.count('class="silence"') == 1
+    assert "clock back" in page
+    rows = [
+        {"topic": f"Topic{n % 30}", "begin": BASE_TIME + 3_600_000 * (n // 30), "messages": n} for n in range(72_000)
+    ]
+    topics = [report.topics[0] | {"topic": f"Topic{n}"} for n in range(1000)]
+    large = report.model_copy(update={"bins": {"stepMs": 3_600_000, "rows": rows}, "topics": topics})
+    assert len(render_page(large, 1000).encode()) < 500_000
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_terminal_shows_no_markup_and_no_control_character(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_report(hostile_report(), 10)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(line == line.rstrip() for line in shown.splitlines())
+    if width >= 80:
+        for words in ("[bold red]T[/]", "t\\x1b[31m", "step back", "订单主题", "5,000 slots are right", "█"):
+            assert words in shown
+
+
+def empty_report(**changes: Any) -> Report:
+    nothing = {"messages": 0, "topics": [], "hours": [], "bins": {"stepMs": 1000, "rows": []}, "index": None}
+    return hostile_report().model_copy(update=nothing | changes)
+
+
+def test_of_an_empty_log_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "There is no message" in render_page(empty_report(), 20)
+    print_report(empty_report(first_store_timestamp=None, unreadable_at=77, skipped_bytes=2048), 20)
+    shown = capsys.readouterr().out
+    assert "There is no message" in shown
+    assert "2 KiB of the log were passed over" in shown
+    assert "at offset 77 in bytes that are no frame" in shown
+
+
+def test_times_that_no_calendar_has_and_a_selection_are_shown() -> None:
+    times = {"first_store_timestamp": -(2**62), "last_store_timestamp": 2**62}
+    selection = {"topics": ["T"], "begin": BASE_TIME, "end": None}
+    page = render_page(hostile_report().model_copy(update=times | {"selection": selection}), 20)
+    assert "Only what was asked for: T, 2023-11-14 22:13 to -" in page
+    assert f"{2**62:,} ms" in page
+
+
+def test_json_has_the_names_of_the_interface() -> None:
+    found = hostile_report().model_dump(by_alias=True)
+    assert (found["kind"], found["version"]) == ("stats", 2)
+    assert {"beginOffset", "firstStoreTimestamp", "withoutAnyKey", "keysSeen", "hotUniqKeys", "bodySizes"} <= set(found)
+
+
+def test_words() -> None:
+    numbers = [show_number(value) for value in (0, 754_345, 4_560_000, 1.2e9, 999_999_999)]
+    assert numbers == ["0", "754,345", "4.56 M", "1.2 G", "1 G"]
+    shares = [show_share(value) for value in (None, 0, 1, 0.0001, 0.99999, 0.123)]
+    assert shares == ["not known", "0%", "100%", "< 0.1 %", "> 99.9 %", "12.3 %"]
+    durations = [show_duration(value) for value in (5, 1480, 92_983, 90_000_000)]
+    assert durations == ["5 ms", "1.48 s", "1 min 32 s", "1 d 1 h"]
+    assert [show_size(value) for value in (0, 1023, 1 << 20, 433_000_000)] == ["0 B", "1023 B", "1 MiB", "413 MiB"]
+    assert show_utc(0) == "1970-01-01 00:00"
+    assert show_utc(1 << 62).endswith(" ms")
+    assert show_utc(-1, seconds=True) == "1969-12-31 23:59:59.999"
+    assert show_name("a\nb\u202ec") == "a\\nb\\u202ec"
+    assert len(show_name("x" * 500)) == 120
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "repeated", "known", "words"),
+    [(True, 0, 0, "0"), (True, 7, 7, "7"), (False, 400, 40, "about 400"), (False, 0, 40, "at least 40")],
+)
+def test_a_sample_never_denies_a_repeat_that_is_known(is_exact: bool, repeated: int, known: int, words: str) -> None:
+    assert show_repeated({"isExact": is_exact, "repeated": repeated}, {"repeatedAtLeast": known}) == words
