@@ -11,6 +11,7 @@ import pytest
 from indexd.dispatch.reput import resident_bytes
 from indexd.index.format import IndexLayout
 from indexd.serve.board import Board, Histogram, Row
+from indexd.serve.status import Status
 from support.inside import config_of
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM
 
@@ -33,6 +34,7 @@ def board(tmp_path: Path) -> Board:
 def test_who_it_is(board: Board, tmp_path: Path) -> None:
     row = board.row()
     assert row.keys() == ALWAYS
+    assert Status.model_validate(row).model_fields_set, "each key has its field"
     assert (row["cluster"], row["nodeId"], row["data"]) == ("c1", "broker-a", str(tmp_path / "data"))
     assert row["bootId"] == board.boot_id != Board(config_of(tmp_path, tmp_path)).boot_id
     assert row["memoryBytes"] > 1 << 20

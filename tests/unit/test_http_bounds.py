@@ -14,7 +14,7 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.query import message as query_message
 from indexd.serve import queries as serve_queries
-from indexd.serve.http import messages as http_answers
+from indexd.serve.http.answers import Bodies
 from support.daemon import rebuild
 from support.serving import Serving
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES
@@ -84,14 +84,14 @@ class _Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object]) -> None:
         self.begun = threading.Semaphore(0)
-        original = http_answers._body
+        original = Bodies._of_hit
 
         def slow(*args: Any) -> dict[str, Any]:
             self.begun.release()
             wait()
             return original(*args)
 
-        monkeypatch.setattr(http_answers, "_body", slow)
+        monkeypatch.setattr(Bodies, "_of_hit", slow)
 
 
 def _asking(server: Serving, answers: list[httpx.Response], count: int) -> list[threading.Thread]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.http.figures import LIVE_MAX
+from indexd.serve.http.endpoints import LIVE_MAX
 from support.serving import Serving
 
 if TYPE_CHECKING:
