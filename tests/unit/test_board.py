@@ -22,7 +22,7 @@ ALWAYS = {
     "version", "pid", "bootId", "startedAt", "cluster", "nodeId", "mode", "flavour", "store", "data", "hashSlotNum",
     "indexNum", "phase", "http", "remoting", "broker", "lastEvent", "queries", "memoryBytes", "diskUsedRatio",
     "diskUsedMax", "lastShutdownClean", "recoveries", "lastRecovery", "scrub", "stalled", "problems",
-    "recoveryRemainingBytes", "recoveryRemainingFiles", "compiling", "findings",
+    "recoveryRemainingBytes", "recoveryRemainingFiles", "compiling", "findings", "summary",
 }  # fmt: skip
 
 

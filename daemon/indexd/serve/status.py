@@ -13,6 +13,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from indexd.pages.wording import show_duration, show_size
+
 Row = dict[str, Any]
 Samples = Iterator[tuple[dict[str, str], float]]
 STATES = ("opening", "recovering", "running", "stopping")
@@ -232,6 +234,7 @@ class Status(_Figures):
     )
     compiling: bool = text("The first start of a version compiles its kernels.")
     http: str | None = text("Where HTTP is served, once it is.")
+    summary: dict[str, str] = text("How it stands in one sentence (words), and whether that is good or bad (kind).")
     findings: list[str] = text("What needs an operator; empty when nothing does.")
     problems: dict[str, str] = gauge(
         "1 while this stage waits for what is in its way; status says for what.", "0 or 1", "degraded",
@@ -386,3 +389,29 @@ def _fields(
 
 #: Every field of a status, those of its parts behind the part.
 FIELDS = tuple(_fields(Status, (), ""))
+
+
+_BEHIND_MILLIS_MAX, _CURRENT_MILLIS_MAX = 60_000, 10_000
+
+
+def summary_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """How a daemon stands, in one sentence; ``kind`` is good, bad or neither."""
+    phase = row["phase"]
+    if phase == "recovering":
+        done, total = row["recovering"]["done"], row["recovering"]["total"]
+        percent = 100 * done / total if total else 0
+        return {"kind": "", "words": f"Recovering, {row['recovering']['step']}: {percent:.0f} %"}
+    if row.get("compiling"):
+        return {"kind": "", "words": "Opening: compiling, once; later starts load what is compiled now"}
+    if phase != "running":
+        return {"kind": "", "words": phase.capitalize()}
+    if row.get("problems"):
+        stages = ", ".join(row["problems"])
+        return {"kind": "bad", "words": f"Indexing waits ({stages}); what is indexed already can be found"}
+    if row.get("corrupt"):
+        return {"kind": "bad", "words": "Standing at bytes that are no frame; what is before them can be found"}
+    millis = row.get("dispatchBehindMilliseconds", 0)
+    if millis < _CURRENT_MILLIS_MAX:
+        return {"kind": "good", "words": f"Up to date: {row.get('messages', 0):,} messages can be found"}
+    words = f"{show_size(row.get('dispatchBehindBytes', 0))}, {show_duration(millis)} behind the log"
+    return {"kind": "bad" if millis >= _BEHIND_MILLIS_MAX else "", "words": f"Catching up: {words}"}

@@ -22,7 +22,8 @@ from indexd.serve.http.openapi import Api
 from indexd.serve.http.problem import ProblemError, problem_of
 from indexd.serve.queries import NotAnsweredError, Queries
 from indexd.serve.web.answer import answer_to, problem_section
-from indexd.serve.web.shell import ASSETS, Asked, asset, assets_version, render_page
+from indexd.serve.web.page import ASSETS, asset, assets_version, render_page
+from indexd.serve.web.search_form import SearchForm
 
 # Scripts, styles and data from here alone, none of them inside the page; nobody may frame it.
 _POLICY = (
@@ -67,12 +68,12 @@ class _Page:
 
     async def page(self, request: Request) -> Response:
         """The page, whole and searchable without a script."""
-        asked, answer, status = Asked.of(request.query_params), None, 200
+        form, answer, status = SearchForm.of(request.query_params), None, 200
         may_see = self._config.http_token_file is None or bool(request.scope["state"].get("authorized"))
-        if asked.is_anything and may_see:
+        if form.is_anything and may_see:
             try:
                 shown = await self._queries.query(
-                    lambda data: answer_to(data, asked, self._config.http_body_max), lambda shown: shown.result
+                    lambda data: answer_to(data, form, self._config.http_body_max), lambda shown: shown.result
                 )
                 answer = shown.html
             except (NotAnsweredError, IndexdError) as error:
@@ -82,7 +83,7 @@ class _Page:
                 hint = str(problem.members.get("hint", hint or "the daemon's log may say more: journalctl -u indexd"))
                 answer, status = problem_section(IndexdError(problem.detail, hint)), problem.status
         address = f"{request.scope.get('scheme', 'http')}://{request.headers.get('host', '')}"
-        text = render_page(asked, answer, self._board.row() if may_see else None, address)
+        text = render_page(form, answer, self._board.row() if may_see else None, address)
         return Response(text.encode("utf-8", "replace"), status, _HEADERS, "text/html")
 
     async def static(self, request: Request) -> Response:

@@ -71,12 +71,18 @@ def _piece(request: Request, piece: Row) -> str:
 
 def add_messages(api: Api, config: Config, queries: Queries) -> None:
     """Messages by key, unique key, queue offset and time, and where they stand in the log."""
-    outputs, body_max = config.outputs, config.http.http_body_max
 
     async def ask(question: Callable[[Data], tuple[bytes, str]]) -> Response:
         # Made into bytes where it was found: the event loop has others to serve.
         body, _ = await queries.query(question, lambda found: found[1])
         return json_response(body)
+
+    _add_keys(api, ask, config.http.http_body_max)
+    _add_places(api, ask, config)
+    _add_one(api, queries, config.http.http_body_max)
+
+
+def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
 
     @api.get("/api/v1/messages/by-key", "Messages of a topic that have a key", answers.KeyAnswer, 409, query=ByKey)
     async def by_key(_: Request, asked: ByKey) -> Response:
@@ -95,6 +101,10 @@ def add_messages(api: Api, config: Config, queries: Queries) -> None:
         """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
         _check_times(asked)
         return await ask(lambda data: answers.key_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+
+
+def _add_places(api: Api, ask: Ask, config: Config) -> None:
+    outputs, body_max = config.outputs, config.http.http_body_max
 
     @api.get(
         "/api/v1/messages/by-queue-offset", "Messages of a queue from an offset on", answers.QueueAnswer, 404,
@@ -121,6 +131,8 @@ def add_messages(api: Api, config: Config, queries: Queries) -> None:
             _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
         return await ask(lambda data: answers.time_answer(asked.ask(data.index)))
 
+
+def _add_one(api: Api, queries: Queries, body_max: int) -> None:
     @api.get(
         "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id",
         answers.MessageRow, 404, query=OneMessage, piece=_WHERE,
