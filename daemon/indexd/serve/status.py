@@ -312,6 +312,9 @@ class Status(_Figures):
     left_out_messages: int = gauge("Messages that got no place in a consume queue.", "messages")
     sparse_entries: int = text("Offset and time entries put since the start.")
     uncovered: list[tuple[int, int, str]] = text("Log in no output that may still be there: begin, end, reason.")
+    stale_head: str | None = text(
+        "How the bytes at phyOffset begin, in hex, that the broker does not know: while they stand, the log ends there."
+    )
     uncovered_bytes: int = gauge("Log whose messages no query finds: skipped, or damaged.", "bytes")
     skipped_bytes: int = counter("Log that was passed over since the start.", "bytes")
     corrupt_records: int = counter("Places of the log that are no frame, since the start.", "places")
