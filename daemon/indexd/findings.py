@@ -77,5 +77,9 @@ def findings_of(row: Mapping[str, Any]) -> list[str]:
         found.append(f"{size} bytes of the log are not indexed: {reasons}")
     if row.get("rowProblem"):
         found.append(f"its figures cannot be made: {row['rowProblem']}")
-    found.extend(str(text) for text in (row.get("broker") or {}).get("unsafe") or ())
+    broker = row.get("broker") or {}
+    found.extend(str(text) for text in broker.get("unsafe") or ())
+    # In mode shadow a broker may be stopped whenever its operator likes; in mode offload the two belong together.
+    if broker.get("alive") is False and row.get("mode") == "offload":
+        found.append(": ".join(filter(None, ("the broker is not running", broker.get("why")))))
     return found

@@ -281,7 +281,13 @@ def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browse
         if script:
             tab.wait("document.querySelector('#log .part')")
         html = tab.html()
-        for words in ("No space left", "&lt;i&gt;no magic", "100 B", "&lt;b&gt;no lock", "&lt;u&gt;it indexes itself"):
+        for words in (
+            "No space left",
+            "&lt;i&gt;no magic",
+            "100 bytes",
+            "&lt;b&gt;no lock",
+            "&lt;u&gt;it indexes itself",
+        ):
             assert words in html
         assert "<img" not in html
     kinds: Any = tab.eval("[...document.querySelectorAll('#log .part')].map(part => part.classList[1])")

@@ -1,12 +1,17 @@
-"""docs/configuration.md, made from the settings: ``scripts/docs`` writes it, a test says whether it is current."""
+"""docs/configuration.md and the tables of docs/metrics.md, made from settings and status: ``scripts/docs`` writes them,
+a test says whether they are current.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from indexd.config.keys import KEYS, SECTIONS, env_name, flag_name
+from indexd.serve.metrics import FAMILIES, HISTOGRAMS, PREFIX, exposed
+from indexd.serve.status import FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
 _HEAD = """\
 # Configuration
 
@@ -35,5 +40,25 @@ def configuration() -> str:
     return "".join(parts)
 
 
+def metrics(page: str) -> str:
+    """docs/metrics.md with its tables as they are now, each between two marks."""
+    rows = [("metric, behind `indexd_`", "type", "unit", "meaning"), ("---",) * 4]
+    for found in FAMILIES:
+        labels = f"{{{','.join(found.labels)}}}" if found.labels else ""
+        kind = "gauge" if found.figure.kind == "info" else found.figure.kind
+        rows.append((f"`{exposed(found).removeprefix(PREFIX)}{labels}`", kind, found.figure.unit, found.help))
+    rows += [(f"`{name}`", "histogram", "seconds", words) for name, words in HISTOGRAMS.items()]
+    keys = [("key", "metric", "meaning"), ("---",) * 3]
+    for found in FIELDS:
+        metric = "" if found.figure.kind == "text" else f"`{exposed(found).removeprefix(PREFIX)}`"
+        keys.append(("`" + ".".join(found.path) + "`", metric, found.help))
+    for mark, table in (("metrics", rows), ("keys", keys)):
+        lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+        head, _, rest = page.partition(f"<!-- {mark} -->\n")
+        page = f"{head}<!-- {mark} -->\n{lines}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return page
+
+
 if __name__ == "__main__":
+    METRICS.write_text(metrics(METRICS.read_text("utf-8")), encoding="utf-8")
     PAGE.write_text(configuration(), encoding="utf-8")

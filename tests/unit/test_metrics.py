@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from indexd.config import load
 from indexd.serve.board import RESULTS, Board, Histogram
-from indexd.serve.metrics import FAMILIES, PREFIX, IndexerCollector, render
+from indexd.serve.metrics import FAMILIES, PREFIX, IndexerCollector, exposed, render
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}
@@ -143,7 +143,7 @@ def test_the_figures_of_a_row() -> None:
 
 def test_every_family_comes_out_of_a_whole_row() -> None:
     names = {name for name, *_ in values({**ROW, "recovering": {"step": "index", "done": 1, "total": 4}})}
-    assert {family.exposed.removeprefix(PREFIX) for family in FAMILIES} <= names
+    assert {exposed(family).removeprefix(PREFIX) for family in FAMILIES} <= names
 
 
 def test_while_it_recovers_nothing_is_made_up() -> None:

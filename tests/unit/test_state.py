@@ -11,6 +11,7 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import DiskError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
+from indexd.serve.status import Status
 from indexd.storage.disk import Disk
 from support.daemon import index_files
 from support.inside import config_of, notifier_of, opened_inside, row_of, running, wait_until
@@ -36,6 +37,7 @@ def check(row: dict[str, Any]) -> None:
     """What holds of every row of a running daemon."""
     assert "rowProblem" not in row, row["rowProblem"]
     assert row.keys() >= RUN
+    Status.model_validate(row)  # each key has its field, of its type
     json.dumps(row)
     assert row["beginOffset"] <= row["phyOffset"] <= row["readOffset"] <= row["commitLogMaxOffset"]
     assert row["dispatchBehindBytes"] == row["commitLogMaxOffset"] - row["phyOffset"] >= 0

@@ -163,7 +163,7 @@ def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
 
 def test_they_are_the_numbers_that_the_daemon_has(tmp_path) -> None:
     from indexd.serve.board import Board
-    from indexd.serve.http.messages import text64
+    from indexd.serve.http.answers import text64
 
     config = Config(store={"store": tmp_path, "data": tmp_path}, node={"cluster": "5", "node_id": "6"})
     board = Board(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,14 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.errors import UsageError
+from indexd.findings import findings_of
 from indexd.flush.frontier import Uncovered
 from indexd.pages.markup import Html, element, foreign
 from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
 from indexd.serve.board import KINDS
-from indexd.serve.web.answer import body_section
-from indexd.serve.web.shell import ASSETS, TIME_MIN, WAYS, Asked, asset, log_strip, problems_of, render_page, timeline
-from indexd.serve.web.wording import show_duration, show_size, show_utc
+from indexd.serve.status import summary_of
+from indexd.serve.web.answer import body_section, log_strip, timeline
+from indexd.serve.web.page import ASSETS, asset, render_page
+from indexd.serve.web.search_form import TIME_MIN, WAYS, SearchForm
 
 NOW = 1_700_000_000_123
 JSON = st.recursive(
@@ -38,7 +39,7 @@ class Read(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(html)
+        self.feed(str(html))
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -59,7 +60,7 @@ def test_what_a_terminal_obeys_is_written_as_an_escape_in_html() -> None:
     assert element("p", "a\x1b[2J\x9b\r\n\t", title="\x1b\x9b\x7f") == (
         '<p title="&#27;\\x9b&#127;">a\\x1b[2J\\x9b\\r\n\t</p>'
     )
-    page = render_page(Asked(topic="T", q="\x1b]0;pwned\x07"), None, None)
+    page = render_page(SearchForm(topic="T", q="\x1b]0;pwned\x07"), None, None)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", page)
 
 
@@ -89,7 +90,7 @@ def test_markup_is_not_escaped_twice_and_nothing_is_left_out() -> None:
     ],
 )
 def test_times_as_people_write_them(text: str, zone: str, wanted: int) -> None:
-    assert Asked(zone=zone).moment(text, NOW) == wanted
+    assert SearchForm(zone=zone).moment(text, NOW) == wanted
 
 
 @pytest.mark.parametrize(
@@ -110,22 +111,22 @@ def test_times_as_people_write_them(text: str, zone: str, wanted: int) -> None:
 )
 def test_what_is_no_time_says_how_to_write_one(text: str) -> None:
     with pytest.raises(UsageError) as raised:
-        Asked(begin=text).times(NOW)
+        SearchForm(begin=text).times(NOW)
     assert "-15m" in str(raised.value.hint)
 
 
 def test_a_range() -> None:
-    assert Asked().times(NOW) == (TIME_MIN, TIME_MAX)
-    assert Asked(begin="-1h", end="now").times(NOW) == (NOW - 3_600_000, NOW)
+    assert SearchForm().times(NOW) == (TIME_MIN, TIME_MAX)
+    assert SearchForm(begin="-1h", end="now").times(NOW) == (NOW - 3_600_000, NOW)
     with pytest.raises(UsageError, match="ends before it begins"):
-        Asked(begin="now", end="-1h").times(NOW)
+        SearchForm(begin="now", end="-1h").times(NOW)
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(("by", "topic", "q", "from", "to", "max", "mode", "before"), st.text())))
 def test_an_address_leads_back_to_what_was_asked(parameters: dict[str, str]) -> None:
-    asked = Asked.of(parameters)
-    again = Asked.of(dict(_pairs(asked.link())))
-    assert again == Asked.of(dict(_pairs(again.link())))
+    asked = SearchForm.of(parameters)
+    again = SearchForm.of(dict(_pairs(asked.link())))
+    assert again == SearchForm.of(dict(_pairs(again.link())))
     if all(text.isascii() for text in parameters.values()):
         assert again == asked
 
@@ -142,7 +143,7 @@ def test_every_event_has_words_on_the_page() -> None:
 @given(JSON)
 def test_json_is_placed_anew_and_says_the_same(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=True)
-    shown = Read(body_section(Asked(view="json"), Body(text.encode(), None, is_unpacked=False), 1 << 20))
+    shown = Read(body_section(SearchForm(view="json"), Body(text.encode(), None, is_unpacked=False), 1 << 20))
     placed = shown.text.partition("hex")[2]
     assert json.loads(placed) == value
     assert re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", placed) == re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", text)
@@ -150,25 +151,25 @@ def test_json_is_placed_anew_and_says_the_same(value: Any) -> None:
 
 def test_json_keeps_what_a_parser_would_lose() -> None:
     text = '{"a": 1.10, "a": 12345678901234567890123, "b": [], "c": {}, "d": [1, [2]], "e": 1e400}'
-    shown = Read(body_section(Asked(), Body(text.encode(), None, is_unpacked=False), 1 << 20)).text
+    shown = Read(body_section(SearchForm(), Body(text.encode(), None, is_unpacked=False), 1 << 20)).text
     assert '"a": 1.10,\n  "a": 12345678901234567890123,\n  "b": [],\n  "c": {},\n  "d": [\n    1,' in shown
     deep = b"[" * 100_000 + b"]" * 100_000
-    assert "[[[[" in Read(body_section(Asked(), Body(deep, None, is_unpacked=False), 1 << 20)).text
+    assert "[[[[" in Read(body_section(SearchForm(), Body(deep, None, is_unpacked=False), 1 << 20)).text
 
 
 @given(st.binary(max_size=300), st.sampled_from(["", "text", "json", "hex"]))
 def test_no_body_breaks_out(data: bytes, view: str) -> None:
-    html = body_section(Asked(view=view), Body(data, None, is_unpacked=False), 1 << 20)
+    html = body_section(SearchForm(view=view), Body(data, None, is_unpacked=False), 1 << 20)
     names = {name for name, _ in Read(html).elements}
     assert names <= {"div", "h3", "span", "nav", "a", "pre", "p"}
 
 
 def test_hex_in_pages() -> None:
     data = bytes(range(256)) * 100
-    first = Read(body_section(Asked(by="offset", q="1", view="hex"), Body(data, None, is_unpacked=False), 1 << 20))
+    first = Read(body_section(SearchForm(by="offset", q="1", view="hex"), Body(data, None, is_unpacked=False), 1 << 20))
     assert "00000010  10 11 12 13 14 15 16 17  18 19" in first.text
     link = next(found["href"] or "" for name, found in first.elements if "at=" in (found.get("href") or ""))
-    again = Asked.of(dict(_pairs(link)))
+    again = SearchForm.of(dict(_pairs(link)))
     second = Read(body_section(again, Body(data, None, is_unpacked=False), 1 << 20))
     assert "00002000  00 01" in second.text
     assert "bytes 8,192 to 16,384 of 25,600" in second.text
@@ -183,15 +184,16 @@ def test_drawings_stay_inside(places: list[tuple[int, int]], times: tuple[int, i
     hits = [Hit(offset, time) for offset, time in places]
     begin, low, high, end = sorted(ends[:4])
     coverage = Coverage(begin, end, ends[4], uncovered=(Uncovered(low, high, "expired"),))
-    drawn = timeline(hits, min(times), max(times)) + log_strip(coverage, hits) + log_strip(coverage, ())
-    for share in re.findall(r'(?:x|x1)="(-?[\d.]+)%"', drawn):
-        assert -0.001 <= float(share) <= 100.001
-    assert drawn.count("data-offset") == 2 * len(hits)
+    time, log = timeline(hits, min(times), max(times)), log_strip(coverage, hits)
+    assert len(time["marks"]) == len(log["marks"]) == len(hits)
+    assert log_strip(coverage, ())["parts"] == log["parts"]
+    for drawn in (*time["bars"], *time["marks"], *log["parts"], *log["marks"]):
+        assert -0.001 <= float(drawn["x"].removesuffix("%")) <= 100.001
 
 
 def test_the_page_names_only_files_that_there_are() -> None:
     for by in WAYS:
-        read = Read(render_page(Asked(by=by, q='"><x>'), None, None))
+        read = Read(render_page(SearchForm(by=by, q='"><x>'), None, None))
         links = [found.get("href") or found.get("src") or "" for _, found in read.elements]
         named = {link.rpartition("/")[2] for link in links if link.startswith("/static/")}
         assert named == {"icon.svg", "page.css", "theme.js", "page.js"}
@@ -212,18 +214,24 @@ ROW = {
 }  # fmt: skip
 
 
+def page_of(**figures: Any) -> str:
+    row = ROW | figures
+    return render_page(SearchForm(), None, row | {"summary": summary_of(row), "findings": findings_of(row)})
+
+
 def test_a_broker_that_is_down_is_a_problem_in_mode_offload_alone() -> None:
+    broker = {"alive": False, "why": "its lock is free", "unsafe": []}
     for mode, expected in (("shadow", []), ("offload", ["the broker is not running: its lock is free"])):
-        row = ROW | {"mode": mode, "broker": {"alive": False, "why": "its lock is free", "unsafe": []}}
-        assert problems_of(row) == expected
-        assert ("the broker is not running" in render_page(Asked(), None, row)) is bool(expected)
-    assert problems_of(ROW | {"broker": {"alive": False, "unsafe": ["it indexes"]}}) == ["it indexes"]
+        assert findings_of(ROW | {"mode": mode, "broker": broker}) == expected
+        assert ("the broker is not running" in page_of(mode=mode, broker=broker)) is bool(expected)
+    assert findings_of(ROW | {"broker": {"alive": False, "unsafe": ["it indexes"]}}) == ["it indexes"]
 
 
 def test_a_daemon_that_stands_at_damage_is_not_up_to_date() -> None:
-    row = ROW | {"corrupt": {"offset": 41_380, "reason": "no magic"}, "dispatchBehindMilliseconds": 0}
-    assert "Standing at bytes that are no frame" in render_page(Asked(), None, row)
-    assert "Up to date" in render_page(Asked(), None, ROW)
+    page = page_of(corrupt={"offset": 41_380, "reason": "no magic"}, dispatchBehindMilliseconds=0)
+    assert "Standing at bytes that are no frame" in page
+    assert "Up to date: 3 messages" in page_of()
+    assert "Catching up: 1 KiB, 12 s behind" in page_of(dispatchBehindBytes=1024, dispatchBehindMilliseconds=12_000)
 
 
 def without_script(html: str) -> str:
@@ -231,8 +239,10 @@ def without_script(html: str) -> str:
 
 
 def test_without_javascript_it_says_what_it_cannot_do() -> None:
-    asked = Asked(topic="T", q="k")
-    assert "searching does not" in without_script(render_page(asked, None, ROW, "http://h:1"))
+    asked = SearchForm(topic="T", q="k")
+    assert "searching does not" in without_script(
+        render_page(asked, None, ROW | {"summary": summary_of(ROW), "findings": []}, "http://h:1")
+    )
     refused = without_script(render_page(asked, None, None, "https://broker-7:9577"))
     assert "This server wants a token" in refused
     assert "searching does not" not in refused
@@ -243,21 +253,6 @@ def test_without_javascript_it_says_what_it_cannot_do() -> None:
     hostile = without_script(render_page(asked, None, None, "http://x'; rm -rf ~ #"))
     assert "rm -rf" not in hostile
     assert "'http://HOST:PORT/api/v1/status'" in hostile
-
-
-def test_words() -> None:
-    assert [show_size(size) for size in (0, 1023, 1024, 20_000_000, 3 << 40)] == [
-        "0 B", "1023 B", "1.00 KiB", "19.1 MiB", "3.00 TiB",
-    ]  # fmt: skip
-    assert [show_duration(millis) for millis in (0, 1500, 61_000, 90_061_000)] == [
-        "0 ms",
-        "1.5 s",
-        "1 min 1 s",
-        "1 d 1 h",
-    ]
-    assert show_utc(NOW) == "2023-11-14 22:13:20.123"
-    assert show_utc(2**63 - 1) == f"{2**63 - 1} ms"
-    assert datetime.fromisoformat(show_utc(-1)).replace(tzinfo=UTC).timestamp() == -0.001
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])

@@ -7,6 +7,7 @@
 ``access_files``  what decides who may ask, as every outlet reads it
 ``http``          metrics, health, queries and the page, one ASGI application
 ``web``           the page
+``status``        Status: every figure, with its metric and its line in the documents
 ``metrics``       the collector for Prometheus
 ``mqtt``          status, state and events, published
 ``remoting``      RocketMQ's own protocol: queries for its tools and clients

@@ -26,6 +26,7 @@ from indexd.config import Config
 from indexd.dispatch.reput import resident_bytes
 from indexd.findings import findings_of
 from indexd.index.format import IndexLayout
+from indexd.serve.status import summary_of
 
 _KEPT_MAX = 1000
 # What happens every few seconds must not push out what happens once a night.
@@ -287,7 +288,7 @@ class Board:
             **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},
             **_source_row(standing.source),
         }
-        return row | {"findings": findings_of(row)}
+        return row | {"summary": summary_of(row), "findings": findings_of(row)}
 
     def _recovery_row(self, standing: _Standing) -> Row:
         if standing.phase != "recovering":

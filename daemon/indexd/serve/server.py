@@ -39,7 +39,7 @@ _BACKLOG = 1024
 
 async def serve_http(config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event) -> None:
     """HTTP until ``stop``. What it is made of is a third of a start's time and memory: loaded in its own thread."""
-    from indexd.serve.http import server  # noqa: PLC0415 - loads FastAPI and uvicorn
+    from indexd.serve.http import server  # noqa: PLC0415 - loads starlette and uvicorn
 
     await server.serve_http(config, board, log, listening, stop)
 

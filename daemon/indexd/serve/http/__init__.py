@@ -1,12 +1,11 @@
 """HTTP: metrics, health, status, queries and the page, one ASGI application.
 
 ``server``      serve_http: the application on a socket that listens already
-``app``         create_app: what is answered under which path
+``app``         create_app: the routes, the page and the guard around them
 ``guard``       Guard: limits, access, headers, and no error unanswered
-``route``       StrictRoute: parameters are read strictly, and fast
+``endpoints``   what is answered under which path of the API
+``answers``     the answers' models, which write and describe them
 ``parameters``  what may be asked, and within which bounds
-``messages``    messages by key, unique key, queue offset, time, physical offset
-``figures``     status, events, both live, metrics
 ``problem``     ProblemError: every answer that is none
-``schemas``     the answers, as OpenAPI describes them
+``openapi``     Api: routes, and their description
 """

@@ -1,7 +1,4 @@
-"""Access: who may ask: the token, the certificate, the origins and the names under which this server is known.
-
-Guard: what comes before any route and goes behind any answer: limits, access, headers, and no error unanswered.
-"""
+"""Guard: the middleware around all routes: who may ask, limits of a request, headers, and no error unanswered."""
 
 from __future__ import annotations
 
@@ -10,18 +7,18 @@ import hmac
 import ipaddress
 import ssl
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.config import OFF, Config, split_address
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
-from indexd.serve.http.problem import ALLOWED, MEDIA_TYPE, ProblemError, stopping
+from indexd.serve.http.problem import ALLOWED, ProblemError, problem_of
+from indexd.serve.queries import StoppingError
 
 _TOKEN_BYTES_MIN = 8
 #: What is answered without the token: whether it is alive, and the page without figures and answers.
@@ -91,9 +88,10 @@ def read_token(path: Path) -> bytes:
 #: Bytes of the path with its query, and of all headers together.
 TARGET_MAX = 16_384
 HEADERS_MAX = 16_384
-#: In the state of a scope: it was asked by HEAD, although the method of the scope is GET, which routes know alone.
-HEAD_ONLY = "head_only"
-_HEADERS = (
+_HEADERS_COUNT_MAX = 100
+#: In the state of a scope: the Connection by which it came.
+CONNECTION = "connection"
+HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -103,7 +101,6 @@ _HEADERS = (
 _VARY = (b"vary", b"Origin")
 #: Given twice, a proxy may go by the one and this server by the other.
 _ONCE = frozenset({b"host", b"authorization", b"origin"})
-_PREFLIGHT_SECONDS = b"600"
 _DEFECT = "a defect: the daemon's log says more"
 
 
@@ -112,19 +109,14 @@ class _GoneError(Exception):
 
 
 class Guard:
-    """ASGI middleware. Every request ends in an answer, and everything that is none is a problem+json.
+    """ASGI middleware. Every request ends in an answer, and everything that is none is a problem+json."""
 
-    ``direct``: by path, what answers without FastAPI's way to it, which takes as long as a query.
-    """
-
-    def __init__(self, app: ASGIApp, access: Access, direct: Mapping[str, ASGIApp], log: Any = None) -> None:
-        self._app, self._access, self._direct, self._log = app, access, direct, log
+    def __init__(self, app: ASGIApp, access: Access, log: Any = None) -> None:
+        self._app, self._access, self._log = app, access, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http":
-            return
-        began, status, is_checked = time.perf_counter(), 0, False
+        began, status = time.perf_counter(), 0
         headers = dict(scope["headers"])
         extra = self._cors(headers.get(b"origin"))
 
@@ -134,58 +126,64 @@ class Guard:
                 status = message["status"]
                 given = [*message.get("headers", ()), *extra]
                 names = {name for name, _ in given}
-                message["headers"] = given + [header for header in _HEADERS if header[0] not in names]
+                message["headers"] = given + [header for header in HEADERS if header[0] not in names]
             try:
                 await send(message)
             except (RuntimeError, OSError) as error:  # as the server says that the connection is closed
                 raise _GoneError from error
 
+        connection = scope.get("state", {}).get(CONNECTION)
+        if connection is not None:
+            connection.request_began()
         try:
-            preflight = self._preflight(scope, headers)
-            if preflight is not None:
-                await _send(send_guarded, HTTPStatus.NO_CONTENT, preflight, b"")
-            else:
-                self._check(scope, headers)
-                is_checked = True
-                # Routes know GET alone; the server leaves the body of an answer to HEAD out.
-                inner = scope
-                if scope["method"] == "HEAD":
-                    inner = {**scope, "method": "GET", "state": {**scope["state"], HEAD_ONLY: True}}
-                await self._direct.get(scope["path"], self._app)(inner, receive, send_guarded)
-        except ProblemError as problem:
-            # What was not asked as it should may come with more of the kind.
-            problem.closes = problem.closes or not is_checked
-            await _send_problem(send_guarded, scope, problem)
+            await self._answer(scope, receive, send_guarded, headers)
         except asyncio.CancelledError:  # at a stop, or it would be answered in the server's own words
-            if self._log is not None:
-                self._log.warning("http_cut_off", path=scope["path"], answered=bool(status))
+            self._say("warning", "http_cut_off", scope, answered=bool(status))
             if status:
                 raise
             with suppress(_GoneError):
-                await _send_problem(send_guarded, scope, stopping())
+                await _respond(StoppingError(), scope, receive, send_guarded)
         except Exception as error:  # whatever it is, it is answered, and said in the log
             if _is_gone(error):
                 return  # nobody is there to be answered
-            if self._log is not None:
-                self._log.error("http_failed", path=scope["path"], problem=repr(error), exc_info=True)
+            if problem_of(error) is None:
+                self._say("error", "http_failed", scope, problem=repr(error), exc_info=True)
             if status:
                 raise
-            await _send_problem(send_guarded, scope, ProblemError(500, "internal", _DEFECT, closes=True))
+            await _respond(error, scope, receive, send_guarded)
         finally:
-            if self._log is not None:
-                seconds = round(time.perf_counter() - began, 6)
-                self._log.debug("http", method=scope["method"], path=scope["path"], status=status, seconds=seconds)
+            if connection is not None:
+                connection.request_ended()
+            seconds = round(time.perf_counter() - began, 6)
+            self._say("debug", "http", scope, method=scope["method"], status=status, seconds=seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
+        preflight = self._preflight(scope, headers)
+        if preflight is not None:
+            await Response(None, 204, preflight)(scope, receive, send)
+            return
+        try:
+            self._check(scope, headers)
+        except ProblemError as problem:
+            problem.closes = True  # what was not asked as it should may come with more of the kind
+            raise
+        await self._app(scope, receive, send)
+
+    def _say(self, level: str, event: str, scope: Scope, **fields: object) -> None:
+        if self._log is not None:
+            getattr(self._log, level)(event, path=scope["path"], **fields)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        path = scope["path"]
+        path, given = scope["path"], scope["headers"]
         if scope["method"] not in ("GET", "HEAD"):
             detail = f"{scope['method']} is not answered here, only GET and HEAD are"
             raise ProblemError(405, "method-not-allowed", detail)
         if len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
             raise ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADERS_MAX:
-            raise ProblemError(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes")
-        if len(twice := [name for name, _ in scope["headers"] if name in _ONCE]) != len(set(twice)):
+        if sum(len(name) + len(value) for name, value in given) > HEADERS_MAX or len(given) > _HEADERS_COUNT_MAX:
+            detail = f"the headers are longer than {HEADERS_MAX} bytes, or more than {_HEADERS_COUNT_MAX}"
+            raise ProblemError(431, "headers-too-long", detail)
+        if len(twice := [name for name, _ in given if name in _ONCE]) != len(set(twice)):
             raise ProblemError(400, "repeated-header", "a request has one Host, Authorization and Origin at most")
         if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
             raise ProblemError(413, "content-too-large", "a request has no body here")
@@ -206,34 +204,25 @@ class Guard:
             return [(b"access-control-allow-origin", origin), _VARY, (b"cross-origin-resource-policy", b"cross-origin")]
         return [_VARY]
 
-    def _preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]] | None:
+    def _preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> dict[str, str] | None:
         # The answer to a browser that asks whether a page of another origin may ask.
         is_asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
         if not is_asked or headers.get(b"origin") not in self._access.origins:
             return None
-        return [
-            (b"access-control-allow-methods", ALLOWED.encode()),
-            (b"access-control-allow-headers", b"Authorization, Last-Event-ID"),
-            (b"access-control-max-age", _PREFLIGHT_SECONDS),
-        ]
+        return {
+            "access-control-allow-methods": ALLOWED,
+            "access-control-allow-headers": "Authorization, Last-Event-ID",
+            "access-control-max-age": "600",
+        }
 
 
-def _is_gone(error: Exception) -> bool:
+def _is_gone(error: BaseException) -> bool:
     # A stream says it in a group.
-    if isinstance(error, ExceptionGroup):
+    if isinstance(error, BaseExceptionGroup):
         return all(_is_gone(one) for one in error.exceptions)
     return isinstance(error, _GoneError)
 
 
-async def _send_problem(send: Send, scope: Scope, problem: ProblemError) -> None:
-    body = problem.body(scope["path"])
-    headers = [(name.encode(), value.encode()) for name, value in problem.headers().items()]
-    headers += [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    if problem.status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b'Bearer realm="indexd"'))
-    await _send(send, problem.status, headers, body)
-
-
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _respond(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    problem = problem_of(error) or ProblemError(500, "internal", _DEFECT, closes=True)
+    await problem.response(scope["path"])(scope, receive, send)

@@ -1,9 +1,7 @@
-"""Connection: uvicorn's HTTP/1.1, with bounds on what a client may keep waiting, and problems in place of plain words.
+"""serve_http: the application on a socket that listens already, with bounds on what clients may keep waiting.
 
 A client has so many seconds for a whole request, and so many to take an answer; each connection is looked at once a
-second. Of connections beyond the bound some are told so, and all others are closed at once.
-
-serve_http: the application on a socket that listens already, until it is told to stop.
+second. Of connections beyond the bound some are told so, and all others are closed at once. HTTP itself is uvicorn's.
 """
 
 from __future__ import annotations
@@ -15,159 +13,129 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from indexd.config import Config as Settings
+from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.serve.http.app import create_app
-from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
-from indexd.serve.http.messages import Queries
-from indexd.serve.http.problem import MEDIA_TYPE, ProblemError
-
-if TYPE_CHECKING:
-    from uvicorn import Config
-    from uvicorn.server import ServerState
+from indexd.serve.http.guard import CONNECTION, HEADERS, HEADERS_MAX, TARGET_MAX, read_access
+from indexd.serve.http.problem import ProblemError
+from indexd.serve.queries import Queries
 
 #: For a whole request, headers and all; for an answer, once it is all written.
 REQUEST_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 #: Connections beyond the bound that are still answered: 503.
 SURPLUS_MAX = 32
 _HEAD_MAX = TARGET_MAX + HEADERS_MAX + 1024
-_HEADERS_COUNT_MAX = 100
 _RETRY = 5
 
-# What clients do wrong is answered, not logged; what goes wrong here is logged by the guard.
-_QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
-_QUIET.addHandler(logging.NullHandler())
 
+class Connection(asyncio.Protocol):
+    """One client: what it sends goes to uvicorn's protocol, within bounds; the guard says when a request is whole.
 
-class Connection(HttpToolsProtocol):
-    """One client. ``Config.limit_concurrency`` is the bound on connections."""
+    It counts from its first moment on, not from the end of a TLS handshake that may never come. One beyond the bound is
+    refused as soon as it asks.
+    """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._connections_max = self.limit_concurrency or 1
-        self.limit_concurrency = None  # uvicorn's own way to refuse is no problem+json
-        self.logger = _QUIET
-        self._problem: ProblemError | None = None
-        self._head_bytes = 0
-        self._headers_count = 0
-        self._is_in_head = True
-        # Since when a request is on its way, and since when an answer lies here; None if none.
+    def __init__(self, server: uvicorn.Server, connections: set[Connection], most: int) -> None:
+        config, state = server.config, server.server_state
+        protocol: Any = AutoHTTPProtocol
+        self._http = protocol(config=config, server_state=state, app_state={CONNECTION: self})
+        self._loop, self._connections, self._most = asyncio.get_running_loop(), connections, most
+        self.transport: asyncio.Transport | None = None
+        self._is_surplus = len(connections) >= most
+        connections.add(self)
+        self._requests = 0
+        # Of a request that is not whole: since when it comes, its bytes, and whether its first line has ended.
         self._asking_since: float | None = None
+        self._head_bytes, self._has_line = 0, False
         self._leaving_since: float | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Too many: the next request is refused, or this one is closed at once."""
-        super().connection_made(transport)
-        surplus = len(self.connections) - self._connections_max
-        if surplus > SURPLUS_MAX:
-            transport.abort()
-            return
-        if surplus > 0:
-            self._problem = ProblemError(
-                503, "too-many-connections", f"there are {self._connections_max} connections already", retry=_RETRY
-            )
-        self._asking_since = self.loop.time()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of a socket
+        """It is open, with TLS where that is spoken."""
+        self.transport, self._asking_since = transport, self._loop.time()
+        self._http.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._connections.discard(self)
+        self._http.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """It sends no more."""
+        self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        """It takes too little."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It takes again."""
+        self._http.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Count what a head takes before it is whole: the parser keeps all of it."""
-        if self._asking_since is None:
-            self._asking_since = self.loop.time()
-        if self._problem is not None:
-            self.send_400_response("")
+        if self._is_surplus:
+            detail = f"there are {self._most} connections already"
+            self._refuse(ProblemError(503, "too-many-connections", detail, retry=_RETRY))
             return
-        super().data_received(data)
-        if self._is_in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_MAX:
-                self._problem = _too_long(self.url)
-                self.send_400_response("")
+        if self._asking_since is None and not self._requests:
+            self._asking_since = self._loop.time()
+        self._has_line = self._has_line or b"\n" in data[: max(_HEAD_MAX - self._head_bytes, 0)]
+        self._head_bytes += len(data)
+        if self._head_bytes > _HEAD_MAX and not self._has_line:
+            self._refuse(ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes"))
+            return
+        self._http.data_received(data)
+        if self._head_bytes > _HEAD_MAX:
+            self._loop.call_soon(self._check_head)
 
-    def on_message_begin(self) -> None:
-        """A request's first bytes."""
-        super().on_message_begin()
-        self._asking_since = self.loop.time()
-        self._is_in_head, self._head_bytes, self._headers_count = True, 0, 0
+    @property
+    def untaken(self) -> int:
+        """Bytes of answers that it has not taken."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
-    def on_url(self, url: bytes) -> None:
-        """A piece of the address; the parser cannot take one of more than 64 KiB apart."""
-        super().on_url(url)
-        if len(self.url) > 2 * TARGET_MAX:
-            self._problem = _too_long(self.url)
-            raise ValueError(self._problem.detail)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, whole."""
-        self._headers_count += 1
-        if self._headers_count > _HEADERS_COUNT_MAX:
-            self._problem = ProblemError(431, "headers-too-long", f"there are more than {_HEADERS_COUNT_MAX} headers")
-            raise ValueError(self._problem.detail)
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """The head is whole."""
-        self._is_in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The request is whole."""
+    def request_began(self) -> None:
+        """A request is whole and being answered."""
+        self._requests += 1
         self._asking_since = None
-        super().on_message_complete()
+        self._head_bytes, self._has_line = 0, False
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words are replaced
-        """Refuse what has come, and close."""
-        if self.transport.is_closing():
-            return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # in the middle of an answer to another request
-            return
-        problem = self._problem or ProblemError(400, "bad-request", "this is no HTTP request")
-        self.transport.write(_plain_answer(problem, dict(self.server_state.default_headers)))
-        self.transport.close()
+    def request_ended(self) -> None:
+        """It is answered."""
+        self._requests -= 1
 
     def look(self, now: float) -> None:
         """Close it if its client takes too long."""
-        if self.transport.get_write_buffer_size() == 0:
+        if self.transport is None:
+            return
+        if self.untaken == 0:
             self._leaving_since = None
         elif self._leaving_since is None:
             self._leaving_since = now
         elif now - self._leaving_since > ANSWER_SECONDS:
             self.transport.abort()
         if self._asking_since is not None and now - self._asking_since > REQUEST_SECONDS:
-            self._problem = ProblemError(408, "request-timeout", f"no request within {REQUEST_SECONDS:.0f} s")
-            self.send_400_response("")
-            self._asking_since = None
+            self._refuse(ProblemError(408, "request-timeout", f"no request within {REQUEST_SECONDS:.0f} s"))
 
+    def _check_head(self) -> None:
+        # Whatever was whole has begun by now.
+        if self._head_bytes > _HEAD_MAX and not self._requests:
+            self._refuse(ProblemError(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes"))
 
-def _too_long(url: bytes) -> ProblemError:
-    if len(url) > TARGET_MAX:
-        return ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
-    return ProblemError(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes")
-
-
-def _plain_answer(problem: ProblemError, defaults: dict[bytes, bytes]) -> bytes:
-    # The bytes of an answer to what never came to be a request.
-    body = problem.body("")
-    headers = {name.encode(): value.encode() for name, value in problem.headers().items()}
-    headers |= defaults | {
-        b"content-type": MEDIA_TYPE.encode(),
-        b"content-length": b"%d" % len(body),
-        b"connection": b"close",
-        b"x-content-type-options": b"nosniff",
-        b"cache-control": b"no-store",
-    }
-    lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers.items())
-    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (problem.status, problem.title.encode(), lines, body)
+    def _refuse(self, problem: ProblemError) -> None:
+        # An answer to what never came to be a request.
+        if self.transport is None or self.transport.is_closing():
+            return
+        problem.closes, self._asking_since = True, None
+        response, phrase = problem.response(""), HTTPStatus(problem.status).phrase.encode()
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in (*response.raw_headers, *HEADERS))
+        self.transport.write(b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (problem.status, phrase, lines, bytes(response.body)))
+        self.transport.close()
 
 
 # Together with what closing the queries takes, less than the outlet is given (serve.server).
@@ -185,7 +153,7 @@ _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on
 _UNTAKEN_MAX = 64 << 20
 
 
-async def serve_http(config: Settings, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
+async def serve_http(config: Config, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.
@@ -195,8 +163,8 @@ async def serve_http(config: Settings, board: Board, log: Any, listening: socket
         log.warning(
             "http_open", http=config.http.http, token=access.token is not None, tls=access.tls is not None, hint=_OPEN
         )
-    app = create_app(config, board, log, stop, access)
-    queries: Queries = app.state.queries
+    queries = Queries(config, board, config.http.http_queries_max)
+    app = create_app(config, board, queries, access, log, stop)
     # Nothing of it is a line of our log; without a handler Python would print it as it is.
     quiet = logging.getLogger("uvicorn")
     quiet.propagate = False
@@ -204,18 +172,16 @@ async def serve_http(config: Settings, board: Board, log: Any, listening: socket
     try:
         settings = uvicorn.Config(
             app,
-            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=config.http.http_connections_max,
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_LEAVE_SECONDS,
         )
-        await _Server(settings, access.tls, listening, stop, queries.stop).serve()
+        await _Server(settings, access.tls, listening, stop, queries.stop, config.http.http_connections_max).serve()
     finally:
         queries.stop()
         # In another thread: a query may be under way, and it is waited for.
@@ -225,10 +191,7 @@ async def serve_http(config: Settings, board: Board, log: Any, listening: socket
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's, but that it ends by an event, leaves signals to the daemon, and counts and looks at its connections.
-
-    A connection counts from its first moment on, not from the end of a TLS handshake that may never come.
-    """
+    """Uvicorn's, but that it ends by an event, leaves signals to the daemon, and bounds its connections."""
 
     def __init__(
         self,
@@ -237,6 +200,7 @@ class _Server(uvicorn.Server):
         listening: socket.socket,
         stop: asyncio.Event,
         on_stop: Callable[[], None],
+        connections_max: int,
     ) -> None:
         super().__init__(config)
         self.servers: list[asyncio.base_events.Server] = []
@@ -245,7 +209,8 @@ class _Server(uvicorn.Server):
         self._listening = listening.dup()
         self._listening.setblocking(False)
         self._opening: set[asyncio.Task[None]] = set()
-        self._most = (config.limit_concurrency or 1) + SURPLUS_MAX
+        self._connections: set[Connection] = set()
+        self._connections_max = connections_max
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -292,32 +257,32 @@ class _Server(uvicorn.Server):
                 loop.remove_reader(self._listening)
                 loop.call_later(_PAUSE_SECONDS, self._listen)
                 return
-            if len(self._opening) + len(self.server_state.connections) >= self._most:
+            if len(self._connections) >= self._connections_max + SURPLUS_MAX:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 peer.close()
                 continue
-            task = loop.create_task(self._open(peer))
+            connection = Connection(self, self._connections, self._connections_max)
+            task = loop.create_task(self._open(peer, connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _open(self, peer: socket.socket) -> None:
+    async def _open(self, peer: socket.socket, connection: Connection) -> None:
         peer.setblocking(False)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(self.config, self.server_state, {}), peer, ssl=self._tls, **self._handshake
+                lambda: connection, peer, ssl=self._tls, **self._handshake
             )
         except (OSError, ssl.SSLError, TimeoutError, asyncio.CancelledError):
+            self._connections.discard(connection)
             with contextlib.suppress(OSError):
                 peer.close()
 
     def _look(self, now: float) -> None:
-        connections = [one for one in self.server_state.connections if isinstance(one, Connection)]
+        connections = sorted(self._connections, key=lambda connection: connection.untaken)
         for connection in connections:
             connection.look(now)
-        sizes = sorted((one.transport.get_write_buffer_size(), number) for number, one in enumerate(connections))
-        untaken = sum(size for size, _ in sizes)
-        while untaken > _UNTAKEN_MAX:
-            size, number = sizes.pop()
-            connections[number].transport.abort()
-            untaken -= size
+        untaken = sum(connection.untaken for connection in connections)
+        while untaken > _UNTAKEN_MAX and (largest := connections.pop()).transport is not None:
+            untaken -= largest.untaken
+            largest.transport.abort()

@@ -7,7 +7,6 @@ const SPAN_MS = 300000;
 const SPAN_LEAST_MS = 60000;
 const RATE_MS = 10000;
 const BEHIND_MS_MAX = 60000;
-const CURRENT_MS_MAX = 10000;
 const EVENTS_SHOWN = 8;
 const FILES_SHOWN = 200;
 const $ = (id) => document.getElementById(id);
@@ -81,34 +80,6 @@ const brokerOf = (broker, mode) => {
 
 const holesOf = (row) => (row.uncovered || []).map((gap) => (Array.isArray(gap) ? gap : [gap.begin, gap.end, gap.reason]))
   .map(([begin, end, reason]) => ({begin: big(begin), end: big(end), words: `not indexed (${reason}): ${group(begin)} to ${group(end)}`}));
-
-// shell.py says the same.
-const stateOf = (row) => {
-  if (row.phase === "recovering" && row.recovering) {
-    const total = number(row.recovering.total);
-    return ["", `Recovering, ${row.recovering.step}: ${(total ? 100 * number(row.recovering.done) / total : 0).toFixed(0)} %`];
-  }
-  if (row.compiling) return ["", "Opening: compiling, once; later starts load what is compiled now"];
-  if (row.phase !== "running") return ["", row.phase[0].toUpperCase() + row.phase.slice(1)];
-  const stages = Object.keys(row.problems || {});
-  if (stages.length) return ["bad", `Indexing waits (${stages.join(", ")}); what is indexed already can be found`];
-  if (row.corrupt) return ["bad", "Standing at bytes that are no frame; what is before them can be found"];
-  const millis = number(row.dispatchBehindMilliseconds) || 0;
-  if (millis < CURRENT_MS_MAX) return ["good", `Up to date: ${group(row.messages || 0)} messages can be found`];
-  return [millis >= BEHIND_MS_MAX ? "bad" : "", `Catching up: ${size(row.dispatchBehindBytes || 0)}, ${duration(millis)} behind the log`];
-};
-
-const problemsOf = (row) => {
-  const found = Object.entries(row.problems || {}).map(([stage, line]) => `${stage}: ${line}`);
-  for (const [stage, seconds] of Object.entries(row.stalled || {})) {
-    if (Number(seconds) > 0) found.push(`${stage}: nothing has moved for ${duration(1000 * Number(seconds))}`);
-  }
-  if (row.corrupt) found.push(`the log cannot be read on at offset ${group(row.corrupt.offset)}: ${row.corrupt.reason}`);
-  const holes = holesOf(row);
-  if (holes.length) found.push(`${counted(holes.length, "stretch", "stretches")} of the log cannot be found: ${size(holes.reduce((sum, hole) => sum + hole.end - hole.begin, 0n))}`);
-  const broker = row.broker || {};
-  return [...found, ...(broker.unsafe || []), ...(broker.alive === false && row.mode === "offload" ? [`the broker is not running${broker.why ? `: ${broker.why}` : ""}`] : [])];
-};
 
 const tileOf = (id, hasCurve) => {
   const found = $(`tile-${id}`);
@@ -212,10 +183,9 @@ const showRecovery = (row) => {
 };
 
 export const showStatus = (row) => {
-  const [kind, words] = stateOf(row);
-  $("state").className = `verdict ${kind}`;
-  text($("state"), words);
-  put($("problems"), ...problemsOf(row).map((problem) => el("li", {}, problem)));
+  $("state").className = `verdict ${row.summary.kind}`;
+  text($("state"), row.summary.words);
+  put($("problems"), ...row.findings.map((problem) => el("li", {}, problem)));
   $("live").hidden = false;
   $("tiles").hidden = row.phase !== "running" && !$("tiles").childElementCount;
   showRecovery(row);

@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them; wording.py says the same without a script.
+// Numbers, sizes and times as people read them; indexd.pages.wording says the same without a script.
 // Offsets have 64 bits and come as texts: they are grouped as texts, and compared as BigInt.
 
 export const big = (value) => (value === null || value === undefined ? 0n : BigInt(value));
@@ -17,7 +17,7 @@ export const size = (bytes) => {
   let value = Number(bytes);
   for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
     if (value < 1024 || unit === "TiB") {
-      return `${value.toFixed(unit === "B" || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
+      return `${unit === "B" || value >= 100 ? value.toFixed(0) : Number(value.toPrecision(3))} ${unit}`;
     }
     value /= 1024;
   }
@@ -26,7 +26,7 @@ export const size = (bytes) => {
 export const duration = (millis) => {
   const value = Number(millis);
   if (value < 1000) return `${Math.round(value)} ms`;
-  if (value < 60000) return `${(value / 1000).toFixed(1)} s`;
+  if (value < 60000) return `${Number((value / 1000).toPrecision(3))} s`;
   const parts = [];
   let rest = Math.floor(value / 1000);
   for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {

@@ -1,0 +1,371 @@
+"""Endpoints: messages, files, figures and health: what is answered under which path of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from indexd import __version__
+from indexd.config import Config
+from indexd.query import Data, NotFound
+from indexd.query.source import Look, OpenIndexFile, topics_of
+from indexd.serve.board import Board, Event
+from indexd.serve.http import answers
+from indexd.serve.http.answers import Bodies, Row, json_response, to_json, written
+from indexd.serve.http.openapi import Api
+from indexd.serve.http.parameters import (
+    ByKey,
+    ByQueueOffset,
+    ByTime,
+    ByUniqueKey,
+    Nothing,
+    OneMessage,
+    Since,
+    Thresholds,
+    TopicsBegin,
+)
+from indexd.serve.http.problem import ProblemError, wrong_values
+from indexd.serve.metrics import render
+from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
+
+T = TypeVar("T")
+Ask = Callable[[Callable[[Data], tuple[bytes, str]]], Awaitable[Response]]
+
+_WHERE = {
+    "name": "where",
+    "description": "Its physical offset, or its offset message id of 32 or 56 hex digits",
+    "schema": {"type": "string", "pattern": "^([0-9]{1,19}|[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"},
+    "example": "0",
+}
+_FILE_NAME = {
+    "name": "name",
+    "description": "The file's name",
+    "schema": {"type": "string", "pattern": "^[0-9]{17}$"},
+    "example": "2" * 17,
+}
+_ID_LENGTH_MIN = 32
+_SEGMENTS_MAX = 1000
+_LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
+_RETRY = 5
+#: Streams at once; each costs a row a second.
+LIVE_MAX = 32
+_LIVE_SECONDS = 1.0
+_LIVE_RETRY = 10
+_EVENT_STREAM = "text/event-stream"
+
+
+def _piece(request: Request, piece: Row) -> str:
+    # A piece of the path, as its pattern allows it.
+    value: str = request.path_params[piece["name"]]
+    if not re.fullmatch(piece["schema"]["pattern"], value, re.ASCII):
+        raise wrong_values([f"{piece['name']}: should match {piece['schema']['pattern']}, given {value[:80]!r}"])
+    return value
+
+
+def add_messages(api: Api, config: Config, queries: Queries) -> None:
+    """Messages by key, unique key, queue offset and time, and where they stand in the log."""
+
+    async def ask(question: Callable[[Data], tuple[bytes, str]]) -> Response:
+        # Made into bytes where it was found: the event loop has others to serve.
+        body, _ = await queries.query(question, lambda found: found[1])
+        return json_response(body)
+
+    _add_keys(api, ask, config.http.http_body_max)
+    _add_places(api, ask, config)
+    _add_one(api, queries, config.http.http_body_max)
+
+
+def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
+
+    @api.get("/api/v1/messages/by-key", "Messages of a topic that have a key", answers.KeyAnswer, 409, query=ByKey)
+    async def by_key(_: Request, asked: ByKey) -> Response:
+        """Exact by default: every message that matches, once, and none that does not.
+
+        In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
+        """
+        _check_times(asked)
+        return await ask(lambda data: answers.key_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+
+    @api.get(
+        "/api/v1/messages/by-unique-key", "The message that a producer gave a unique key", answers.KeyAnswer, 409,
+        query=ByUniqueKey,
+    )  # fmt: skip
+    async def by_unique_key(_: Request, asked: ByUniqueKey) -> Response:
+        """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
+        _check_times(asked)
+        return await ask(lambda data: answers.key_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+
+
+def _add_places(api: Api, ask: Ask, config: Config) -> None:
+    outputs, body_max = config.outputs, config.http.http_body_max
+
+    @api.get(
+        "/api/v1/messages/by-queue-offset", "Messages of a queue from an offset on", answers.QueueAnswer, 404,
+        query=ByQueueOffset,
+    )  # fmt: skip
+    async def by_queue_offset(_: Request, asked: ByQueueOffset) -> Response:
+        """As a consumer's pull sees it; ``nextOffset`` is the offset of the next page."""
+        _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
+        return await ask(lambda data: answers.queue_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+
+    @api.get(
+        "/api/v1/messages/by-time", "Where a time is in a queue, or in the whole log", answers.TimeAnswer, 404, 409,
+        query=ByTime,
+    )  # fmt: skip
+    async def by_time(_: Request, asked: ByTime) -> Response:
+        """With topic and queue, the queue offset that the broker's search finds; without, the log's first message
+        that was stored then or later.
+        """
+        if (asked.topic is None) != (asked.queue is None):
+            raise ProblemError(409, "parameters", "topic and queue belong together: give both or none")
+        if asked.topic is None:
+            _check_built("sparse indexes", "sparse", is_built=outputs.sparse)
+        else:
+            _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
+        return await ask(lambda data: answers.time_answer(asked.ask(data.index)))
+
+
+def _add_one(api: Api, queries: Queries, body_max: int) -> None:
+    @api.get(
+        "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id",
+        answers.MessageRow, 404, query=OneMessage, piece=_WHERE,
+    )  # fmt: skip
+    async def one_message(request: Request, asked: OneMessage) -> Response:
+        """Every field, the properties, and the body as text where it is such."""
+        where = _piece(request, _WHERE)
+        place: int | str = where if len(where) >= _ID_LENGTH_MIN else int(where)
+
+        def question(data: Data) -> tuple[bytes | str, str]:
+            if isinstance(place, int) and place >= 1 << 63:
+                return f"no message at physical offset {place}: it has more than 64 bits", EMPTY_COVERED
+            found = data.message(place)
+            if isinstance(found, NotFound):
+                return found.reason, EMPTY_COVERED  # it was the log itself that was asked
+            return answers.message_answer(found, Bodies(asked.body, body_max)), FOUND
+
+        body, result = await queries.query(question, lambda found: found[1])
+        if isinstance(body, str):
+            raise ProblemError(404, "no-message", body, {"result": result})
+        return json_response(body)
+
+
+def _check_times(asked: ByKey | ByUniqueKey) -> None:
+    if asked.begin is not None and asked.begin > asked.end:
+        raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
+    if asked.mode == "rocketmq" and asked.before is not None:
+        raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
+
+
+def _check_built(what: str, key: str, *, is_built: bool) -> None:
+    if not is_built:
+        raise ProblemError(404, "not-built", f"no {what} are built ({key} = false)")
+
+
+def add_files(api: Api, board: Board, queries: Queries) -> None:
+    """What lies in the data directory: index files with their headers, coverage, recovery, frontier."""
+
+    @api.get("/api/v1/index-files", "All index files with their headers", answers.IndexFiles)
+    async def index_files(*_: object) -> Response:
+        """As they stand now, the newest still growing."""
+        return json_response(written(answers.IndexFiles, await queries.ask(_index_files)))
+
+    @api.get("/api/v1/index-files/{name}", "One index file", answers.IndexFileRow, 404, piece=_FILE_NAME)
+    async def index_file(request: Request, _: Nothing) -> Response:
+        """The numbers of its header, and how full it is."""
+        name = _piece(request, _FILE_NAME)
+        for row in (await queries.ask(_index_files))["indexFiles"]:
+            if row["name"] == name:
+                return json_response(written(answers.IndexFileRow, row))
+        raise ProblemError(404, "no-file", f"there is no index file {name}")
+
+    @api.get("/api/v1/coverage", "Which part of the log is indexed", answers.CoverageAnswer)
+    async def coverage(*_: object) -> Response:
+        """Every message of ``[begin, end)`` is in the index, but for those of ``uncovered``."""
+        return json_response(written(answers.CoverageAnswer, await queries.ask(_coverage)))
+
+    @api.get("/api/v1/topics", "Topics with a queue", answers.Topics, 404, query=TopicsBegin)
+    async def topics(_: Request, asked: TopicsBegin) -> Response:
+        """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
+        names = await queries.ask(lambda data: topics_of(data.index))
+        _check_built("ConsumeQueues", "consume_queue", is_built=names is not None)
+        found = [name for name in names or () if name.lower().startswith(asked.begin.lower())]
+        return json_response(written(answers.Topics, {"topics": found[: asked.max], "total": len(found)}))
+
+    @api.get("/api/v1/recovery", "The recovery that is under way, and the last one", answers.Open)
+    async def recovery(*_: object) -> Response:
+        """Answered while it goes on, too; ``recovering`` is null when none is under way."""
+        row = board.row()
+        found = {name: row.get(name) for name in ("phase", "recovering", "recoveries", "lastRecovery")}
+        found |= {f"remaining{unit}": row.get(f"recoveryRemaining{unit}") for unit in ("Bytes", "Files")}
+        return json_response(to_json(found))
+
+    @api.get("/api/v1/frontier", "What is durable", answers.Open)
+    async def frontier(*_: object) -> Response:
+        """What a crash now would leave: DATA/frontier, with its long lists counted."""
+        return json_response(to_json(await queries.ask(_frontier)))
+
+
+def _index_files(data: Data) -> Row:
+    look = data.index.look()
+    rows = [_file_row(found, look) for found in data.index.newest_first(look)]
+    return {"indexFiles": rows[::-1], "coverage": look.coverage.to_json()}
+
+
+def _file_row(found: OpenIndexFile, look: Look) -> Row:
+    header, layout = found.reader.header(), look.layout
+    return {
+        "name": found.reader.file.path.name,
+        "size": layout.file_size,
+        "full": header.index_count >= layout.index_num,
+        "durable": found.mark is not None,
+        "entries": header.entries,
+        "fillRatio": round(header.entries / (layout.index_num - 1), 6),
+        "beginTimestamp": header.begin_timestamp,
+        "endTimestamp": header.end_timestamp,
+        "beginPhyOffset": header.begin_phy_offset,
+        "endPhyOffset": header.end_phy_offset,
+        "usedSlotCount": header.used_slot_count,
+        "indexCount": header.index_count,
+        "hashSlotNum": layout.hash_slot_num,
+        "indexNum": layout.index_num,
+    }
+
+
+def _coverage(data: Data) -> Row:
+    look, log = data.index.look(), data.index.log
+    return {
+        "coverage": look.coverage.to_json(),
+        "durableOffset": look.frontier.phy_offset,
+        "segmentSize": log.segment_size,
+        "segments": [{"begin": part.base, "end": part.end} for part in log.segments[-_SEGMENTS_MAX:]],
+        "segmentsLeftOut": max(len(log.segments) - _SEGMENTS_MAX, 0),
+    }
+
+
+def _frontier(data: Data) -> Row:
+    row = data.index.look().frontier.to_json(__version__)
+    row["uncovered"] = [{"begin": begin, "end": end, "reason": reason} for begin, end, reason in row["uncovered"]]
+    row["evidence"] = {"count": len(row["evidence"])}
+    for name in ("consumeQueue", "sparse"):
+        if row[name] is not None:
+            row[name] = {
+                key: {"count": len(value)} if isinstance(value, list) else value for key, value in row[name].items()
+            }
+    return row
+
+
+def add_figures(api: Api, board: Board, stop: asyncio.Event) -> None:
+    """Metrics, status, events, and the last two live; streams end when ``stop`` is set."""
+    streams: set[object] = set()
+
+    @api.get("/metrics", "Metrics for Prometheus", "text/plain")
+    async def metrics(request: Request, _: Nothing) -> Response:
+        """What Accept asks for: Prometheus's text format, or OpenMetrics."""
+        body, kind = render(board, request.headers.get("accept"))
+        return Response(body, headers={"content-type": kind})
+
+    @api.get("/api/v1/status", "All figures", answers.Open)
+    async def status(*_: object) -> Response:
+        """Where the daemon stands: what ``indexd status --json`` shows."""
+        return json_response(to_json(board.row()))
+
+    @api.get("/api/v1/events", "What happened lately", answers.EventsAnswer, query=Since)
+    async def events(_: Request, asked: Since) -> Response:
+        """Events are numbered from 1 in each life of the daemon (``bootId``); the last thousand are kept."""
+        rows = [event_row(event) for event in board.events.since(asked.since)]
+        return json_response(to_json({"bootId": board.boot_id, "last": board.events.last, "events": rows}))
+
+    @api.get("/api/v1/live", "Figures and events as they come", _EVENT_STREAM)
+    async def live(request: Request, _: Nothing) -> Response:
+        """Server-sent events: ``status`` each second, ``event`` for each event, the objects of ``/api/v1/status`` and
+        ``/api/v1/events``. It ends when the daemon stops.
+        """
+        if request.method == "HEAD":
+            head = Response(media_type=_EVENT_STREAM)
+            del head.headers["content-length"]  # a stream has none
+            return head
+        if len(streams) >= LIVE_MAX:  # and from here on nobody else is asked until this one is counted
+            raise ProblemError(503, "busy", f"{LIVE_MAX} streams are open", retry=_LIVE_RETRY, closes=True)
+        return _Live(_stream(board, stop), streams)
+
+
+def event_row(event: Event) -> Row:
+    """An event of the log."""
+    return {"number": event.number, "at": event.at, "kind": event.kind, "name": event.name, "fields": {**event.fields}}
+
+
+class _Live(StreamingResponse):
+    """A stream that is counted from the moment it is granted to its end."""
+
+    def __init__(self, content: AsyncIterator[bytes], streams: set[object]) -> None:
+        super().__init__(content, media_type=_EVENT_STREAM)
+        self._streams = streams
+        streams.add(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.discard(self)
+
+
+async def _stream(board: Board, stop: asyncio.Event) -> AsyncIterator[bytes]:
+    last = board.events.last
+    while not stop.is_set():
+        for event in board.events.since(last):
+            last = event.number
+            yield b"event: event\nid: %d\ndata: %s\n\n" % (event.number, to_json(event_row(event)))
+        yield b"event: status\ndata: %s\n\n" % to_json(board.row())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)
+
+
+def add_health(api: Api, board: Board) -> None:
+    """Is it alive, and is it near enough to the end of the log?"""
+
+    @api.get("/livez", "Is it alive?", answers.Health)
+    async def livez(*_: object) -> Response:
+        """200 unless a stage of the indexing (read, build, flush) stands still, which a restart may help.
+
+        A full disk or an unreadable log is no reason: it is waited for, and a restart helps nothing.
+        """
+        row = board.row()
+        if row["stalled"] and row["phase"] == "running":
+            words = ", ".join(f"{stage} for {seconds:.0f} s" for stage, seconds in row["stalled"].items())
+            members = {"phase": row["phase"], "stalled": row["stalled"]}
+            raise ProblemError(503, "stalled", f"the indexing does not move: {words}", members, retry=_RETRY)
+        return json_response(to_json({"status": "ok", "phase": row["phase"]}))
+
+    @api.get("/readyz", "Is the index near enough to the end of the log?", answers.Health, query=Thresholds)
+    async def readyz(_: Request, asked: Thresholds) -> Response:
+        """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
+
+        Where the log goes on behind bytes that are no frame, no threshold is waited for.
+        """
+        row = board.row()
+        facts = answers.text64({name: row.get(name) for name in ("phase", *_LAG, "caughtUp")})
+        if reasons := _not_ready(row, asked):
+            raise ProblemError(503, "not-ready", "; ".join(reasons), facts, retry=_RETRY)
+        return json_response(to_json({"status": "ok", **facts}))
+
+
+def _not_ready(row: Row, asked: Thresholds) -> list[str]:
+    if row["phase"] != "running":
+        return [f"it is {row['phase']}"]
+    reasons = []
+    for name, most, unit in ((_LAG[0], asked.lag_bytes, "bytes"), (_LAG[1], asked.lag_ms, "ms")):
+        found = row.get(name)
+        if most is not None and (found is None or found > most):
+            reasons.append(f"it is {'an unknown number of' if found is None else found} {unit} behind")
+    corrupt = row.get("corrupt")
+    if corrupt and (reasons or row.get(_LAG[0])):
+        reasons.insert(0, f"it stands at bytes that are no frame, at {corrupt['offset']}: {corrupt['reason']}")
+    return reasons

@@ -1,0 +1,462 @@
+"""MQTT: what is published, the events that wait, brokers that err or mean harm, and none at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiomqtt import MqttCodeError, MqttError, Topic
+from hypothesis import given
+from hypothesis import strategies as st
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
+from structlog.testing import CapturingLogger
+
+from indexd.config import load
+from indexd.errors import DiskError, UsageError
+from indexd.serve.board import Board, Event, Events
+from indexd.serve.mqtt import publish
+from indexd.serve.mqtt.link import (
+    PAUSE_SECONDS,
+    Backoff,
+    Link,
+    Outbox,
+    RefusedError,
+    Said,
+    StatePace,
+    Topics,
+    condition,
+    event_payload,
+    read_password,
+    reason,
+    state_payload,
+    topic_level,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from indexd.config import Config
+
+ABOUT = {"bootId": "b-1", "cluster": "c", "nodeId": "n/1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("broker-a", "broker-a"),
+        ("集群 1", "集群 1"),
+        ("a/b", "a_b"),
+        ("+", "_"),
+        ("#", "_"),
+        ("a\x00b\nc\ud800d\uffffe", "a_b_c_d_e"),
+        ("", "_"),
+        ("集" * 100, "集" * 66),
+    ],
+)
+def test_a_name_becomes_one_level(name: str, level: str) -> None:
+    assert topic_level(name) == level
+
+
+@given(st.text(st.characters()), st.text(st.characters()), st.text(st.characters()))
+def test_whatever_the_names_are_the_topics_are_topics(cluster: str, node_id: str, kind: str) -> None:
+    topics = Topics("a/b", cluster, node_id)
+    for topic, pattern in ((topics.status, "a/b/+/+/status"), (topics.event(kind), "a/b/+/+/event/+")):
+        assert Topic(topic).matches(pattern)
+        assert "\x00" not in topic
+        assert len(topic.encode()) < 1000
+    assert len(topics.client_id.encode()) < 500
+    assert topic_level(topic_level(cluster)) == topic_level(cluster)
+
+
+def test_offsets_are_strings_and_everything_else_is_what_it_was() -> None:
+    row: dict[str, Any] = {
+        "phyOffset": 2**63 - 1,
+        "durableOffset": 0,
+        "messages": 2**40,
+        "caughtUp": True,
+        "http": None,
+        "uncovered": [[1, 2**62, "expired"]],
+        "corrupt": {"offset": 7, "reason": "magic"},
+        "outputs": [{"output": "cq", "phyOffset": 5, "files": 3, "fillRatio": None}],
+        "broker": {"maxOffset": None, "pid": 12, "unsafe": ["x"]},
+        "data": "/da\udcffta",
+    }
+    assert json.loads(state_payload(row)) == {
+        **row,
+        "phyOffset": "9223372036854775807",
+        "durableOffset": "0",
+        "uncovered": [["1", str(2**62), "expired"]],
+        "corrupt": {"offset": "7", "reason": "magic"},
+        "outputs": [{"output": "cq", "phyOffset": "5", "files": 3, "fillRatio": None}],
+    }
+    assert state_payload(row).isascii()
+
+
+def test_an_event_says_which_it_is_and_of_whom() -> None:
+    event = Event(7, 1_700_000_000_000, "hole", "skipped", {"begin": 1, "end": 5, "bytes": 4, "reason": "expired"})
+    assert json.loads(event_payload(event, ABOUT)) == {
+        "seq": 7,
+        **ABOUT,
+        "at": 1_700_000_000_000,
+        "kind": "hole",
+        "event": "skipped",
+        "fields": {"begin": "1", "end": "5", "bytes": 4, "reason": "expired"},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "stopping"},
+        {"problems": {"build": "no space"}},
+        {"corrupt": {"offset": 1}},
+        {"broker": {"alive": False, "checkedAt": 1}},
+        {"broker": {"alive": True, "unsafe": ["it writes there too"]}},
+    ],
+)
+def test_what_is_worth_a_state_at_once(change: dict[str, Any]) -> None:
+    row = {"phase": "running", "problems": {}, "corrupt": None, "broker": {"alive": True, "checkedAt": 1}}
+    assert condition(row | change) != condition(row)
+    # Figures that always move are not.
+    assert condition(row | {"messages": 5, "broker": {"alive": True, "checkedAt": 2}}) == condition(row)
+
+
+def test_a_row_without_them_has_a_condition_too() -> None:
+    assert condition({}) == condition({"phase": None})
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("tell"), st.integers(1, 30)),
+        st.tuples(st.just("collect"), st.just(0)),
+        st.tuples(st.sampled_from(["confirm", "give back"]), st.integers(0, 9)),
+    ),
+    max_size=40,
+)
+
+
+@given(st.integers(1, 20), steps)
+def test_each_event_is_published_waits_or_is_counted_as_dropped(
+    waiting_max: int, script: list[tuple[str, int]]
+) -> None:
+    events, outbox = Events(), Outbox(waiting_max)
+    published: list[int] = []
+    for step, count in script:
+        if step == "tell":
+            for _ in range(count):
+                events.tell("rolled", {})
+        elif step == "collect":
+            outbox.collect(events)
+        else:
+            taken = outbox.take(count)
+            events.tell("skipped", {})
+            outbox.collect(events)
+            assert outbox.waiting <= waiting_max + len(taken)
+            if step == "confirm":
+                outbox.confirm(taken)
+                published += [event.number for event in taken]
+            else:
+                outbox.give_back(taken)
+        assert outbox.waiting <= waiting_max
+        assert outbox.published + outbox.waiting + outbox.dropped == outbox.last
+    outbox.collect(events)
+    rest = [event.number for event in outbox.take(1000)]
+    # In order, each once, and of what has been dropped nothing but the oldest: the newest are all there.
+    assert published + rest == sorted({*published, *rest})
+    assert rest == list(range(events.last - len(rest) + 1, events.last + 1))
+
+
+def test_what_the_board_could_not_keep_is_dropped_too() -> None:
+    events, outbox = Events(), Outbox(2000)
+    for _ in range(1500):
+        events.tell("rolled", {})
+    outbox.collect(events)
+    assert (outbox.waiting, outbox.dropped, outbox.last) == (1000, 500, 1500)
+
+
+def test_a_flush_is_no_news() -> None:
+    events, outbox = Events(), Outbox(10)
+    events.tell("rolled", {})
+    events.tell("flushed", {})
+    outbox.collect(events)
+    assert (outbox.notable, outbox.last) == (1, 2)
+
+
+@given(st.lists(st.floats(0, 59.9), min_size=1, max_size=50))
+def test_pauses_grow_between_their_bounds_and_begin_anew(connected: list[float]) -> None:
+    backoff = Backoff()
+    last = PAUSE_SECONDS[0]
+    for seconds in connected:
+        pause = backoff.pause(seconds)
+        assert PAUSE_SECONDS[0] <= pause <= min(3 * last, PAUSE_SECONDS[1])
+        last = pause
+    assert backoff.pause(60) <= 3
+
+
+def test_many_nodes_do_not_come_back_together_and_soon_come_rarely() -> None:
+    nodes = [Backoff() for _ in range(200)]
+    firsts = {round(node.pause(0), 2) for node in nodes}
+    assert len(firsts) > 50
+    for _ in range(12):
+        pauses = [node.pause(0) for node in nodes]
+    assert sum(pauses) / len(pauses) > 15
+
+
+def test_a_state_is_due_at_the_interval_and_soon_after_a_change() -> None:
+    pace = StatePace(10)
+    assert pace.is_due("a", 100)
+    pace.published("a", 100)
+    assert not pace.is_due("a", 109.9)
+    assert pace.is_due("a", 110)
+    assert not pace.is_due("b", 100.9)  # however much happens
+    assert pace.is_due("b", 101)
+
+
+def test_a_reason_is_said_once_and_again_when_it_is_another_or_long_ago() -> None:
+    said = Said()
+    assert said.is_worth("refused", 0)
+    assert not said.is_worth("refused", 599)
+    assert said.is_worth("refused", 600)
+    assert said.is_worth("timed out", 601)
+    assert said.is_worth("refused", 602)
+    said.forget()
+    assert said.is_worth("refused", 603)
+
+
+HINTS = {
+    "Not authorized": "mqtt_username",
+    "Packet too large": "max_packet_size",
+    "QoS not supported": "max_qos",
+    "Retain not supported": "retain_available",
+}
+
+
+def config_for(tmp_path: Path, port: int, **more: object) -> Config:
+    keys = {"mqtt_host": "127.0.0.1", "mqtt_port": port, **more}
+    environ = {f"INDEXD_{name.upper()}": str(value) for name, value in keys.items()}
+    return load({"store": str(tmp_path), "data": str(tmp_path / "data")}, None, environ | {"HOME": str(tmp_path)})
+
+
+@asynccontextmanager
+async def publishing(config: Config) -> AsyncIterator[tuple[Board, list[dict[str, Any]]]]:
+    """While the block runs; what was logged, with its event's name under ``event``."""
+    board, log, stop = Board(config), CapturingLogger(), asyncio.Event()
+    said: list[dict[str, Any]] = []
+    task = asyncio.create_task(publish(config, board, log, stop))
+    try:
+        yield board, said
+    finally:
+        stop.set()
+        began = time.monotonic()
+        await task
+        assert time.monotonic() - began < 1
+        said += [{"event": call.args[0], **call.kwargs} for call in log.calls]
+        assert board.outlets["mqtt"]["connected"] is False
+
+
+async def wait_for_error(board: Board) -> str:
+    while (error := board.row().get("mqtt", {}).get("lastError")) is None:  # noqa: ASYNC110 - a row is what it is
+        await asyncio.sleep(0.01)
+    return str(error)
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))  # bound, and not listening: refused
+        config = config_for(tmp_path, probe.getsockname()[1], mqtt_queue_max=3)
+        async with publishing(config) as (board, said):
+            assert "refused" in await wait_for_error(board)
+            for _ in range(10):
+                board.events.tell("rolled", {})
+            await asyncio.sleep(0.5)
+            outlet = board.row()["mqtt"]
+            assert (outlet["waiting"], outlet["dropped"], outlet["published"]) == (3, 7, 0)
+            await asyncio.sleep(3.5)  # at least one more try
+        assert [line["event"] for line in said] == ["mqtt_lost"]
+        assert 1 <= said[0]["retry_seconds"] <= 3
+        assert said[0]["broker"].startswith("127.0.0.1:")
+
+
+async def test_a_port_that_never_answers_is_left_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with publishing(config_for(tmp_path, silent.getsockname()[1])) as (board, said):
+            await asyncio.sleep(0.5)
+            assert board.row()["mqtt"]["lastError"] is None
+        assert said == []
+
+
+async def test_a_port_that_speaks_something_else(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with publishing(config_for(tmp_path, port)) as (board, said):
+            assert "does not answer; check mqtt_port" in await asyncio.wait_for(wait_for_error(board), 8)
+        assert [line["event"] for line in said] == ["mqtt_lost"]
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "nowhere.invalid"])
+async def test_a_host_that_is_none(tmp_path: Path, host: str) -> None:
+    config = config_for(tmp_path, 1883)
+    config = config.model_copy(update={"mqtt": config.mqtt.model_copy(update={"mqtt_host": host})})
+    async with publishing(config) as (board, said):
+        assert await asyncio.wait_for(wait_for_error(board), 20)
+    assert [line["event"] for line in said] == ["mqtt_lost"]
+
+
+@pytest.mark.parametrize(
+    ("lonely", "words"),
+    [
+        ({"mqtt_ca_file": "/ca.crt"}, "set mqtt_tls"),
+        ({"mqtt_password_file": "/password"}, "a password needs a name"),
+    ],
+)
+def test_what_would_send_a_password_in_the_clear_or_not_at_all_is_refused(
+    tmp_path: Path, lonely: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        config_for(tmp_path, 1883, **lonely)
+
+
+def test_the_password_is_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    assert read_password(None) is None
+    for text, password in ((b"geheim", "geheim"), (b" a b \r\nrest\n", " a b "), ("密\n".encode(), "密")):
+        path.write_bytes(text)
+        assert read_password(path) == password
+    for text in (b"", b"\nx", b"\xff\n"):
+        path.write_bytes(text)
+        with pytest.raises(MqttError, match=str(path)):
+            read_password(path)
+    path.unlink()
+    with pytest.raises(DiskError):
+        read_password(path)
+
+
+def test_reasons() -> None:
+    assert "mqtt_password_file" in reason(MqttCodeError(ReasonCode(PacketTypes.CONNACK, "Not authorized")))
+    taken = ReasonCode(PacketTypes.DISCONNECT, "Session taken over")
+    lost = MqttError("Disconnected during message iteration")
+    lost.__cause__ = MqttCodeError(taken)
+    assert reason(lost) == "the broker says: Session taken over"
+    assert "does not answer" in reason(TimeoutError())
+    for code, hint in HINTS.items():
+        refused = ReasonCode(PacketTypes.DISCONNECT, code)
+        lost.__cause__ = MqttCodeError(refused)
+        assert reason(lost).startswith(f"the broker says: {code}; ")
+        assert hint in reason(lost)
+        assert reason(RefusedError.by_code("a/state", refused)).startswith(f"the broker says about a/state: {code}; ")
+    assert "\n" not in reason(MqttError("a\nb"))
+
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+
+
+PUBLISH = b"\x30\x80\x80\x40" + b"\x00\x01x\x00" + bytes((1 << 20) - 4)
+
+
+ANNOUNCED = b"\xff\xff\xff\x7f"  # 256 MiB less a byte
+
+
+TOPICS = Topics("indexd", "prod", "a")
+
+
+@asynccontextmanager
+async def broker(*packets: bytes, again: bytes = b"") -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Its port, and the CONNECTs that it got; it answers each with those packets, and then ``again`` for ever."""
+    got: list[bytes] = []
+    answering: list[asyncio.Task[None] | None] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        with suppress(OSError):
+            got.append(await reader.read(1000))
+            for packet in packets:
+                writer.write(packet)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            while again:
+                writer.write(again)
+                await writer.drain()
+            await reader.read()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], got
+        await asyncio.wait_for(asyncio.gather(*filter(None, answering)), 5)
+
+
+async def ending(tmp_path: Path, port: int) -> str:
+    """Why a connection ended that would have stood for ever."""
+    link = Link(config_for(tmp_path, port).mqtt, TOPICS, None)
+    try:
+        async with asyncio.timeout(4):
+            await link.open()
+            await link.lost()
+    except MqttError as error:
+        return reason(error)
+    finally:
+        await link.cut()
+    raise AssertionError("it ended without an error")
+
+
+@pytest.mark.parametrize("before", [(CONNACK,), (), (CONNACK + PUBLISH,)])
+@pytest.mark.parametrize(
+    ("packet", "words"),
+    [
+        (PUBLISH, "messages that nobody asked for"),
+        (b"\x32" + ANNOUNCED, "messages that nobody asked for"),
+        (b"\xc0\x00", "no answer of MQTT 5"),  # PINGREQ: each would be answered
+        (b"\x62\x02\x00\x01", "no answer of MQTT 5"),
+        (b"\x40" + ANNOUNCED + bytes(70_000), "more than 65536 bytes"),
+        (b"\xd0\x00", "answers that nobody asked for"),
+        (b"\x40\x02\x00\x01", "answers that nobody asked for"),
+    ],
+)
+async def test_what_it_must_not_send(tmp_path: Path, before: tuple[bytes, ...], packet: bytes, words: str) -> None:
+    async with broker(*before, again=packet * (10_000 // len(packet) or 1)) as (port, _):
+        expected = "messages that nobody asked for" if PUBLISH in b"".join(before) else words
+        assert expected in await ending(tmp_path, port)
+
+
+@pytest.mark.parametrize("packet", [b"\x40\x01\x00", b"\x40\x05\x00\x01\x00\x05\xff", b"\xd0\x01x", b"\xe0\x01\x55"])
+async def test_what_is_no_mqtt(tmp_path: Path, packet: bytes) -> None:
+    async with broker(CONNACK, packet) as (port, _):
+        assert "a packet that is no MQTT 5" in await ending(tmp_path, port)
+
+
+async def test_the_broker_is_told_how_little_is_taken(tmp_path: Path) -> None:
+    async with broker(CONNACK, b"\xe0\x00") as (port, got):
+        await ending(tmp_path, port)
+    assert b"\x27\x00\x01\x00\x00" in got[0]  # Maximum Packet Size, 65536
+    assert b"\x21\x00\x01" in got[0]  # Receive Maximum, 1
+
+
+async def test_a_socket_that_is_closed_before_it_is_watched(tmp_path: Path) -> None:
+    problems: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    async with broker(CONNACK) as (port, _):
+        link = Link(config_for(tmp_path, port).mqtt, TOPICS, None)
+        await link.open()
+        sending = asyncio.create_task(link.send("a", b"{}"))
+        await asyncio.sleep(0)  # it is registered to be written, which the loop does in its next turn
+        link._client._sock_close()
+        sending.cancel()
+        await asyncio.sleep(0.1)
+        await link.cut()
+    assert problems == []
