@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docs import PAGE, configuration
+from support.docs import PAGE, QUERY_PAGE, configuration, questions
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
@@ -22,6 +22,9 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text("utf-8") == configuration(), "run scripts/docs"
+    page = QUERY_PAGE.read_text("utf-8")
+    assert "| `query-key` | `-k`, `--key` | `key` |" in page
+    assert page == questions(page), "run scripts/docs"
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
