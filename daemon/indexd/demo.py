@@ -225,9 +225,11 @@ def _contents(folder: Path) -> list[tuple[str, bytes]]:
 
 def _run(*arguments: str) -> None:
     _say(f"   $ {' '.join((_program(), *arguments))}")
-    done = subprocess.run(
-        [sys.executable, "-m", "indexd", *arguments], capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False
-    )
+    command = [sys.executable, "-m", "indexd", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise IndexdError(f"indexd {arguments[0]} has not ended in {_WAIT_SECONDS:.0f} s", "try it by itself") from None
     for line in (done.stdout + done.stderr).splitlines()[:_LINES_SHOWN]:
         _say(f"   {line}")
     if done.returncode != 0:

@@ -22,6 +22,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
+from support.reading import patch
 
 if TYPE_CHECKING:
     pass
@@ -293,3 +294,28 @@ def test_a_bound_ends_the_walk(store: QueueStore, monkeypatch: pytest.MonkeyPatc
         assert answer.truncated is None
         monkeypatch.setattr(TimeBound, "is_before", lambda *_: False)
         assert query_exact(index, KeyQuery("T", "k", begin=T0 + 580)).truncated == "walk 100"
+
+
+def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:
+    """The broker's answer in the queue, behind a later message; the first in the log that was stored at the time."""
+    times = [0, 90, 20, 30, 100, 10]
+    offsets = store.append(*[spec(T0 + time) for time in times])
+    store.build()
+    with store.index() as index:
+        found = query_time(index, "T", 0, T0 + 30)
+        assert (found.queue_offset, found.phy_offset) == (6, None)
+        found = query_time(index, "T", 0, T0 + 5)
+        assert (found.queue_offset, found.phy_offset) == (1, offsets[1])
+        for asked, number in ((1, 1), (30, 1), (91, 4), (101, None)):
+            whole = query_log_time(index, T0 + asked)
+            assert whole.phy_offset == (None if number is None else offsets[number])
+
+
+def test_a_search_that_meets_an_unreadable_message_is_not_complete(store: QueueStore) -> None:
+    offsets = store.append(*[spec(T0 + 10 * number) for number in range(30)])
+    store.build()
+    patch(store.root / "commitlog" / f"{0:020d}", offsets[14] + 4, bytes(4))
+    with store.index() as index:
+        answer = query_time(index, "T", 0, T0 + 140)
+    assert not answer.coverage.complete
+    assert "cut off" in str(answer.coverage.to_json()["why"])
