@@ -143,7 +143,7 @@ def _batch(args: argparse.Namespace, config: Config) -> int:
         opened = nullcontext(sys.stdin.buffer) if args.batch == "-" else path.open("rb")
     except OSError as error:
         raise UsageError(f"cannot read {path} (from --batch): {error.strerror}", "check the path") from error
-    with closing(open_index(Disk(), config)) as index, opened as file:
+    with opened as file, closing(open_index(Disk(), config)) as index:
         _answer_lines(file, index, vars(args).get("mode"))
     return 0
 
