@@ -16,8 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,11 @@ class DemoDaemon:
     """The daemon as a process; its log lines go to a file."""
 
     def __init__(self, store: Path, data: Path, flags: tuple[str, ...], log: Path) -> None:
-        self.data = data
+        self.files = DataFiles(data)
         self._log = log
-        self._arguments = [sys.executable, "-m", "indexd", "run", "--store", str(store), "--data", str(data), *flags]
         # Beside whatever else runs here, on a disk as full as it likes.
-        self._arguments += ["--http", "127.0.0.1:0", "--disk-used-max", "1"]
+        own = ("--store", str(store), "--data", str(data), *flags, "--http", "127.0.0.1:0", "--disk-used-max", "1")
+        self._arguments = [sys.executable, "-m", "indexd", "run", *own]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> int:
@@ -101,23 +100,17 @@ class DemoDaemon:
     def wait_until(self, offset: int) -> dict[str, Any]:
         """Until everything before ``offset`` can be found; DATA/state as it is then."""
         deadline = time.monotonic() + _WAIT_SECONDS
-        while time.monotonic() < deadline:
-            state = self.state()
-            if state is not None and state["phyOffset"] > offset and (state["messages"] or state["caughtUp"]):
-                return state
-            if self._process is None or self._process.poll() is not None:
+        while time.monotonic() < deadline and self._process is not None:
+            with suppress(OSError, ValueError):
+                state: dict[str, Any] = json.loads(self.files.state.read_bytes())
+                is_new = state["pid"] == self._process.pid and state.get("phyOffset", -1) > offset
+                if is_new and (state["messages"] or state["caughtUp"]):
+                    return state
+            if self._process.poll() is not None:
                 last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
                 raise IndexdError(f"the daemon ended by itself: {''.join(last)}", f"read {self._log}")
             time.sleep(0.05)
         raise IndexdError(f"the daemon has not come to offset {offset} in {_WAIT_SECONDS:.0f} s", f"read {self._log}")
-
-    def state(self) -> dict[str, Any] | None:
-        """What this process wrote last into DATA/state, None before that."""
-        with suppress(OSError, ValueError):
-            state: dict[str, Any] = json.loads(DataFiles(self.data).state.read_bytes())
-            if self._process is not None and state["pid"] == self._process.pid and "phyOffset" in state:
-                return state
-        return None
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait; the exit code, or minus the signal."""
@@ -133,32 +126,27 @@ def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
     if store is not None:
         check_outside(load({"store": str(store)}, None, {}), work, "--work")
     Disk().make_dir(work)
-    with _log_to_follow(store, work) as (root, writer):
-        data = work / "data"
-        daemon = DemoDaemon(root, data, (*flags, *(() if store else _DEMO_FLAGS)), work / "daemon.log")
-        try:
-            _tell(writer, daemon)
-        finally:
-            daemon.end(signal.SIGKILL)
-    _show_files(root, data, work / "daemon.log", (*flags, *(() if store else _DEMO_FLAGS)))
+    root, data = store or work / "store", work / "data"
+    flags = flags if store else (*flags, *_DEMO_FLAGS)
+    if store is None:
+        writer = DemoWriter(root)
+        _say(
+            f"1. A broker's commitlog grows in {root}: real frames, {len(_TOPICS)} topics, two keys, a unique key and a"
+        )
+        _say(f"   tag each, {_MESSAGES_PER_SECOND} messages a second. (A built-in writer stands in for the broker.)")
+    else:
+        writer = None
+        _say(f"1. Your store {store} is followed, and only read.")
+    daemon = DemoDaemon(root, data, flags, work / "daemon.log")
+    try:
+        _tell(writer, daemon)
+    finally:
+        daemon.end(signal.SIGKILL)
+        if writer is not None:
+            writer.stop()
+    _show_files(root, data, work / "daemon.log", flags)
     if writer is not None:
         _show_spark(root, data, work)
-
-
-@contextmanager
-def _log_to_follow(store: Path | None, work: Path) -> Iterator[tuple[Path, DemoWriter | None]]:
-    if store is not None:
-        _say(f"1. Your store {store} is followed, and only read.")
-        yield store, None
-        return
-    root = work / "store"
-    writer = DemoWriter(root)
-    _say(f"1. A broker's commitlog grows in {root}: real frames, {len(_TOPICS)} topics, two keys, a unique key and a")
-    _say(f"   tag each, {_MESSAGES_PER_SECOND} messages a second. (A built-in writer stands in for the broker.)")
-    try:
-        yield root, writer
-    finally:
-        writer.stop()
 
 
 def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
@@ -168,7 +156,7 @@ def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
     _say(f"   After a drain {state['messages']} messages are indexed, {state['indexEntries']} entries in all, and")
     _say(f"   {state['dispatchBehindBytes']} bytes of log wait for the next one.")
     daemon.end(signal.SIGKILL)
-    abort = DataFiles(daemon.data).abort
+    abort = daemon.files.abort
     _say(f"3. kill -9. The abort flag {abort} is left behind: {'yes' if abort.exists() else 'no'}.")
     if writer:
         time.sleep(1)
@@ -176,54 +164,36 @@ def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
     target = writer.last if writer else None
     pid = daemon.start()
     state = daemon.wait_until(target[3] if target else -1)
+    _say(f"4. Started again (pid {pid}): the durable entries were kept, the rest was read from the log again.")
+    lag = f"{state['dispatchBehindMilliseconds']} ms ({state['dispatchBehindBytes']} bytes)"
+    _say(f"   It stands at offset {state['phyOffset']}, {state['messages']} messages, lag {lag}.")
+    topic, key, unique, _ = target or _newest(daemon)
     _say(
-        f"4. Started again (pid {pid}): the durable entries were kept, the rest was read from the log again. It stands"
+        f"5. {'A message that was written while the daemon was dead' if target else 'The newest message'}, by its keys:"
     )
-    _say(f"   at offset {state['phyOffset']}, {state['messages']} messages, lag {_lag(state)}.")
-    if target:
-        topic, key, unique, _ = target
-        _say(f"5. A message that was written while the daemon was dead, found by its key {key}:")
-        _query(daemon.data, "query-key", "-t", topic, "-k", key)
-        _say(f"   and by its unique key {unique}:")
-        _query(daemon.data, "query-unique-key", "-t", topic, "-i", unique)
-    else:
-        _query_newest(daemon)
+    if key:
+        _run("query-key", "-t", topic, "-k", key, "--data", str(daemon.files.data))
+    if unique:
+        _run("query-unique-key", "-t", topic, "-i", unique, "--data", str(daemon.files.data))
     if writer:
         writer.stop()
         daemon.wait_until(writer.last[3])
     started = time.monotonic()
     code = daemon.end(signal.SIGTERM)
-    _say(f"6. TERM: drained, flushed and stopped in {time.monotonic() - started:.1f} s with exit code {code}; ", end="")
-    _say("the abort flag is gone." if not abort.exists() else "the abort flag is STILL there.")
+    left = "STILL there" if abort.exists() else "gone"
+    seconds = time.monotonic() - started
+    _say(f"6. TERM: drained, flushed and stopped in {seconds:.1f} s with exit code {code}; the abort flag is {left}.")
 
 
-def _query_newest(daemon: DemoDaemon) -> None:
-    # A store of yours is asked for what it certainly holds: the message of the newest index entry.
-    config = load({"data": str(daemon.data)}, None, {})
-    with closing(open_index(Disk(), config)) as index:
-        look = index.look()
-        newest = next((reader.header() for reader, _ in index.newest_first(look) if reader.header().entries), None)
-        message = index.log.at(newest.end_phy_offset) if newest is not None else None
-    if not isinstance(message, Message):
-        _say("5. No message of the store has a key, so there is nothing to ask for.")
-        return
-    if message.keys:
-        _say(f"5. The newest indexed message, found by its key {message.keys[0]}:")
-        _query(daemon.data, "query-key", "-t", message.topic, "-k", message.keys[0])
-    if message.uniq_key:
-        _say(f"5. The newest indexed message, found by its unique key {message.uniq_key}:")
-        _query(daemon.data, "query-unique-key", "-t", message.topic, "-i", message.uniq_key)
-
-
-def _query(data: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "indexd", *arguments, "--data", str(data)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False)
-    shown = " ".join((_program(), *arguments, "--data", str(data)))
-    _say(f"   $ {shown}")
-    for line in (answer.stdout + answer.stderr).splitlines():
-        _say(f"   {line}")
-    if answer.returncode != 0:
-        raise IndexdError(f"{shown} ended with {answer.returncode}")
+def _newest(daemon: DemoDaemon) -> tuple[str, str | None, str | None, int]:
+    # A store of yours is asked for what it certainly holds: the message of the newest index entry; nothing without one.
+    with closing(open_index(Disk(), load({"data": str(daemon.files.data)}, None, {}))) as index:
+        for reader, _ in index.newest_first(index.look()):
+            message = index.log.at(reader.header().end_phy_offset) if reader.header().entries else None
+            if isinstance(message, Message):
+                return message.topic, next(iter(message.keys), None), message.uniq_key, message.phy_offset
+    _say("   No message of the store has a key, so there is nothing to ask for.")
+    return "", None, None, -1
 
 
 def _show_files(root: Path, data: Path, log: Path, flags: tuple[str, ...]) -> None:
@@ -255,9 +225,11 @@ def _contents(folder: Path) -> list[tuple[str, bytes]]:
 
 def _run(*arguments: str) -> None:
     _say(f"   $ {' '.join((_program(), *arguments))}")
-    done = subprocess.run(
-        [sys.executable, "-m", "indexd", *arguments], capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False
-    )
+    command = [sys.executable, "-m", "indexd", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise IndexdError(f"indexd {arguments[0]} has not ended in {_WAIT_SECONDS:.0f} s", "try it by itself") from None
     for line in (done.stdout + done.stderr).splitlines()[:_LINES_SHOWN]:
         _say(f"   {line}")
     if done.returncode != 0:
@@ -270,12 +242,8 @@ def _program() -> str:
     return str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
 
 
-def _lag(state: dict[str, Any]) -> str:
-    return f"{state['dispatchBehindMilliseconds']} ms ({state['dispatchBehindBytes']} bytes)"
-
-
-def _say(text: str, end: str = "\n") -> None:
-    sys.stdout.write(text + end)
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

@@ -1,17 +1,19 @@
-"""docs/configuration.md and the tables of docs/metrics.md, made from settings and status: ``scripts/docs`` writes them,
-a test says whether they are current.
-"""
+"""What of docs/ is made from the program: settings, questions, figures. ``scripts/docs`` writes it, a test compares."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from indexd.config.keys import KEYS, SECTIONS, env_name, flag_name
+from indexd.config.model import KEYS, SECTIONS, env_name, flag_name
+from indexd.query.questions import QUESTIONS, Flags
 from indexd.serve.metrics import FAMILIES, HISTOGRAMS, PREFIX, exposed
 from indexd.serve.status import FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
-METRICS = Path(__file__).parents[2] / "docs" / "metrics.md"
+METRICS = PAGE.with_name("metrics.md")
+QUERY_PAGE = PAGE.with_name("query.md")
+_QUESTIONS = re.compile(r"(?<=<!-- questions: made by scripts/docs -->\n).*(?=\n<!-- end -->)", re.DOTALL)
 _HEAD = """\
 # Configuration
 
@@ -59,6 +61,18 @@ def metrics(page: str) -> str:
     return page
 
 
+def questions(page: str) -> str:
+    """``page`` with the table of all questions' options, by which they are asked on the command line and over HTTP."""
+    rows = ["| command | option | field | meaning |", "|---|---|---|---|"]
+    for model in QUESTIONS:
+        for name, field in model.model_fields.items():
+            flags = next(said for said in field.metadata if isinstance(said, Flags))
+            names = ", ".join(f"`{flag}`" for flag in flags.names)
+            rows.append(f"| `{model.command}` | {names} | `{name}` | {field.description} |")
+    return _QUESTIONS.sub("\n".join(rows), page)
+
+
 if __name__ == "__main__":
     METRICS.write_text(metrics(METRICS.read_text("utf-8")), encoding="utf-8")
     PAGE.write_text(configuration(), encoding="utf-8")
+    QUERY_PAGE.write_text(questions(QUERY_PAGE.read_text("utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Offsets by store time: in the log, by sparse indexes, and in a queue, as RocketMQ's own search finds them."""
+"""Queue offsets by time as the broker finds them, the first message of a time, and the bound that it gives a walk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from indexd.consumequeue.format import UNIT, UNIT_SIZE, Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
-from indexd.query import query_log_time, query_time
-from indexd.query.by_time import offset_by_time
+from indexd.query import KeyQuery, query_exact, query_log_time, query_time
+from indexd.query.by_time import TimeBound, offset_by_time, scan_start
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
@@ -25,6 +25,7 @@ from support.reading import patch
 
 if TYPE_CHECKING:
     pass
+
 
 TIMES = st.lists(
     st.one_of(st.integers(T0 - 30, T0 + 30), st.integers(T0 - 3, T0 + 3), st.sampled_from([-5, -1, 0, 1, 2**40])),
@@ -40,9 +41,6 @@ def store(tmp_path: Path) -> QueueStore:
 
 def sized(number: int, time: int) -> FrameSpec:
     return spec(time, size=(number * 37) % 400)
-
-
-# --- in the log ---
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -172,9 +170,6 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
             query_time(index, "T", 0, T0)
 
 
-# --- in a queue ---
-
-
 class Units:
     """A queue in memory: (physical offset, size) by unit; the log tells the times."""
 
@@ -261,6 +256,43 @@ def test_the_answer_names_the_message(store: QueueStore) -> None:
         assert (answer.queue_offset, answer.phy_offset, answer.why) == (30, None, "behind the last message")
         answer = query_time(index, "T", 1, T0)
         assert (answer.queue_offset, answer.why) == (None, "no such queue")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TIMES, st.data())
+def test_a_bounded_walk_finds_what_an_unbounded_one_does(times: list[int], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("indexd.query.by_key._BOUND_AFTER", data.draw(st.sampled_from([0, 1, 7])))
+        store = QueueStore(Path(directory))
+        with store.writer as writer:
+            for number, time in enumerate(times):
+                writer.append(sized(number, time))
+        messages = store.messages()
+        kept = data.draw(st.integers(0, len(messages) - 1))
+        store.build()
+        marks = store.frontier
+        store.build(upto=messages[kept].phy_offset)  # the sparse indexes know less than the key index
+        store.write(marks.with_outputs(sparse=store.frontier.sparse))
+        with store.index() as index:
+            for begin in {*times, *(time + 1 for time in times), T0 - 100}:
+                answer = query_exact(index, KeyQuery("T", "k", 500, begin))
+                wanted = [m.phy_offset for m in messages if m.store_timestamp >= begin]
+                assert [hit.phy_offset for hit in answer.hits] == wanted[::-1]
+                assert answer.truncated is None
+                look = index.look()
+                first = wanted[0] if wanted else messages[-1].phy_offset + 1
+                assert scan_start(index, look, begin, 0) <= first
+
+
+def test_a_bound_ends_the_walk(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = store.append(*[spec(T0 + number) for number in range(600)])
+    store.build()
+    with store.index(query_walk_max=100) as index:
+        answer = query_exact(index, KeyQuery("T", "k", begin=T0 + 580))
+        assert [hit.phy_offset for hit in answer.hits] == offsets[:579:-1]
+        assert answer.truncated is None
+        monkeypatch.setattr(TimeBound, "is_before", lambda *_: False)
+        assert query_exact(index, KeyQuery("T", "k", begin=T0 + 580)).truncated == "walk 100"
 
 
 def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:

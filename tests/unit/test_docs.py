@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docs import METRICS, PAGE, configuration, metrics
+from support.docs import METRICS, PAGE, QUERY_PAGE, configuration, metrics, questions
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
@@ -22,6 +22,9 @@ def anchors(page: Path) -> set[str]:
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text("utf-8") == configuration(), "run scripts/docs"
+    page = QUERY_PAGE.read_text("utf-8")
+    assert "| `query-key` | `-k`, `--key` | `key` |" in page
+    assert page == questions(page), "run scripts/docs"
 
 
 def test_the_tables_of_figures_are_current() -> None:

@@ -55,7 +55,7 @@ def test_a_store_without_a_log_is_refused_before_a_port_is_open(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "module", ["indexd.cli.main", "argparse", "indexd.config.model", "pydantic_core", "indexd.cli.status_ask", "ssl"]
+    "module", ["indexd.cli.main", "argparse", "indexd.config.model", "pydantic_core", "indexd.cli.status", "ssl"]
 )
 def test_ctrl_c_while_the_program_is_loading(module: str) -> None:
     """It comes in the middle of an import, as it does in the first 0.2 s."""

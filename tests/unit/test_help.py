@@ -1,15 +1,28 @@
-"""Help is one screen, and says the rest when it is asked to."""
+"""Help in one screen, and completion in bash, zsh and fish."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from indexd import __version__
-from indexd.cli.completion import parsers_of
 from indexd.cli.main import main, make_parser
+from indexd.cli.output import SHELLS, parsers_of
+from indexd.cli.output import completion_script as script
 from indexd.config import KEYS, flag_name
+from support.daemon import indexd
+from support.missing import need
 
 SCREEN_LINES, SCREEN_COLUMNS = 42, 80
+
+
 PARSERS = dict(parsers_of(make_parser()))
 
 
@@ -68,3 +81,182 @@ def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "-V") == said(capsys, "--version") == f"indexd {__version__}\n"
+
+
+SECONDS = 60
+
+
+#: What is typed -> what may be typed on with, "..." for more than is written here.
+ASKED = {
+    "indexd kaf": {"kafka"},
+    "indexd kafka ": {"check", "rebuild"},
+    "indexd --data DIR kafka che": {"check"},
+    "indexd --log-level de": {"debug"},
+    "indexd --recover --json query-k": {"query-key"},
+    "indexd status --wat": {"--watch"},
+    "indexd status --watch 2 --js": {"--json"},
+    "indexd status --watch --js": {"--json"},
+    "indexd query-key --mode rocketmq --index-type ": {"K", "U", "T"},
+    "indexd run --verify-crc t": {"true"},
+    "indexd run --http o": {"off"},
+    "indexd status --http o": set(),
+    "indexd completion z": {"zsh"},
+    "indexd kafka check --data": set(),
+    "indexd demo --dee": set(),
+    "indexd bogus --dee": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The script of each shell, in a file."""
+    folder = tmp_path_factory.mktemp("scripts")
+    found = {}
+    for shell in SHELLS:
+        found[shell] = folder / f"indexd.{shell}"
+        found[shell].write_text(script(make_parser(), shell), "utf-8")
+    return found
+
+
+def run_shell(words: list[str], text: str, home: Path) -> str:
+    """Standard output of a shell that reads ``text``; it may say nothing else."""
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        words, input=text, capture_output=True, encoding="utf-8", env=environ, timeout=SECONDS, cwd=home, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_command_prints_what_the_shell_takes(shell: str, scripts: dict[str, Path], tmp_path: Path) -> None:
+    need(shell)
+    # A configuration that is wrong is nothing to it.
+    done = indexd("completion", shell, env={"INDEXD_CONFIG": "/none", "COLUMNS": "20"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.rstrip("\n") == scripts[shell].read_text("utf-8").rstrip("\n")
+    assert run_shell([shell, "-n", str(scripts[shell])], "", tmp_path) == ""
+
+
+def test_a_shell_that_there_is_not() -> None:
+    for words in (["completion"], ["completion", "tcsh"], ["completion", "bash", "--data", "/d"]):
+        done = indexd(*words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_every_command_and_every_option_is_in_it(scripts: dict[str, Path]) -> None:
+    parsers = dict(parsers_of(make_parser()))
+    assert {("status",), ("completion",), ("kafka", "check"), ("query-key",)} <= set(parsers)
+    names = {name for parser in parsers.values() for action in parser._actions for name in action.option_strings}
+    for shell, path in scripts.items():
+        text = path.read_text("utf-8")
+        assert [word for words in parsers for word in words if word not in text] == []
+        assert [name for name in names if (name.lstrip("-") if shell == "fish" else name) not in text] == []
+        assert all(flag_name(key)[2:] in text for key in KEYS)
+
+
+def bash_answers(script: Path, home: Path, lines: list[str]) -> list[set[str]]:
+    text = f"source {script}\n"
+    text += 'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()\n'
+    text += '_shtab_indexd indexd "${@: -1}" "${@: -2:1}"; echo "@${COMPREPLY[*]}"; }\n'
+    for line in lines:
+        text += "ask " + " ".join(f"'{word}'" for word in line.split(" ")) + "\n"
+    return [set(row[1:].split()) for row in run_shell(["bash", "--norc"], text, home).splitlines()]
+
+
+def test_bash(scripts: dict[str, Path], tmp_path: Path) -> None:
+    for line, found in zip(ASKED, bash_answers(scripts["bash"], tmp_path, list(ASKED)), strict=True):
+        assert found == ASKED[line], line
+    parsers = dict(parsers_of(make_parser()))
+    (commands, options) = bash_answers(scripts["bash"], tmp_path, ["indexd ", "indexd run --"])
+    assert commands == {path[0] for path in parsers if path}
+    assert options == {
+        name for action in parsers["run",]._actions for name in action.option_strings if name[:2] == "--"
+    }
+
+
+def test_bash_in_an_interactive_shell_completes_paths_too(scripts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "my-data").mkdir()
+    typed = {
+        "indexd status --data my-d": "indexd status --data my-data/",
+        "indexd inspect my-d": "indexd inspect my-data/",
+        "indexd query-key --mo": "indexd query-key --mode",
+    }
+    found = type_lines(["bash", "--norc", "-i"], f"source {scripts['bash']}", tmp_path, list(typed), "echo")
+    assert [line.rstrip() for line in found] == list(typed.values())
+
+
+def test_fish(scripts: dict[str, Path], tmp_path: Path) -> None:
+    shell = need("fish")
+    (tmp_path / "my-data").mkdir()
+    asked = ASKED | {"indexd status --data my-d": {"my-data/"}, "indexd query-key --mode=r": {"--mode=rocketmq"}}
+    text = f"source {scripts['fish']}\n" + "".join(f"echo @@; complete -C '{line}'\n" for line in asked)
+    answers = run_shell([shell, "--no-config"], text, tmp_path).split("@@\n")[1:]
+    for line, answer in zip(asked, answers, strict=True):
+        assert {row.split("\t")[0] for row in answer.splitlines()} == asked[line], line
+
+
+def test_zsh(scripts: dict[str, Path], tmp_path: Path) -> None:
+    shell = need("zsh")
+    (tmp_path / "my-data").mkdir()
+    typed = {line: f"{line.rpartition(' ')[0]} {next(iter(ends))}" for line, ends in ASKED.items() if len(ends) == 1}
+    typed |= {line: line for line, ends in ASKED.items() if not ends}
+    # zsh takes the slash away again where the line ends.
+    typed |= {
+        "indexd status --data my-d": "indexd status --data my-data",
+        "indexd inspect my-d": "indexd inspect my-data",
+        # An option of the program is completed as the program has it; a value that may be left out is waited for.
+        "indexd status --http o": "indexd status --http off",
+        "indexd status --watch --js": "indexd status --watch --js",
+        "indexd query-key --mode exact --index-t": "indexd query-key --mode exact --index-type",
+    }
+    setup = f'autoload -Uz compinit; compinit -u -D; LISTMAX=10000; eval "$(<{scripts["zsh"]})"'
+    found = type_lines([shell, "-f", "-i"], setup, tmp_path, list(typed), "print -r --")
+    assert dict(zip(typed, (line.rstrip() for line in found), strict=True)) == typed
+    # The same as a file of $fpath, which is run when it is first needed.
+    (tmp_path / "_indexd").write_text(scripts["zsh"].read_text("utf-8"))
+    setup = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -D"
+    assert type_lines([shell, "-f", "-i"], setup, tmp_path, ["indexd kaf"] * 2, "print -r --") == ["indexd kafka"] * 2
+
+
+def type_lines(words: list[str], setup: str, home: Path, lines: list[str], echo: str) -> list[str]:
+    """What becomes of each line when Tab is pressed behind it, in a terminal."""
+    ends = pty.openpty()
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "LC_ALL": "C.UTF-8", "PS1": ""}
+    shell = subprocess.Popen(
+        words, stdin=ends[1], stdout=ends[1], stderr=ends[1], env=environ, cwd=home, close_fds=True
+    )
+    os.close(ends[1])
+    results = home / "results"
+    results.unlink(missing_ok=True)
+    try:
+        os.write(ends[0], f"{setup}\n".encode())
+        for number, line in enumerate(lines, 1):
+            # To the begin and to the end of the line: what stands there is written down instead of being run.
+            os.write(ends[0], f"{line}\t\x01{echo} '\x05' >> {results}\n".encode())
+            _wait(lambda count=number: results.exists() and results.read_text().count("\n") >= count, ends[0])
+        return [row.strip() for row in results.read_text().splitlines()]
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ends[0])
+
+
+def _wait(holds, terminal: int) -> None:
+    until, seen = time.monotonic() + SECONDS, b""
+    os.set_blocking(terminal, False)
+    while not holds():
+        with contextlib.suppress(BlockingIOError):
+            seen += os.read(terminal, 65536)
+        assert time.monotonic() < until, seen[-2000:]
+        time.sleep(0.01)
+
+
+def test_only_this_command_loads_the_scripts() -> None:
+    code = (
+        "import sys; from indexd.cli.main import make_parser; make_parser()\n"
+        "heavy = {'rich', 'ssl', 'http.client', 'shtab', 'http.client'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.cli.inspect_records import fitting_layouts
+from indexd.consumequeue.format import BATCH_UNIT, BLANK_UNIT, UNIT, UNIT_SIZE
 from indexd.flush.frontier import StoreCheckpoint, Uncovered, write_abort
-from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
+from support.goldens import unpack
 from support.inspecting import Inspect
 from support.naive import key_hash
+from support.outputs import UNITS, Built, build
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE
+from support.verifying import change
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+NAME = "00000000000000000000"
 
 
 @pytest.fixture
@@ -37,6 +43,11 @@ def index_file(store: Store) -> Path:
     return store.data / "index" / store.frontier.index[0].name
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("outputs"))
+
+
 # --- index files ---
 
 
@@ -49,7 +60,7 @@ def test_an_index_file(store: Store, inspect: Inspect) -> None:
         T0, header.end_phy_offset, header.used_slot_count, 6,
     )  # fmt: skip
     out = inspect.words(index_file(store), "--slots", "--entries", ":")
-    assert "entries  5 of 9, used slots" in out
+    assert "  indexCount           6\n" in out
     assert out.count("  entry ") == 5
 
 
@@ -107,22 +118,12 @@ def test_the_layout_comes_from_flags_or_frontier_and_must_fit(store: Store, insp
     assert (inspect.code, "5000000 slots" in inspect.err) == (2, True)
     assert inspect.rows(alone, "--hash-slot-num", 7, "--index-num", 10)[0]["indexNum"] == 10
     inspect.words(alone, "--hash-slot-num", 7, "--index-num", 11)
-    assert "try --hash-slot-num 7 --index-num 10" in inspect.err
-    copy = tmp_path / "copy"
-    copy.write_bytes(alone.read_bytes())
-    assert inspect.rows(copy, "--hash-slot-num", 7, "--index-num", 10)[0]["kind"] == "index"
+    assert "give the broker's maxHashSlotNum and maxIndexNum" in inspect.err
     os.truncate(index_file(store), 100)
     inspect.words(index_file(store))
     assert (inspect.code, "100 bytes" in inspect.err) == (4, True)
     os.truncate(index_file(store), 10)
     assert "cut off: 10 bytes" in inspect.words(store.data)
-
-
-def test_layouts_that_fit() -> None:
-    assert fitting_layouts(84_040, IndexLayout(5_000_000, 20_000_000)) == [IndexLayout(1000, 4000)]
-    assert IndexLayout(1000, 60_000) in fitting_layouts(1_204_040, IndexLayout(1000, 9))
-    assert IndexLayout(1000, 60_000) in fitting_layouts(1_204_040, IndexLayout(9, 60_000))
-    assert fitting_layouts(3, IndexLayout(9, 9)) == []
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_a_segment(store: Store, inspect: Inspect) -> None:
     ]
     out = inspect.words(segments[0])
     assert "topic L\\x07" in out
-    assert "end of the segment" in out
+    assert "outcome endOfFile" in out
 
 
 def test_a_log_directory_and_its_bounds(store: Store, inspect: Inspect) -> None:
@@ -178,15 +179,13 @@ def test_frames_longer_than_one_read(tmp_path: Path, inspect: Inspect) -> None:
     assert frames[-1]["outcome"] == "notYetWritten"
 
 
-def test_corrupt_frames_say_which_rule(store: Store, inspect: Inspect, tmp_path: Path) -> None:
+def test_corrupt_frames_say_which_rule(store: Store, inspect: Inspect) -> None:
     segment = store.root / "commitlog" / f"{SEGMENT:020d}"
     content = bytearray(segment.read_bytes())
     content[500] ^= 1
     segment.write_bytes(bytes(content))
-    assert "corrupt: a body that its CRC denies" in inspect.words(segment)
+    assert "reason a body that its CRC denies" in inspect.words(segment)
     assert inspect.code == 1
-    (tmp_path / "copy").write_bytes(bytes(content))
-    assert inspect.rows(tmp_path / "copy")[0]["base"] == SEGMENT
 
 
 # --- the small files, and whole directories ---
@@ -207,7 +206,7 @@ def test_checkpoint_frontier_abort_and_state(store: Store, inspect: Inspect) -> 
     assert inspect.rows(store.data / "state")[0]["phyOffset"] == 9
     kinds = [row["kind"] for row in inspect.rows(store.data)]
     assert kinds == ["frontier", "checkpoint", "abort", "state", "lock", *["index"] * len(store.frontier.index)]
-    assert "no indexd holds it" in inspect.words(store.data)
+    assert "ownerPid -" in inspect.words(store.data)
     assert [row["kind"] for row in inspect.rows(store.data / "index")] == ["index"] * len(store.frontier.index)
 
 
@@ -226,3 +225,261 @@ def test_what_it_does_not_know(tmp_path: Path, inspect: Inspect) -> None:
     for name, code in (("note", 2), ("checkpoint", 4), ("state", 2), ("empty", 2), ("absent", 2)):
         assert inspect.words(tmp_path / name) == ""
         assert (inspect.code, inspect.err.count("\n")) == (code, 1), name
+
+
+# --- ConsumeQueues ---
+
+
+def queue_file(root: Path, content: bytes, name: str = NAME, folder: str = "consumequeue", size: int = 200) -> Path:
+    path = root / folder / "Topic\x07" / "3" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.ljust(size, b"\0"))
+    return path
+
+
+def units(*rows: tuple[int, int, int]) -> bytes:
+    return b"".join(UNIT.pack(*row) for row in rows)
+
+
+def test_a_consume_queue_file(tmp_path: Path, inspect: Inspect) -> None:
+    path = queue_file(tmp_path, units((7, 100, 5), (107, 100, -9), (300, 50, 1700000000000)), f"{400:020d}")
+    head, *rows = inspect.rows(path)
+    assert inspect.code == 0
+    assert head == {
+        "kind": "consumeQueue",
+        "path": str(path),
+        "size": 200,
+        "firstUnit": 20,
+        "topic": "Topic\x07",
+        "queueId": 3,
+        "units": 3,
+        "blankUnits": 0,
+        "places": 10,
+        "beginPhyOffset": 7,
+        "endPhyOffset": 350,
+        "damagedUnits": 0,
+    }
+    assert [(row["kind"], row["unit"], row["phyOffset"], row["size"], row["tagsCode"]) for row in rows] == [
+        ("consumeQueueUnit", 20, 7, 100, 5),
+        ("consumeQueueUnit", 21, 107, 100, -9),
+        ("consumeQueueUnit", 22, 300, 50, 1700000000000),
+    ]
+    out = inspect.words(path)
+    assert r"  topic                Topic\x07" in out
+    assert "consumeQueueUnit 21: phyOffset 107, size 100 (100 B), tagsCode -9" in out
+
+
+def test_blank_units_and_addresses_in_the_extension(tmp_path: Path, inspect: Inspect) -> None:
+    path = queue_file(tmp_path, BLANK_UNIT * 2 + units((0, 99, -(1 << 63) + 77), (99, 5, -2147483648)))
+    head, *rows = inspect.rows(path)
+    assert (head["units"], head["blankUnits"], head["beginPhyOffset"]) == (4, 2, 0)
+    assert [row.get("blank", False) for row in rows] == [True, True, False, False]
+    assert [row.get("extAddress") for row in rows] == [None, None, 77, None]
+    out = inspect.words(path)
+    assert "blank True" in out
+    assert "extAddress 77" in out
+
+
+def test_which_units_are_shown(tmp_path: Path, inspect: Inspect) -> None:
+    path = queue_file(tmp_path, units(*((100 * at, 100, 0) for at in range(50))), f"{2000:020d}", size=2000)
+
+    def shown(*argv: object) -> list[int]:
+        return [row["unit"] for row in inspect.of_kind("consumeQueueUnit", path, *argv)]
+
+    assert shown() == list(range(100, 120))
+    assert inspect.rows(path)[-1] == {"kind": "more", "unit": 120}
+    assert shown("--frames", 0) == list(range(100, 150))
+    assert shown("--frames", 2) == [100, 101]
+    assert shown("--entries", "110:112") == [110, 111]
+    assert shown("--entries", "148:") == [148, 149]
+    assert shown("--entries", "148:152") == [148, 149, 150, 151]
+    assert shown("--entries", ":103") == [100, 101, 102]
+    assert shown("--entries", "0:5") == shown("--entries", "9:3") == []
+    inspect.words(path, "--entries", "5")
+    assert (inspect.code, inspect.err.count("\n")) == (2, 1)
+
+
+GOOD = ((10, 100, 1), (110, 100, 2), (210, 100, 3))
+
+
+@pytest.mark.parametrize(
+    ("content", "damaged", "first"),
+    [
+        (units(GOOD[0], (0, 0, 0), GOOD[1]), 1, 1),
+        (units(GOOD[0], (-1, 5, 0), GOOD[1]), 1, 1),
+        (units(GOOD[0], (200, 0, 0), GOOD[1]), 1, 1),
+        (units(GOOD[0], (50, 5, 0), GOOD[1]), 1, 1),
+        (units(GOOD[0], (1 << 50, 5, 0), GOOD[1], GOOD[2]), 1, 2),
+        (units(GOOD[0]) + BLANK_UNIT + units(GOOD[1]), 1, 1),
+        (bytes(40) + units(*GOOD), 2, 0),
+        (units(*GOOD) + bytes(100) + b"\1", 6, 3),
+        (b"\xff" * 200, 10, 0),
+    ],
+)
+def test_units_that_can_be_none(tmp_path: Path, inspect: Inspect, content: bytes, damaged: int, first: int) -> None:
+    path = queue_file(tmp_path, content)
+    head, *rows = inspect.rows(path)
+    assert (inspect.code, head["damagedUnits"]) == (1, damaged)
+    assert head["damage"] == f"{damaged} units that can be none, unit {first} first"
+    assert sum("damage" in row for row in rows) == damaged
+    assert next(row["unit"] for row in rows if "damage" in row) == first
+    assert inspect.words(path).count("  <- it can be no unit here") == damaged
+
+
+def test_a_ragged_end_and_an_empty_file(tmp_path: Path, inspect: Inspect) -> None:
+    path = queue_file(tmp_path, units(*GOOD), size=205)
+    assert inspect.rows(path)[0]["damage"] == "5 bytes behind the last whole unit"
+    assert inspect.code == 1
+    assert inspect.rows(queue_file(tmp_path, b"", size=0))[0]["units"] == 0
+    assert inspect.rows(queue_file(tmp_path, b""))[0]["units"] == 0
+    assert inspect.code == 0
+
+
+def test_a_file_with_a_hole_of_a_terabyte(tmp_path: Path, inspect: Inspect) -> None:
+    path = queue_file(tmp_path, units(*GOOD))
+    os.truncate(path, 1 << 40)
+    assert inspect.rows(path)[0]["units"] == 3
+    with path.open("r+b") as file:
+        file.seek(20 << 34)
+        file.write(units((400, 5, 5)))
+    (head, *_, more) = inspect.rows(path)
+    assert (head["units"], head["damagedUnits"], more["kind"]) == ((1 << 34) + 1, (1 << 34) - 3, "more")
+
+
+def test_every_file_of_a_broker_and_the_folders(tmp_path: Path, inspect: Inspect) -> None:
+    golden = unpack("rocketmq-5.4-clean", tmp_path)
+    folder = next(iter(sorted((golden.root / "consumequeue").iterdir())))
+    for path in sorted(folder.rglob(NAME[:5] + "*")):
+        (head, *rows) = inspect.rows(path, "--frames", 0)
+        assert (inspect.code, head["kind"], head["damagedUnits"]) == (0, "consumeQueue", 0)
+        assert len(rows) == head["units"] > 0
+    rows = inspect.rows(folder / "0")
+    assert [row["kind"] for row in rows] == ["queueFile"] * len(list((folder / "0").iterdir()))
+    assert rows[0]["topic"] == folder.name
+    counted = inspect.of_kind("queues", golden.root)[0]
+    assert counted["files"] == sum(path.is_file() for path in (golden.root / "consumequeue").rglob("*"))
+    assert inspect.rows(golden.root / "consumequeue") == [counted]
+    # Segments are named alike.
+    assert inspect.rows(golden.root / "commitlog" / NAME)[0]["kind"] == "segment"
+    assert inspect.rows(golden.root / "commitlog")[0]["kind"] == "segment"
+
+
+# --- what only a broker writes ---
+
+
+def batch(phy_offset: int, base_offset: int, count: int = 4) -> bytes:
+    return BATCH_UNIT.pack(phy_offset, 100, 5, 1700000000000, base_offset, count, -1, 0)
+
+
+def test_a_batch_consume_queue(tmp_path: Path, inspect: Inspect) -> None:
+    content = batch(0, 10) + batch(100, 14, 7)
+    path = queue_file(tmp_path, content, folder="batchconsumequeue", size=460)
+    head, first, second = inspect.rows(path)
+    assert (head["kind"], head["units"], head["places"], inspect.code) == ("batchConsumeQueue", 2, 10, 0)
+    assert (first["kind"], first["phyOffset"], first["baseOffset"]) == ("batchConsumeQueueUnit", 0, 10)
+    assert (second["unit"], second["batchSize"], second["storeTimestamp"]) == (1, 7, 1700000000000)
+    path.write_bytes((content + batch(150, 21)).ljust(460, b"\0"))
+    assert inspect.rows(path)[0]["damage"] == "1 units that can be none, unit 2 first"
+    assert inspect.code == 1
+
+
+# --- sparse indexes ---
+
+
+def entries(*rows: tuple[int, int], code: str = ">ii") -> bytes:
+    return b"".join(struct.pack(code, *row) for row in rows)
+
+
+def test_an_offset_index(tmp_path: Path, inspect: Inspect) -> None:
+    path = tmp_path / f"{500:020d}.index"
+    path.write_bytes(entries((3, 400), (9, 900)))
+    head, *rows = inspect.rows(path)
+    assert inspect.code == 0
+    assert head == {
+        "kind": "offsetIndex",
+        "path": str(path),
+        "size": 16,
+        "base": 500,
+        "entries": 2,
+        "slots": 2,
+        "tail": 0,
+        "check": "passed",
+        "first": {"offset": 503, "position": 400},
+        "last": {"offset": 509, "position": 900},
+    }
+    assert rows == [
+        {"kind": "entry", "number": 0, "offset": 503, "position": 400},
+        {"kind": "entry", "number": 1, "offset": 509, "position": 900},
+    ]
+    out = inspect.words(path, "--entries", "1:")
+    assert "  check                passed\n" in out
+    assert out.endswith("  entry 1: offset 509, position 900\n")
+
+
+def test_a_time_index_with_a_tail_of_unused_slots(tmp_path: Path, inspect: Inspect) -> None:
+    path = tmp_path / f"{500:020d}.timeindex.deleted"
+    path.write_bytes(entries((1700000000000, 0), (1700000000500, 7), code=">qi") + bytes(36))
+    head, *rows = inspect.rows(path)
+    # For Kafka every slot counts; what is used holds.
+    assert (inspect.code, head["kind"], head["entries"], head["slots"], head["tail"]) == (0, "timeIndex", 2, 5, 3)
+    assert "timestamp 0" in head["check"]
+    assert [row["offset"] for row in rows] == [500, 507]
+    rows = inspect.of_kind("entry", path, "--entries", "1:9")
+    assert [row.get("unused", False) for row in rows] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("index", b"\xff" * 8, "its last offset 499 is below its base 500"),
+        ("index", bytes(7) + b"\1" * 4, "its 11 bytes are no multiple of 8"),
+        ("timeindex", entries((5, 1), (4, 2), code=">qi"), "timestamp 4"),
+        ("timeindex", entries((5, -1), code=">qi"), "its last offset 499 is below its base 500"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, inspect: Inspect, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / f"{500:020d}.{name}"
+    path.write_bytes(content)
+    head, *_ = inspect.rows(path)
+    assert inspect.code == 1
+    assert words in head["damage"]
+    assert f"  damage               {head['damage']}" in inspect.words(path)
+
+
+def test_empty_ones_and_one_that_is_too_long(tmp_path: Path, inspect: Inspect) -> None:
+    path = tmp_path / f"{0:020d}.timeindex"
+    for size in (0, 1200):
+        path.write_bytes(bytes(size))
+        (head,) = inspect.rows(path)
+        assert (inspect.code, head["entries"], head["slots"]) == (0, 0, size // 12)
+    os.truncate(path, 1 << 40)
+    (head,) = inspect.rows(path)
+    assert (inspect.code, head["damage"]) == (1, f"{1 << 40} bytes, more than can be mapped")
+
+
+def test_ours(built: Built, inspect: Inspect) -> None:
+    sparse = built.frontier.sparse
+    assert sparse is not None
+    for at, segment in enumerate(sparse.segments):
+        for path, count in zip(built.pair(at), (segment.offset_entries, segment.time_entries), strict=True):
+            head, *rows = inspect.rows(path, "--frames", 0)
+            assert (inspect.code, head["entries"], len(rows)) == (0, count, count)
+            assert (head["tail"] > 0) == (segment is sparse.segments[-1])
+    assert [row["kind"] for row in inspect.rows(built.data / "sparse")] == ["offsetIndex", "timeIndex"] * 4
+    kinds = [row["kind"] for row in inspect.rows(built.data)]
+    assert kinds[-9:] == ["offsetIndex", "timeIndex"] * 4 + ["queues"]
+    assert ": queues 16, files" in inspect.words(built.data)
+    mark = next(mark for mark in built.marks if mark.max_offset > 2 * UNITS)
+    path = built.queue_file(mark, UNITS)
+    head, *rows = inspect.rows(path, "--frames", 0)
+    assert (head["firstUnit"], head["units"], head["places"]) == (UNITS, UNITS, QUEUE_FILE_SIZE // UNIT_SIZE)
+    assert [row["unit"] for row in rows] == list(range(UNITS, 2 * UNITS))
+    assert head["endPhyOffset"] <= 4 * SEGMENT_SIZE
+
+
+def test_damage_in_ours_is_told_in_the_summary_of_a_folder(built: Built, inspect: Inspect, tmp_path: Path) -> None:
+    path = tmp_path / built.pair(0)[0].name
+    path.write_bytes(built.pair(0)[0].read_bytes())
+    change(path, path.stat().st_size - 8, b"\xff")
+    assert "<- its last offset" in inspect.words(tmp_path)
+    assert inspect.code == 1

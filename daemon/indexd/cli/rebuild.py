@@ -1,20 +1,37 @@
-"""From the configuration to a session of Spark: what the commands share that run on it.
+"""rebuild, verify and doctor: a whole data directory built, checked, and what Spark would build one with.
 
-rebuild, in this process or on Spark. What needs the compiler or Spark is imported when it is called.
+Also the session of Spark for every command that runs on it. What needs the compiler or Spark is imported when called.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, wants_json
+from indexd import __version__
+from indexd.cli.output import (
+    Parser,
+    ProgressBar,
+    add_command,
+    print_json,
+    print_line,
+    show_bytes,
+    until_reader_leaves,
+    values,
+    wants_json,
+)
 from indexd.config import Config, flag_name
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
@@ -28,8 +45,28 @@ if TYPE_CHECKING:
     from indexd.recovery.rebuild import Rebuilt
     from indexd.spark.rebuild.job import SparkRebuilt
     from indexd.spark.session import SparkOptions
+    from indexd.verify import Report
 
 _PLACES = ("master", "remote", "conf")
+_EXIT_FINDINGS = 1
+_LINES_PER_KIND = 20
+# What pyproject.toml asks for under [spark]; a part of the versions is enough to tell what does not work.
+_Wanted = Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]  # name -> at least, and below
+_NEEDED: _Wanted = {
+    "pyspark": ((4, 2), (5,)),
+    "pandas": ((2, 2), (3,)),
+    "pyarrow": ((18,), None),
+    "numpy": ((2,), None),
+    "numba": ((0, 61), None),
+}
+_FOR_CONNECT: _Wanted = {
+    "grpcio": ((1,), None),
+    "grpcio-status": ((1,), None),
+    "googleapis-common-protos": ((1,), None),
+}
+_FOR_PAGES: _Wanted = {"jinja2": ((3,), None), "rich": ((14,), None)}
+_INSTALL = "pip install 'rocketmq-indexd[spark]'"
+_NO_PROGRAM = "which is no program that can be started"
 
 
 def uses_spark(config: Config) -> bool:
@@ -82,7 +119,12 @@ def spark_session(
 
 
 def register(commands: Any, common: Parser) -> None:
-    """Add the command."""
+    """Add the commands."""
+    text = "say what Spark would run with: which Java, Python and packages, and what is missing"
+    add_command(commands, "doctor", [common], text).set_defaults(function=doctor)
+    parser = add_command(commands, "verify", [common], "check every output in a data directory, changing nothing")
+    parser.add_argument("--deep", action="store_true", help="also compare every entry with the log, both ways")
+    parser.set_defaults(function=verify)
     parser = add_command(commands, "rebuild", [common], "build a whole data directory from the commitlog")
     parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
     parser.add_argument("--only", choices=["index"], help="build this output alone")
@@ -130,7 +172,6 @@ def _left(building: Path) -> list[str]:
 
 def _here(config: Config, out: Path) -> Rebuilt:
     prepare_compiler()
-    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
     from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - the same
 
@@ -141,7 +182,6 @@ def _here(config: Config, out: Path) -> Rebuilt:
 
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
-        from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
         from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
@@ -199,3 +239,181 @@ def _print(out: str, result: Rebuilt, more: dict[str, int]) -> None:
         print_line(
             f"the log ends at offset {result.unreadable.offset} in bytes that are no frame: {result.unreadable.reason}"
         )
+
+
+# --- verify
+
+
+def verify(args: argparse.Namespace, config: Config) -> int:
+    """Check DATA; 1 if something does not hold."""
+    prepare_compiler()
+    from indexd.verify import verify as check  # noqa: PLC0415 - loads numba
+
+    with ProgressBar("verify") as bar:
+        report = check(config, Disk(), deep=args.deep, on_progress=bar.to)
+    with until_reader_leaves():
+        if wants_json(args):
+            for finding in report.findings.kept:
+                row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
+                print_json({"kind": "finding", **row})
+            print_json(report.to_json() | {"data": str(config.store.data)})
+        else:
+            _print_findings(report)
+            _print_summary(report, str(config.store.data))
+    return _EXIT_FINDINGS if len(report.findings) else 0
+
+
+def _print_findings(report: Report) -> None:
+    shown: Counter[str] = Counter()
+    for finding in report.findings.kept:
+        shown[finding.what] += 1
+        if shown[finding.what] <= _LINES_PER_KIND:
+            print_line(f"{finding.file} byte {finding.position}: {printable(finding.text)}")
+    for what, count in report.findings.counts.items():
+        more = count - min(shown[what], _LINES_PER_KIND)
+        if more > 0:
+            print_line(f"and {more:,} more of the kind {what}")
+
+
+def _print_summary(report: Report, data: str) -> None:
+    for note in report.notes:
+        print_line(f"not checked: {printable(note)}")
+    words = [f"{report.files} index files", f"{report.entries:,} entries", show_bytes(report.bytes)]
+    if report.queues:
+        words.append(f"{report.units:,} units of {report.queues:,} queues")
+    if report.segments:
+        words.append(f"sparse indexes of {report.segments:,} segment{'s' if report.segments > 1 else ''}")
+    if report.compared is not None:
+        compared = report.compared
+        words.append(f"{compared.entries:,} entries compared with {compared.messages:,} messages of the log")
+    else:
+        words.append("not compared with the log (--deep)")
+    count = len(report.findings)
+    found = "no findings" if not count else f"{count:,} finding{'s' if count > 1 else ''}"
+    print_line(f"{printable(data)}: {', '.join(words)}, in {report.seconds:.2f} s: {found}")
+
+
+# --- doctor
+
+
+def doctor(args: argparse.Namespace, config: Config) -> int:
+    """Look and say; 1 if a job could not be started from here."""
+    report = examine(config)
+    with until_reader_leaves():
+        if wants_json(args):
+            print_json(report)
+        else:
+            _print_report(report)
+    return 0 if report["usable"] else _EXIT_FINDINGS
+
+
+def examine(config: Config) -> dict[str, Any]:
+    """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
+    remote = config.spark.remote
+    problems: list[str] = []
+    notes: list[str] = []
+    packages = _packages({**_NEEDED, **(_FOR_CONNECT if remote else {})}, problems)
+    packages |= _packages(_FOR_PAGES, notes)
+    java = None if remote else _java(config, problems)
+    _check_pythons(config, problems, notes)
+    cache, is_writable = _compiled()
+    if not is_writable:
+        notes.append("the kernels are compiled anew in each process, which takes seconds: make its cache writable")
+    return {
+        "indexd": __version__,
+        "runsOn": remote or config.spark.master,
+        "java": java,
+        "python": {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable},
+        "workerPython": _worker_python(config),
+        "packages": packages,
+        "compiled": {"directory": str(cache), "writable": is_writable},
+        "problems": problems,
+        "notes": notes,
+        "usable": not problems,
+    }
+
+
+def _packages(wanted: _Wanted, problems: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name, (least, below) in wanted.items():
+        found[name] = text = _version(name)
+        if text is None:
+            problems.append(f"{name} is not installed: {_INSTALL}")
+            continue
+        numbers = tuple(map(int, re.findall(r"\d+", text)[:3]))
+        if numbers < least or (below is not None and numbers >= below):
+            limit = f" and below {_dotted(below)}" if below else ""
+            problems.append(f"{name} {text} does not fit, it has to be {_dotted(least)} or newer{limit}: {_INSTALL}")
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        # The client of Connect alone is a package of its own.
+        return _version("pyspark-client") if name == "pyspark" else None
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _java(config: Config, problems: list[str]) -> dict[str, Any]:
+    from indexd.spark.session import INSTALL_HINT, JAVA_MIN, choose_java  # noqa: PLC0415 - no other command loads it
+
+    choice = choose_java(config.spark.java_home, os.environ)
+    if choice.java is None:
+        problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
+    taken = choice.java
+    return {
+        "home": str(taken.home) if taken else None,
+        "version": taken.version if taken else None,
+        "from": taken.source if taken else None,
+        "passedOver": list(choice.passed_over),
+    }
+
+
+def _worker_python(config: Config) -> str:
+    given = dict(config.spark.conf).get("spark.pyspark.python")
+    if config.spark.remote is not None:
+        return "the server's"
+    is_local = config.spark.master.startswith("local")
+    return given or (sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor"))
+
+
+def _check_pythons(config: Config, problems: list[str], notes: list[str]) -> None:
+    """On this machine, that what is named for a Python is one that can be started."""
+    if config.spark.remote is not None or not config.spark.master.startswith("local"):
+        return
+    conf = dict(config.spark.conf)
+    keys = ("spark.pyspark.python", "spark.pyspark.driver.python")
+    problems += [f"{key} is {conf[key]}, {_NO_PROGRAM}" for key in keys if key in conf and not shutil.which(conf[key])]
+    # A session sets these itself here, to that Python or to this one.
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    notes += [
+        f"{name} is {given[name]}, {_NO_PROGRAM}; not used here" for name in given if not shutil.which(given[name])
+    ]
+
+
+def _compiled() -> tuple[Path, bool]:
+    """The kernels' cache, made if need be, and whether it outlives this process."""
+    prepare_compiler()
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    is_lasting = not folder.name.startswith("indexd-compiled-")  # else it is this process's own, for want of another
+    if folder.is_dir():
+        return folder, is_lasting and os.access(folder, os.W_OK | os.X_OK)
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    return folder, is_lasting and os.access(parent, os.W_OK | os.X_OK)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    for name, value in report.items():
+        if name not in ("notes", "problems", "usable"):
+            text = value or "none needed"
+            print_line(f"{name:<13} {printable(values(text) if isinstance(text, dict) else str(text))}")
+    for sign, lines in (("note", report["notes"]), ("missing", report["problems"])):
+        for line in lines:
+            print_line(f"{sign}: {printable(line)}")
+    print_line("Spark can be used" if report["usable"] else "Spark cannot be used")

@@ -1,36 +1,81 @@
 """status: where the daemon stands, asked of the daemon itself; once, or again and again until Ctrl-C.
 
-What draws and what speaks HTTP is imported when the command is called: queries share this program.
+A running daemon says in DATA/state where it serves HTTP; DATA/state is believed only while the process that wrote it
+holds the lock. Without a daemon the frontier alone counts. What needs an operator the daemon decides: its ``findings``
+are shown, and what only an outsider can see is added: that it does not run, or does not answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import re
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeGuard
 
-from indexd.cli.output import Parser, add_command, print_json, wants_json
+from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, table_lines, values, wants_json
 from indexd.config import OFF, Config, flag_name, parse_seconds, split_address
-from indexd.errors import UsageError
+from indexd.config.load import DEFAULT
+from indexd.config.units import printable
+from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.findings import findings_of
+from indexd.index.format import FileMark
+from indexd.pages.wording import show_duration, show_local
+from indexd.query.source import known_frontier, open_index
 from indexd.storage.disk import Disk
+from indexd.storage.lock import owner_pid
+from indexd.storage.names import DataFiles
 
-if TYPE_CHECKING:
-    from indexd.cli.status_ask import Asker, Look
-
+Row = dict[str, Any]
 _WATCH_SECONDS = 2.0
 _WATCH_BOUNDS = (0.1, 3600.0)
 _RATE_SECONDS = 1.0
+_RATE_WINDOW_SECONDS = 10.0
+_TIMEOUT_SECONDS = 5.0
+_ANSWER_BYTES_MAX = 16 << 20
+_REFUSED = (401, 403)
+_UNAVAILABLE = 503
+_EVENTS_MAX = _FILES_MAX = 8
+# Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
+_STALE_SECONDS = 120.0
+_WIDTH = 100
+# The terminal's other screen, from which it comes back as it was; and what clears it before each look.
+_OTHER_SCREEN, _FIRST_SCREEN, _CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"
+_LABEL_WIDTH = 10
+_NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+# What stays a text even if it is nothing but digits. All other texts of digits are numbers of 64 bits.
+_TEXTS = frozenset({
+    "version", "bootId", "cluster", "nodeId", "flavour", "store", "data", "name", "names", "file", "reason", "why",
+    "problem", "hint", "mode", "http", "kind", "stage", "output", "topic", "key",
+})  # fmt: skip
+#: Rate -> the figure whose growth it is.
+_RATES = {
+    "writtenBytesPerSecond": "commitLogMaxOffset",
+    "readBytesPerSecond": "readOffset",
+    "indexedBytesPerSecond": "phyOffset",
+    "readMessagesPerSecond": "readMessages",
+}
+_OFFSETS = {
+    "commitLogMinOffset": "begins at",
+    "durableOffset": "durable to",
+    "phyOffset": "indexed to",
+    "readOffset": "read to",
+    "commitLogMaxOffset": "ends at",
+}
 
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    parser = add_command(
-        commands, "status", [common], "where the daemon stands: lag, rates, files, what is the matter", ["http"]
-    )
+    text = "where the daemon stands: lag, rates, files, what is the matter"
+    parser = add_command(commands, "status", [common], text, ["http"])
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -66,52 +111,448 @@ def _interval(text: str) -> float:
 
 def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
-    from indexd.cli.status_ask import Asker, Client  # noqa: PLC0415 - loads ssl and HTTP
+    asker, looks, code = Asker(Disk(), config, Client(config, args.ca)), deque[Look](), 0
+    is_redrawn = args.watch is not None and sys.stdout.isatty() and not wants_json(args)
+    sys.stdout.write(_OTHER_SCREEN if is_redrawn else "")
+    try:
+        while True:
+            looks.append(asker.look())
+            is_last = args.watch is None and (len(looks) > 1 or looks[-1].phase != "running")
+            if is_last or args.watch is not None:
+                code = int(bool(looks[-1].findings))
+                _show(looks[-1], rates(looks), _CLEAR if is_redrawn else "", args)
+            if is_last:
+                return code
+            time.sleep(args.watch or _RATE_SECONDS)
+    except BrokenPipeError:  # who reads has enough: this look was the last
+        return code
+    finally:
+        if is_redrawn:
+            sys.stdout.write(_FIRST_SCREEN)
+            if looks:  # what was last seen stays
+                _show(looks[-1], rates(looks), "", args)
 
-    looks = _looks(Asker(Disk(), config, _address(config), Client(config, args.ca)), args.watch)
+
+def _show(look: Look, speeds: Mapping[str, float], clear: str, args: argparse.Namespace) -> None:
     if wants_json(args):
-        return _print_rows(looks)
-    from indexd.cli.status_draw import Drawing  # noqa: PLC0415 - loads rich
-
-    return Drawing(sys.stdout).show(looks, is_watching=args.watch is not None)
-
-
-def _address(config: Config) -> str | None:
-    # Only the flag says whom to ask; elsewhere the key is the daemon's own, and the daemon of --data is asked.
-    if config.provenance.get("http") != flag_name("http"):
-        return None
-    address = config.http.http
-    if address == OFF or split_address(address)[1] == 0:
-        raise UsageError(f"--http {address} is nowhere to ask", "give HOST:PORT, or leave it out: --data knows it")
-    return address
+        print_json(look.to_json() | {"rates": dict(speeds)})
+    else:
+        sys.stdout.write(clear)
+        for line in draw(look, speeds):
+            print_line(line)
+        if args.watch is not None and not clear:
+            print_line()
+    sys.stdout.flush()
 
 
-def _print_rows(looks: Iterator[tuple[Look, dict[str, float]]]) -> int:
-    code = 0
-    for look, rates in looks:
-        code = int(bool(look.findings))
+# --- asking
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The figures of one moment: ``row`` as Board.row() has them, at ``at`` (Unix seconds), and who said so.
+
+    ``files`` are the newest index files, newest first, ``events`` the last ones, oldest first. ``findings`` need an
+    operator, ``notes`` do not. ``age`` is how many seconds before the look the figures were written down.
+    """
+
+    row: Row
+    asked: str
+    at: float = field(default_factory=time.time)
+    files: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    age: float = 0.0
+
+    @property
+    def phase(self) -> str:
+        """``opening``, ``recovering``, ``running``, ``stopping``; of our own ``stopped``, ``crashed``, ``unreachable``.
+
+        One that is unreachable has a ``lastPhase`` if it wrote down where it stands.
+        """
+        return str(self.row.get("phase", "running"))
+
+    def to_json(self) -> Row:
+        """The row, and beside it who was asked, when, and the rest."""
+        return {
+            **self.row,
+            "asked": self.asked,
+            "at": int(self.at * 1000),
+            "ageMilliseconds": int(self.age * 1000),
+            "newestFiles": self.files,
+            "events": self.events,
+            "findings": self.findings,
+            "notes": self.notes,
+        }
+
+
+def rates(looks: deque[Look]) -> dict[str, float]:
+    """How fast figures grow over the looks of the last 10 s; forgets older ones, and those of another process.
+
+    What is indexed grows by whole drains: its rate is known after two of them, or when all of the log is indexed.
+    """
+    last = looks[-1]
+    same = ("pid", "bootId", "phase")
+    while any(looks[0].row.get(key) != last.row.get(key) for key in same) or (
+        len(looks) > 2 and last.at - looks[1].at >= _RATE_WINDOW_SECONDS
+    ):
+        looks.popleft()
+    first, found = looks[0], {}
+    for name, key in _RATES.items():
+        before, now = first.row.get(key), last.row.get(key)
+        if isinstance(before, int) and isinstance(now, int) and now >= before and last.at > first.at:
+            found[name] = round((now - before) / (last.at - first.at), 1)
+    is_all_indexed = last.row.get("phyOffset") == last.row.get("commitLogMaxOffset")
+    if not is_all_indexed and last.row.get("drains", 0) - first.row.get("drains", 0) < 2:
+        found.pop("indexedBytesPerSecond", None)
+    return found
+
+
+class NoAnswerError(Exception):
+    """Nothing came over HTTP, or nothing of use; ``status`` is HTTP's, 0 without an answer."""
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Client:
+    """GET from one address, with the token and the certificates of the configuration.
+
+    UsageError if the flag names a file without a token, or one without certificates.
+    """
+
+    def __init__(self, config: Config, authorities: Path | None) -> None:
+        import ssl  # noqa: PLC0415 - no other command speaks HTTP
+
+        self._token_file = config.http.http_token_file
+        if config.provenance.get("http_token_file") == flag_name("http_token_file"):
+            self._headers()
+        trusted = authorities or config.http.http_tls_cert
+        self.scheme = "http" if trusted is None else "https"
+        self._context = None
+        if trusted is not None:
+            try:
+                self._context = ssl.create_default_context(cafile=trusted)
+            except OSError as error:
+                text = f"no certificates in {trusted}: {error.strerror or error}"
+                raise UsageError(text, "it must be PEM") from error
+            if authorities is None:
+                # The very certificate that this daemon shows, whatever name it has: no other one is accepted.
+                self._context.check_hostname = False
+                self._context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+
+    def get(self, address: str, path: str) -> Any:
+        """The JSON of the answer, numbers of 64 bits as ints; NoAnswerError, UsageError without a token."""
+        from http import client as http  # noqa: PLC0415 - as above
+
+        host, port = split_address(address)
+        if self._context is None:
+            connection = http.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
+        else:
+            connection = http.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=self._context)
+        headers = self._headers()
         try:
-            print_json(look.to_json() | {"rates": rates})
-            sys.stdout.flush()
-        except BrokenPipeError:  # who reads has enough: this look was the last
-            break
-    return code
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(_ANSWER_BYTES_MAX)
+        except TimeoutError as error:
+            raise NoAnswerError(f"no answer within {_TIMEOUT_SECONDS:g} s") from error
+        except (OSError, http.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if tls := getattr(error, "reason", None):
+                reason = f"TLS: {tls}"
+            elif self._context is None and isinstance(error, ConnectionResetError | http.BadStatusLine):
+                reason += "; if it speaks https, name its certificate with --ca"
+            raise NoAnswerError(reason) from error
+        finally:
+            connection.close()
+        if answer.status != http.OK:
+            raise NoAnswerError(f"{answer.status} {answer.reason}", answer.status)
+        try:
+            return from_text64(json.loads(body))
+        except ValueError as error:
+            raise NoAnswerError("what answers there is no indexd") from error
+
+    def _headers(self) -> dict[str, str]:
+        if self._token_file is None:
+            return {}
+        from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
+
+        try:
+            token = read_token(self._token_file)
+        except UsageError as error:
+            # The daemon's own hint makes a new token, over whatever file was named.
+            hint = "name the file that holds the daemon's token with --http-token-file"
+            raise UsageError(str(error), hint) from error
+        return {"Authorization": f"Bearer {token.decode('ascii')}"}
 
 
-def _looks(asker: Asker, seconds: float | None) -> Iterator[tuple[Look, dict[str, float]]]:
-    # With rates, for which it takes two.
-    from indexd.cli.status_ask import Rates  # noqa: PLC0415 - as above
+def from_text64(value: Any, name: str = "") -> Any:
+    """``value`` with the texts of digits below it as ints, but for those that are names."""
+    if isinstance(value, str):
+        return int(value) if name not in _TEXTS and _NUMBER.fullmatch(value) else value
+    if isinstance(value, dict):
+        return {key: from_text64(item, key) for key, item in value.items()}
+    return [from_text64(item, name) for item in value] if isinstance(value, list) else value
 
-    rates = Rates()
-    look = asker.look()
-    rates.add(look)
-    if look.phase == "running" and seconds is None:
-        time.sleep(_RATE_SECONDS)
-        look = asker.look()
-        rates.add(look)
-    yield look, rates.now()
-    while seconds is not None:
-        time.sleep(seconds)
-        look = asker.look()
-        rates.add(look)
-        yield look, rates.now()
+
+class Asker:
+    """Looks as often as asked: at the address of ``--http``, else at the daemon of the data directory."""
+
+    def __init__(self, disk: Disk, config: Config, client: Client) -> None:
+        self._disk, self._config, self._client = disk, config, client
+        self._files = DataFiles(config.store.data)
+        # Only the flag says whom to ask; elsewhere the key is the daemon's own, and the daemon of --data is asked.
+        self._address = config.http.http if config.provenance.get("http") == flag_name("http") else None
+        if self._address is not None and not _is_address(self._address):
+            hint = "give HOST:PORT, or leave it out: --data knows it"
+            raise UsageError(f"--http {self._address} is nowhere to ask", hint)
+
+    def look(self) -> Look:
+        """One look; UsageError where there is neither a daemon nor an index, and IndexdError of other kinds."""
+        if self._address is not None:
+            return self._at(self._address)
+        pid = owner_pid(self._files.lock)
+        if pid is None:
+            return self._stopped()
+        state = self._state(pid)
+        # Where a daemon without a state listens, if somebody said so: at the default port anybody may.
+        given = None if self._config.provenance.get("http") == DEFAULT else self._config.http.http
+        address = given if state is None else state.get("http")
+        notes: list[str] = []
+        findings: list[str] = []
+        if not _is_address(address):
+            notes += ["it serves no HTTP, so this is what it wrote down last"] if state is not None else []
+            return self._written(pid, state, findings, notes)
+        try:
+            look = self._over_http(address)
+            if look.row.get("pid") == pid:
+                return look
+            notes.append(f"HTTP at {address} is served by another process")
+        except NoAnswerError as error:
+            # Before there is a state it is not known that HTTP is served at all.
+            is_note = error.status in _REFUSED or state is None
+            (notes if is_note else findings).append(f"HTTP at {address}: {error}")
+        except UsageError as error:
+            notes.append(f"HTTP at {address} was not asked: {error}")
+        return self._written(pid, state, findings, notes)
+
+    def _at(self, address: str) -> Look:
+        try:
+            return self._over_http(address)
+        except NoAnswerError as error:
+            if error.status in _REFUSED:
+                hint = "name the file that holds it with --http-token-file"
+                raise UsageError(f"{address} wants another token: {error}", hint) from error
+            asked = f"{self._client.scheme}://{address}"
+            return Look({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
+
+    def _over_http(self, address: str) -> Look:
+        row = self._client.get(address, "/api/v1/status")
+        if not isinstance(row, dict) or "phase" not in row:
+            raise NoAnswerError("what answers there is no indexd")
+        look = Look(row, f"{self._client.scheme}://{address}", findings=list(row.get("findings") or ()))
+        since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
+        for path, name, found in (
+            (f"/api/v1/events?since={since}", "events", look.events),
+            ("/api/v1/index-files", "indexFiles", look.files),
+        ):
+            try:
+                found.extend(self._client.get(address, path).get(name) or ())
+            except NoAnswerError as error:
+                if error.status != _UNAVAILABLE:  # while it opens there are none yet
+                    look.notes.append(f"no {name}: {error}")
+        look.files[:] = sorted(look.files, key=lambda file: str(file["name"]), reverse=True)[:_FILES_MAX]
+        del look.events[:-_EVENTS_MAX]
+        return look
+
+    def _state(self, pid: int) -> Row | None:
+        try:
+            row = json.loads(self._disk.read(self._files.state))
+        except (DiskError, ValueError):
+            return None
+        return row if isinstance(row, dict) and row.get("pid") == pid else None
+
+    def _written(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
+        if state is None:
+            # A start is counted, then the flag goes up; a stop takes both away and the state last. What has neither
+            # stops if DATA changed since the lock was taken, else it has only begun.
+            has_begun = self._disk.exists(self._files.abort) or self._disk.exists(self._files.starts)
+            changed = self._disk.stamp(self._files.data).mtime_ns > self._disk.stamp(self._files.lock).mtime_ns
+            phase = "stopping" if changed and not has_begun else "opening"
+            row: Row = {"phase": phase, "pid": pid, "data": str(self._files.data)}
+            return Look(row, str(self._files.lock), findings=findings, notes=notes)
+        row = {"phase": "recovering" if "recovering" in state else "running", **state}
+        now = time.time()
+        age = max(now - row.get("writtenAt", now * 1000) / 1000, 0.0)
+        if age > _STALE_SECONDS:
+            findings.append(f"it last wrote down where it stands {age:.0f} s ago")
+        if findings:  # it did not answer, or is silent for long: nobody knows what it does now
+            row |= {"phase": "unreachable", "lastPhase": row["phase"]}
+        findings += row.get("findings") or ()
+        try:
+            marks = known_frontier(self._disk, self._files).index
+        except IndexdError:
+            marks = ()  # it has not come so far
+        return Look(row, str(self._files.state), now, _newest(marks), [], findings, notes, age)
+
+    def _stopped(self) -> Look:
+        frontier = known_frontier(self._disk, self._files)
+        clean = not self._disk.exists(self._files.abort)
+        how = "it crashed or was killed; the next start recovers (the abort flag is there)"
+        how = "it was stopped" if clean else how
+        row: Row = {
+            "phase": "stopped" if clean else "crashed",
+            "lastShutdownClean": clean,
+            "store": frontier.store,
+            "data": str(self._files.data),
+            "flavour": frontier.flavour,
+            "hashSlotNum": frontier.layout.hash_slot_num,
+            "indexNum": frontier.layout.index_num,
+            "beginOffset": frontier.begin_offset,
+            "phyOffset": frontier.phy_offset,
+            "filledOffset": frontier.filled_offset,
+            "durableOffset": frontier.phy_offset,
+            "storeTimestamp": frontier.store_timestamp,
+            "messages": frontier.messages,
+            "indexFiles": len(frontier.index),
+            "indexEntries": sum(max(mark.header.entries, 0) for mark in frontier.index),
+            "uncovered": [[gap.begin, gap.end, gap.reason] for gap in frontier.uncovered],
+        }
+        notes = []
+        try:
+            with closing(open_index(self._disk, self._config)) as index:
+                coverage = index.look().coverage
+            row |= {"commitLogMinOffset": coverage.log_begin or 0, "caughtUp": coverage.behind is None}
+            if coverage.behind is not None and coverage.behind.reason is not None:
+                row["corrupt"] = {"offset": coverage.behind.phy_offset, "reason": coverage.behind.reason}
+        except IndexdError as error:
+            notes.append(f"the log cannot be looked at: {error.line()}")
+        findings = [f"no daemon runs: {how}", *findings_of(row)]
+        return Look(row, str(self._files.frontier), time.time(), _newest(frontier.index), [], findings, notes)
+
+
+def _is_address(address: object) -> TypeGuard[str]:
+    return isinstance(address, str) and address != OFF and split_address(address)[1] != 0
+
+
+def _newest(marks: Sequence[FileMark]) -> list[Row]:
+    return [
+        {
+            "name": mark.name,
+            "entries": max(mark.header.entries, 0),
+            "beginTimestamp": mark.header.begin_timestamp,
+            "endTimestamp": mark.header.end_timestamp,
+            "beginPhyOffset": mark.header.begin_phy_offset,
+            "endPhyOffset": mark.header.end_phy_offset,
+        }
+        for mark in reversed(marks[-_FILES_MAX:])
+    ]
+
+
+# --- drawing
+
+
+def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
+    """A look as lines of plain text: what is the matter, how far behind it is, then the rest."""
+    row, phase = look.row, look.phase
+    if "lastPhase" in row:
+        phase = f"does not answer (figures are {_span(look.age)} old)"
+    elif phase == "opening" and row.get("compiling"):
+        phase = "opening: compiling, once"
+    words = (
+        f"pid {row['pid']}" if row.get("pid") else None,
+        f"up {_span(look.at - row['startedAt'] / 1000)}" if row.get("startedAt") else None,
+        f"{row['cluster']} / {row.get('nodeId')}" if row.get("cluster") else None,
+        f"mode {row['mode']}" if row.get("mode") else None,
+        f"indexd {row['version']}" if row.get("version") else None,
+    )
+    yield from _folded("", "  ".join([phase, *filter(None, words)]))
+    asked = (
+        f"asked {look.asked}",
+        show_local(int(look.at * 1000)),
+        f"written {_span(look.age)} ago" if look.age else None,
+        f"when it was {row['lastPhase']}" if "lastPhase" in row else None,
+    )
+    yield from _folded("", ", ".join(filter(None, asked)))
+    for text in look.findings:
+        yield from _folded("! ", text)
+    for text in look.notes:
+        yield from _folded("  ", text)
+    yield ""
+    for label, text in _lines(look, speeds):
+        yield from _folded(f"{label:<{_LABEL_WIDTH}}", text)
+    outputs = [
+        (
+            *(item[name] for name in ("output", "phyOffset", "durableOffset")),
+            *(show_bytes(item[name]) for name in ("behindBytes", "bytes")),
+            *(f"{item[name]:,}" for name in ("files", "entries")),
+        )
+        for item in row.get("outputs") or ()
+    ]
+    files = [
+        (
+            *(file["name"], f"{file['entries']:,}", f"{file['entries'] / (int(row.get('indexNum') or 2) - 1):.0%}"),
+            *(show_local(file[key]) if file.get(key) else "-" for key in ("beginTimestamp", "endTimestamp")),
+        )
+        for file in look.files
+    ]
+    for head, cells in (
+        (("output", "indexed to", "durable to", "behind", "bytes", "files", "entries"), outputs),
+        (("index file", "entries", "full", "from", "to"), files),
+    ):
+        yield from ["", *table_lines(head, cells)] if cells else []
+    yield from ["", "last events"] if look.events else []
+    for event in look.events:
+        text = f"{show_local(event['at'])}  {event.get('name')}  {values(event.get('fields') or {})}"
+        yield from _folded("", text, "    ")
+
+
+def _lines(look: Look, speeds: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    row = look.row
+    if step := row.get("recovering"):
+        done, total = int(step["done"]), int(step["total"])
+        text = f"{done:,} of {total:,} files" if step.get("unit") == "files" else ""
+        text = text or f"{show_bytes(done)} of {show_bytes(total)}"
+        yield "recovery", f"{done / total if total > 0 else 0:.0%}  {step['step']}: {text}"
+    if "dispatchBehindBytes" in row:
+        behind = [show_bytes(row["dispatchBehindBytes"]), _span((row.get("dispatchBehindMilliseconds") or 0) / 1000)]
+        if row.get("dispatchBehindMessages") is not None:
+            behind.append(f"{row['dispatchBehindMessages']:,} messages")
+        state = "caught up" if row.get("caughtUp") else "catching up"
+        yield "lag", ", ".join([*behind, f"{state} then" if "lastPhase" in row else state])
+        units = {name: show_bytes(value) if "Bytes" in name else f"{value:,.0f}" for name, value in speeds.items()}
+        known = [f"{name.removesuffix('PerSecond').removesuffix('Bytes')} {text}/s" for name, text in units.items()]
+        yield "rates", ", ".join(known) or "not known yet"
+    if "phyOffset" in row:
+        yield "offsets", ", ".join(f"{word} {row[key]}" for key, word in _OFFSETS.items() if row.get(key) is not None)
+        covered = f"log bytes {row.get('beginOffset', 0)} to {row['phyOffset']}"
+        if gaps := row.get("uncovered"):
+            covered += f", without {len(gaps)} of {show_bytes(sum(int(gap[1]) - int(gap[0]) for gap in gaps))}"
+        yield "covered", covered + (", all of the log" if row.get("caughtUp") else "")
+    if "messages" in row:
+        yield "holds", f"{row['messages']:,} messages"
+    if "queueRows" in row:
+        yield "queue", f"{row['queueRows']:,} messages, {show_bytes(row['queueBytes'])} wait to be built"
+    if row.get("diskUsedRatio") is not None:
+        used = f"disk {row['diskUsedRatio']:.0%} full, indexing waits above {row.get('diskUsedMax', 1):.0%}"
+        yield "limits", f"{used}; memory {show_bytes(row.get('memoryBytes') or 0)}"
+    for key, label in (("lastRecovery", "opening"), *((key, key) for key in _SAID)):
+        if row.get(key):
+            yield label, values(row[key]) if isinstance(row[key], dict) else str(row[key])
+
+
+#: What is said member by member, as it is.
+_SAID = ("scrub", "broker", "remoting", "mqtt", "store", "data")
+
+
+def _span(seconds: float) -> str:
+    return show_duration(max(int(seconds * 1000), 0))
+
+
+def _folded(label: str, text: str, indent: str | None = None) -> Iterator[str]:
+    # Lines of at most the width; nothing that a terminal obeys.
+    behind = " " * len(label) if indent is None else indent
+    yield from textwrap.wrap(label + printable(text), _WIDTH, subsequent_indent=behind, drop_whitespace=True) or [label]

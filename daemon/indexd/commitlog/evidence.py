@@ -183,11 +183,18 @@ class MessageLookup:
     def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
         self._disk = disk
         self._options = options
+        self._directories = directories
         self._files: OrderedDict[Path, DiskFile] = OrderedDict()
         #: Another number whenever other files are open.
         self.files_opened = next(_STATES)
-        self._segment_size = segment_size
-        self.log: SegmentList = list_segments(disk, directories, segment_size)
+        #: Bytes of each segment.
+        self.segment_size = segment_size
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List the segments anew; files that were open are closed."""
+        self.close()
+        self.log: SegmentList = list_segments(self._disk, self._directories, self.segment_size)
         # All are of one size, and begin at a multiple of it.
         self._segments = {segment.base: segment for segment in self.log.segments}
 
@@ -230,7 +237,7 @@ class MessageLookup:
         return written_end(*opened, phy_offset)
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
-        segment = self._segments.get(phy_offset - phy_offset % self._segment_size)
+        segment = self._segments.get(phy_offset - phy_offset % self.segment_size)
         if segment is None:
             return None
         try:

@@ -1,18 +1,10 @@
 """The configuration: what may be set, where it is read from, and which source of a value wins.
 
-    model        one frozen model a stage; the bounds of everything that has a bound
-    facts        what broker.conf says about the broker itself
-    units        sizes, durations, paths as people write them
-    remote_path  a store behind a URI
-    serving      the keys of what stands around the index: HTTP, MQTT, limits
-    remoting     the keys of RocketMQ's own protocol
-    spark        the keys of the pipeline on Spark, which nothing of the daemon looks at
-    keys         the list of all keys, for flags and help
-    sources      flags, environment, TOML file -> key, value, source
-    broker_conf  the broker's own properties file -> the keys it shares with us, and facts about it
-    load         all of them -> one Config
-    places       where indexd may keep its own files
-    compiled     where compiled kernels are kept
+    model     one frozen model a stage, broker.conf's facts, and the list of all keys for flags and help
+    serving   the stages around the index: HTTP, remoting, MQTT, limits, Spark
+    units     the types: sizes, durations, paths, also behind a URI, as people write them
+    load      flags, environment, TOML file, broker.conf -> one Config with the source of each value
+    compiled  where compiled kernels are kept, and which folders are trusted
 
 Importing this costs every command its start-up: standard library and pydantic only.
 """
@@ -30,13 +22,15 @@ from indexd.config.serving import (
 )
 from indexd.config.units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
 
-from .facts import BrokerFacts
-from .keys import KEYS, SECTIONS, KeyInfo, env_name, flag_name
 from .model import (
+    KEYS,
+    SECTIONS,
+    BrokerFacts,
     Config,
     Flavour,
     FlushConfig,
     IndexConfig,
+    KeyInfo,
     LogConfig,
     Mode,
     OnCorrupt,
@@ -46,6 +40,8 @@ from .model import (
     ReaderConfig,
     RecoveryConfig,
     StoreConfig,
+    env_name,
+    flag_name,
     state_directory,
 )
 

@@ -1,19 +1,12 @@
-"""Where values come from: flags, environment and the TOML file, each read into key -> value with its source.
+"""Loads the configuration: flags, environment, TOML file, broker.conf and defaults become one Config, or one error.
 
-Nothing is validated here but names: a key that nobody knows is an error with the nearest one that exists.
+Precedence: flags, environment, the TOML file, broker.conf, defaults. Every value keeps its source. One that a stronger
+source replaces is not looked at, so a flag can stand in for a broken line until someone mends it. A name that nobody
+knows is an error with the nearest one that exists.
 
-broker.conf: a Java properties file, read as java.util.Properties.load(InputStream) and RocketMQ's MixAll read it.
-
-Written by the broker's operator, read by the broker at its start and by us. The bytes are ISO 8859-1. The broker
+broker.conf is read as java.util.Properties.load(InputStream) and RocketMQ's MixAll read it, in ISO 8859-1. The broker
 ignores, without a word, a key that it does not know and a number that it cannot parse; we ignore the first and refuse
 the second, since the file then does not say what its author thinks it says.
-
-From argv, environment and files to one validated Config, and from a wrong value to one line about it.
-
-Precedence: flags, environment, the TOML file, broker.conf, defaults. A value that a stronger source replaces is not
-looked at, so a flag can stand in for a broken line until someone mends it.
-
-Where indexd may keep its own files: anywhere but in the store; and whose files it may execute.
 """
 
 from __future__ import annotations
@@ -31,10 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic import ValidationError
 
-from indexd.config.facts import BrokerFacts, ConflictError
-from indexd.config.keys import ENV_PREFIX, KEYS, SECTIONS, env_name, flag_name
-from indexd.config.model import Config, state_directory
-from indexd.config.units import parse_choice, parse_path, printable, shown
+from indexd.config.model import ENV_PREFIX, KEYS, SECTIONS, BrokerFacts, Config, env_name, flag_name, state_directory
+from indexd.config.units import ConflictError, parse_choice, parse_path, printable, shown
 from indexd.errors import UnsafeStoreError, UsageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Every key of the configuration, one small frozen model a stage: type, default, bounds, meaning and unit.
+"""The settings, one small frozen model a stage: type, default, bounds, meaning and unit; and the list of all keys.
 
 A key's name is unique over all the stages, so that ``--hash-slot-num``, ``INDEXD_HASH_SLOT_NUM`` and
 ``hash_slot_num`` under ``[index]`` are one thing. Names and defaults are RocketMQ's where it has them.
@@ -9,17 +9,22 @@ Annotations here are read when the module runs, to build the validators: no post
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from indexd.config.serving import HttpConfig, LimitsConfig, MqttConfig, NodeConfig, RemotingConfig, SparkConfig
 from indexd.config.units import (
     JAVA_INT_MAX,
+    ConflictError,
     Count,
     DelayLevels,
     Flag,
+    Kind,
     Millis,
     OnePath,
     OptionalPath,
@@ -27,12 +32,11 @@ from indexd.config.units import (
     Places,
     Seconds,
     Size,
+    Stage,
     parse_choice,
     parse_delay_levels,
 )
-
-from ..errors import UsageError
-from .facts import BrokerFacts, ConflictError, Stage
+from indexd.errors import UsageError
 
 CQ_STORE_UNIT_SIZE = 20
 MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -61,6 +65,30 @@ def state_directory(environ: Mapping[str, str]) -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/indexd"
     except KeyError:
         raise UsageError("there is no home directory to keep data in", "give --data") from None
+
+
+class BrokerFacts(Stage):
+    """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
+
+    message_index_enable: bool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
+    message_index_safe: bool = Field(default=False, description="messageIndexSafe: its recovery builds the index, too")
+    index_file_write_enable: bool = Field(default=True, description="indexFileWriteEnable (5.4): it writes index files")
+    index_rocksdb_enable: bool = Field(default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB")
+    store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
+    enable_dledger_commit_log: bool = Field(default=False, description="enableDLegerCommitLog: DLedger's own format")
+    enable_controller_mode: bool = Field(default=False, description="enableControllerMode: a failover may cut the tail")
+    duplication_enable: bool = Field(
+        default=False, description="duplicationEnable: only confirmed messages are dispatched"
+    )
+    transient_store_pool_enable: bool = Field(
+        default=False, description="transientStorePoolEnable: bytes appear at commit"
+    )
+    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = Field(default="ASYNC_FLUSH", description="flushDiskType")
+    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
+        default="ASYNC_MASTER", description="brokerRole"
+    )
+    listen_port: int = Field(default=10911, description="listenPort: where it listens")
+    broker_ip1: str = Field(default="", description="brokerIP1: the address that clients are told, else its host's")
 
 
 class StoreConfig(Stage):
@@ -298,3 +326,67 @@ class Config(Stage):
     provenance: Mapping[str, str] = Field(
         default_factory=dict, repr=False, description="key -> where its value came from, for status and the log"
     )
+
+
+SECTIONS = (
+    *("store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log"),
+    *("node", "http", "remoting", "mqtt", "limits", "spark"),
+)
+ENV_PREFIX = "INDEXD_"
+
+_DATA_DEFAULT = "$STATE_DIRECTORY, else $XDG_STATE_HOME/indexd, else ~/.local/state/indexd"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """One key as help and errors show it; `section` is the TOML table and the attribute of Config alike."""
+
+    section: str
+    type: str
+    default: str
+    description: str
+    is_bool: bool
+    repeats: bool
+    bounds: str = ""
+
+
+def flag_name(key: str) -> str:
+    """``hash_slot_num`` -> ``--hash-slot-num``."""
+    return "--" + key.replace("_", "-")
+
+
+def env_name(key: str) -> str:
+    """``hash_slot_num`` -> ``INDEXD_HASH_SLOT_NUM``."""
+    return ENV_PREFIX + key.upper()
+
+
+def _info(section: str, field: FieldInfo) -> KeyInfo:
+    kind = next((item for item in field.metadata if isinstance(item, Kind)), None)
+    if kind is None:  # a closed list of words
+        words = get_args(field.annotation)
+        kind = Kind("|".join(words), str)
+    limits = [
+        kind.show(bound)
+        for name in ("ge", "le")
+        for item in field.metadata
+        if (bound := getattr(item, name, None)) is not None
+    ]
+    return KeyInfo(
+        section=section,
+        type=kind.name,
+        default=_DATA_DEFAULT if field.default_factory else kind.show(field.default),
+        description=field.description or "",
+        is_bool=field.annotation is bool,
+        repeats=kind.repeats,
+        bounds=" to ".join(limits),
+    )
+
+
+#: Every key with what help and errors say of it, read off the models.
+KEYS: Mapping[str, KeyInfo] = MappingProxyType(
+    {
+        key: _info(section, field)
+        for section in SECTIONS
+        for key, field in getattr(Config.model_fields[section].annotation, "model_fields", {}).items()
+    }
+)

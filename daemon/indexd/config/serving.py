@@ -1,12 +1,4 @@
-"""The keys of what stands around the index: who it belongs to, HTTP, MQTT, and the limits that keep the broker safe.
-
-Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
-
-The keys of the remoting protocol: where it is spoken, who may ask, and whether a broker stands behind it.
-
-Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
-
-The keys of the pipeline on Spark: where a job runs, with which Java, and how the log is cut.
+"""The settings of what stands around the index: node, HTTP, MQTT, limits, RocketMQ's own protocol, Spark.
 
 Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
 """
@@ -18,8 +10,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from indexd.config.facts import ConflictError, Stage
-from indexd.config.units import Count, Flag, Kind, OptionalPath, Seconds, Size, parse_choice, parse_ratio, shown
+from indexd.config.units import (
+    ConflictError,
+    Count,
+    Flag,
+    Kind,
+    OptionalPath,
+    Seconds,
+    Size,
+    Stage,
+    listed,
+    optional,
+    parse_choice,
+    parse_ratio,
+    shown,
+)
 
 OFF = "off"
 HTTP_DEFAULT = "127.0.0.1:9577"
@@ -27,6 +32,7 @@ _PORT_MAX = 65_535
 _NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:{port}, [::1]:{port}, or port 0 for any"
 _HTTP_PORT = HTTP_DEFAULT.rpartition(":")[2]
 _NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
+_NOT_ORIGINS = "is not a list of origins: write https://host or http://host:port, several with , between"
 _NOT_HOST = "is no host: write a name or an address, without a port"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(0|[1-9][0-9]{0,4})", re.ASCII)
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
@@ -83,44 +89,30 @@ def parse_listen(value: object, port: str = _HTTP_PORT) -> str:
         raise ValueError(f"{error}; or {OFF}") from None
 
 
-def parse_peer(value: object) -> str | None:
-    """Where something is that is called; None if it is not given."""
-    if value is None:
-        return None
-    try:
-        address = parse_address(value)
-    except ValueError:
-        raise ValueError(_NOT_PEER) from None
-    if split_address(address)[1] == 0:
-        raise ValueError(_NOT_PEER)
-    return address
+def parse_peer(value: object, complaint: str = _NOT_PEER) -> str:
+    """Where something is that is called."""
+    if not isinstance(value, str) or not is_peer(value):
+        raise ValueError(complaint)
+    return value
 
 
-def _parse_host(value: object) -> str | None:
-    if value is None:
-        return None
+def _parse_host(value: object) -> str:
     if not isinstance(value, str) or not (_is_name(value) or _is_ipv6(value)):
         raise ValueError(_NOT_HOST)
     return value
 
 
-def _parse_text(value: object) -> str | None:
-    if value is None:
-        return None
+def _parse_text(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ValueError("is not text of one line")
     return value
 
 
-def _parse_origins(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
+def _parse_origin(value: object) -> str:
     # What a browser sends, letter by letter: another spelling would never meet it.
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(part, str) and _ORIGIN.fullmatch(part) for part in value
-    ):
-        raise ValueError("is not a list of origins: write https://host or http://host:port, several with , between")
-    return tuple(value)
+    if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
+        raise ValueError(_NOT_ORIGINS)
+    return value
 
 
 def _parse_prefix(value: object) -> str:
@@ -137,10 +129,12 @@ def _parse_prefix(value: object) -> str:
 
 
 Listen = Annotated[str, BeforeValidator(parse_listen), Kind("HOST:PORT|off", str)]
-OptionalAddress = Annotated[str | None, BeforeValidator(parse_peer), Kind("host:port", lambda _: "not set")]
-OptionalHost = Annotated[str | None, BeforeValidator(_parse_host), Kind("host", lambda _: "not set")]
-OptionalText = Annotated[str | None, BeforeValidator(_parse_text), Kind("text", lambda _: "not set")]
-Origins = Annotated[tuple[str, ...], BeforeValidator(_parse_origins), Kind("origins", lambda _: "none")]
+OptionalAddress = Annotated[str | None, BeforeValidator(optional(parse_peer)), Kind("host:port", lambda _: "not set")]
+OptionalHost = Annotated[str | None, BeforeValidator(optional(_parse_host)), Kind("host", lambda _: "not set")]
+OptionalText = Annotated[str | None, BeforeValidator(optional(_parse_text)), Kind("text", lambda _: "not set")]
+Origins = Annotated[
+    tuple[str, ...], BeforeValidator(listed(_parse_origin, _NOT_ORIGINS)), Kind("origins", lambda _: "none")
+]
 TopicPrefix = Annotated[str, BeforeValidator(_parse_prefix), Kind("text", str)]
 Ratio = Annotated[float, BeforeValidator(parse_ratio), Kind("ratio", lambda value: f"{value:g}")]
 
@@ -252,33 +246,21 @@ _NOT_NETWORKS = "is not a list of networks: write 10.0.0.0/8 or 10.1.2.3, severa
 
 def _parse_peers(value: object) -> tuple[str, ...]:
     # As RocketMQ's own namesrvAddr: several with ; between; a comma does as well, for it is in no address.
-    if isinstance(value, str):
-        value = [part.strip() for part in value.replace(",", ";").split(";") if part.strip()]
-    if not isinstance(value, list | tuple):
-        raise ValueError(_NOT_PEERS)
-    try:
-        peers = tuple(parse_address(part) for part in value)
-    except ValueError:
-        raise ValueError(_NOT_PEERS) from None
-    if any(split_address(peer)[1] == 0 for peer in peers):
-        raise ValueError(_NOT_PEERS)
+    text = value.replace(",", ";") if isinstance(value, str) else value
+    peers = listed(lambda part: parse_peer(part, _NOT_PEERS), _NOT_PEERS, ";")(text)
     return tuple(dict.fromkeys(peers))
 
 
-def _parse_networks(value: object) -> tuple[Network, ...]:
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list | tuple):
-        raise ValueError(_NOT_NETWORKS)
+def _parse_network(value: object) -> Network:
     try:
-        return tuple(ipaddress.ip_network(part) if isinstance(part, str) else _as_network(part) for part in value)
+        return ipaddress.ip_network(value)  # type: ignore[arg-type]  # it says what is no network
     except ValueError as error:
         raise ValueError(f"{_NOT_NETWORKS} ({error})") from None
 
 
-def _parse_advertise(value: object) -> str | None:
+def _parse_advertise(value: object) -> str:
     address = parse_peer(value)
-    if address is not None and _is_any(split_address(address)[0]):
+    if _is_any(split_address(address)[0]):
         raise ValueError(_NOT_REACHED)
     return address
 
@@ -307,18 +289,12 @@ def _is_same(listening: str, peer: str) -> bool:
     return own == other or (own.is_unspecified and other.is_loopback)
 
 
-def _as_network(value: object) -> Network:
-    if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
-        return value
-    raise ValueError("no text")
-
-
 Peers = Annotated[
     tuple[str, ...], BeforeValidator(_parse_peers), Kind("host:port;...", lambda value: ";".join(value) or "not set")
 ]
 Networks = Annotated[
     tuple[Network, ...],
-    BeforeValidator(_parse_networks),
+    BeforeValidator(listed(_parse_network, _NOT_NETWORKS)),
     Kind("networks", lambda value: ",".join(map(str, value)) or "all"),
 ]
 
@@ -333,7 +309,7 @@ class RemotingConfig(Stage):
         default="rocketmq", description="Answers to key queries: as the broker would give them, or exact; a word"
     )
     remoting_advertise: Annotated[
-        str | None, BeforeValidator(_parse_advertise), Kind("host:port", lambda _: "not set")
+        str | None, BeforeValidator(optional(_parse_advertise)), Kind("host:port", lambda _: "not set")
     ] = Field(default=None, description="Where clients reach us, in routes; else where each has reached us; HOST:PORT")
     remoting_access_key: OptionalText = Field(
         default=None, description="The access key (accessKey) that a signed request must name; a text"
@@ -411,10 +387,7 @@ def parse_master(value: object) -> str:
     return value
 
 
-def parse_remote(value: object) -> str | None:
-    """The address of a Connect server; None, which only Python code can write, is none."""
-    if value is None:
-        return None
+def _parse_remote(value: object) -> str:
     if not isinstance(value, str) or not _REMOTE.fullmatch(value) or not value.isprintable():
         raise ValueError("is not the address of a Spark Connect server: write sc://host, or sc://host:15002/;token=...")
     return value
@@ -450,8 +423,8 @@ class SparkConfig(Stage):
     master: Annotated[str, BeforeValidator(parse_master), Kind("master", str)] = Field(
         default="local[*]", description="Where a job of Spark runs: local[*], spark://host:7077, yarn, k8s://...; a URL"
     )
-    remote: Annotated[str | None, BeforeValidator(parse_remote), Kind("remote", lambda _: "not set")] = Field(
-        default=None, description="The Spark Connect server to use in place of a master: sc://host; a URL"
+    remote: Annotated[str | None, BeforeValidator(optional(_parse_remote)), Kind("remote", lambda _: "not set")] = (
+        Field(default=None, description="The Spark Connect server to use in place of a master: sc://host; a URL")
     )
     conf: Conf = Field(default=(), description="Spark's own keys, over all defaults of indexd; key=value, repeated")
     java_home: OptionalPath = Field(

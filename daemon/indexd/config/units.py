@@ -1,12 +1,8 @@
-"""What an operator may write for a size, a duration, a count or a path: text or a TOML value in, one type out.
+"""The types of settings: what an operator may write for a size, a duration, a count or a path, and how it is shown.
 
-Every parser raises ValueError with a text that completes the line ``key = value (from source) ...``. Arithmetic is
-in integers until the last step, so ``0.1s`` is exactly 100 ms and no text, however long, overflows on the way.
-
-RemotePath: a place behind a URI, as ``s3://bucket/store``, that goes wherever a Path of a local file goes.
-
-``/``, ``name``, ``parent`` and comparison are Path's own; only ``indexd.storage.remote`` can open one. The URI's query,
-by which an object store's region or endpoint is given, and its user stay with the authority when the path grows.
+Text or a TOML value goes in, one type comes out. Every parser raises ValueError with a text that completes the line
+``key = value (from source) ...``. Arithmetic is in fractions, so ``0.1s`` is exactly 100 ms. A path may be a URI where
+it says so: a RemotePath, which goes wherever a Path of a local file goes.
 """
 
 from __future__ import annotations
@@ -14,37 +10,32 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path, PosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from indexd.errors import UnsafeStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+T = TypeVar("T")
 JAVA_INT_MAX = 2**31 - 1
 # Where Python puts the bytes of a file's name that are no UTF-8 (PEP 383).
 _BYTES_AT = 0xDC00
 
 SIZE_UNITS = {
-    "b": 1,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+    "": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
 MILLIS_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-_NUMBER = re.compile(r"([+-]?)([0-9][0-9_]*)(?:\.([0-9]+))?\s*([A-Za-z]*)", re.ASCII)
+_NUMBER = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z%]*)", re.ASCII)
 _LONGEST_NUMBER = 40  # characters; no value of a configuration needs more, and int() of a long text is quadratic
-_WHOLE_INT_BITS = 256  # a TOML integer has no bound; past this only the message about it matters
+_LARGEST = 2**64  # a TOML integer has no bound; past this only the message about it matters
 
 _NOT_SIZE = "is not a size: write a whole number of bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB"
 _NOT_MILLIS = "is not a duration: write a whole number of milliseconds, or a number with ms, s, m, h or d"
@@ -53,58 +44,53 @@ _NOT_COUNT = "is not a whole number"
 _NOT_RATIO = "is not a ratio: write 0.7 or 70%"
 
 
+def _number(value: object, units: Mapping[str, float | Fraction], complaint: str, *kinds: type) -> Fraction:
+    """``value``, if it is one of ``kinds``, or the number of a text times the factor of its unit; never NaN."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value.strip()) if len(value) <= _LONGEST_NUMBER else None
+        factor = units.get(match[2].lower()) if match is not None else None
+        if match is None or factor is None:
+            raise ValueError(complaint)
+        return Fraction(match[1].replace("_", "")) * Fraction(factor)
+    if not isinstance(value, int | float) or type(value) not in kinds or value != value:
+        raise ValueError(complaint)
+    if abs(value) >= _LARGEST:
+        raise ValueError(f"{complaint} that fits")
+    return Fraction(value)
+
+
+def _whole(number: Fraction, complaint: str) -> int:
+    if number.denominator != 1:
+        raise ValueError(complaint)
+    return int(number)
+
+
 def parse_size(value: object) -> int:
     """Bytes from ``4096`` or ``"1.5GiB"``; a fraction is allowed where it comes to whole bytes."""
-    if isinstance(value, str):
-        top, bottom = _ratio(value, SIZE_UNITS, 1, _NOT_SIZE)
-        if top % bottom:
-            raise ValueError(_NOT_SIZE)
-        return top // bottom
-    return _whole(value, _NOT_SIZE)
+    return _whole(_number(value, SIZE_UNITS, _NOT_SIZE, int), _NOT_SIZE)
 
 
 def parse_millis(value: object) -> int:
     """Milliseconds from ``50``, ``"50"``, ``"50ms"`` or ``"1.5s"``; parts of a millisecond are refused."""
-    if isinstance(value, str):
-        top, bottom = _ratio(value, MILLIS_UNITS, 1, _NOT_MILLIS)
-        if top % bottom:
-            raise ValueError(_NOT_MILLIS)
-        return top // bottom
-    return _whole(value, _NOT_MILLIS)
+    return _whole(_number(value, {"": 1, **MILLIS_UNITS}, _NOT_MILLIS, int), _NOT_MILLIS)
 
 
 def parse_seconds(value: object) -> float:
     """Seconds from ``3``, ``0.5``, ``"3"``, ``"500ms"`` or ``"2m"``; never infinite and never NaN."""
-    if isinstance(value, str):
-        top, bottom = _ratio(value, MILLIS_UNITS, 1000, _NOT_SECONDS)
-        return top / (bottom * 1000)
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(_NOT_SECONDS)
-        return value
-    return float(_whole(value, _NOT_SECONDS))
+    units = {"": Fraction(1), **{unit: Fraction(millis, 1000) for unit, millis in MILLIS_UNITS.items()}}
+    return float(_number(value, units, _NOT_SECONDS, int, float))
 
 
 def parse_count(value: object) -> int:
     """A whole number from ``5``, ``"5"`` or ``"5_000_000"``; true, 5.0 and a number with a unit are refused."""
-    if isinstance(value, str):
-        top, bottom = _ratio(value, {}, 1, _NOT_COUNT)
-        if bottom != 1:
-            raise ValueError(_NOT_COUNT)
-        return top
-    return _whole(value, _NOT_COUNT)
+    if isinstance(value, str) and "." in value:
+        raise ValueError(_NOT_COUNT)
+    return _whole(_number(value, {"": 1}, _NOT_COUNT, int), _NOT_COUNT)
 
 
 def parse_ratio(value: object) -> float:
     """A part of the whole from ``0.7``, ``"0.7"`` or ``"70%"``."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(_NOT_RATIO)
-    if isinstance(value, str):
-        top, bottom = _ratio(value.strip().removesuffix("%"), {}, 1, _NOT_RATIO)
-        return top / (bottom * 100) if value.strip().endswith("%") else top / bottom
-    if value != value or abs(value) > 2**31:
-        raise ValueError(_NOT_RATIO)
-    return float(value)
+    return float(_number(value, {"": 1, "%": Fraction(1, 100)}, _NOT_RATIO, int, float))
 
 
 def parse_flag(value: object) -> bool:
@@ -142,18 +128,24 @@ def parse_path(value: object) -> Path:
     return Path(value)
 
 
-def parse_optional_path(value: object) -> Path | None:
-    """As :func:`parse_path`; None, which only Python code can write, means that the path is not given."""
-    return None if value is None else parse_path(value)
+def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:
+    """``parse``, but for None, which only Python code can write: not given."""
+    return lambda value: None if value is None else parse(value)
 
 
-def parse_paths(value: object, parse: Callable[[object], Path] = parse_path) -> tuple[Path, ...]:
-    """Paths from a list, or from one text in which ``,`` separates them, as RocketMQ writes storePathCommitLog."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("is not a list of paths: write a list, or one text with , between the paths")
-    return tuple(parse(part) for part in value)
+def listed(
+    parse: Callable[[object], T], complaint: str, separator: str = ",", *, passes_empty: bool = True
+) -> Callable[[object], tuple[T, ...]]:
+    """``parse`` for each of a list, or of one text with ``separator`` between them, empty ones passed over or not."""
+
+    def parse_all(value: object) -> tuple[T, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(separator) if part.strip() or not passes_empty]
+        if not isinstance(value, list | tuple):
+            raise ValueError(complaint)
+        return tuple(parse(part) for part in value)
+
+    return parse_all
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
@@ -215,6 +207,21 @@ def shown(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+class Stage(BaseModel):
+    """One frozen part of the configuration; a key that it does not know is refused."""
+
+    # Built at first use: Config's one validator covers every stage, and each stage's own would double the start-up.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+
+class ConflictError(ValueError):
+    """Keys that are each allowed but not together; `keys` are those to name, with values and sources."""
+
+    def __init__(self, keys: tuple[str, ...], text: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How a key's value is named in help (``size``) and how its default and bounds are written there."""
@@ -224,37 +231,12 @@ class Kind:
     repeats: bool = False  # each of several flags counts, not the last alone
 
 
-def _ratio(text: str, units: Mapping[str, int], bare: int, complaint: str) -> tuple[int, int]:
-    """The number in `text` times its unit's factor (`bare` where it has none) as numerator and power of ten."""
-    match = _NUMBER.fullmatch(text.strip()) if len(text) <= _LONGEST_NUMBER else None
-    if match is None:
-        raise ValueError(complaint)
-    sign, whole, part, unit = match.groups(default="")
-    factor = units.get(unit.lower()) if unit else bare
-    if factor is None:
-        raise ValueError(complaint)
-    number = int(whole.replace("_", "") + part) * factor
-    return (-number if sign == "-" else number), 10 ** len(part)
-
-
-def _whole(value: object, complaint: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(complaint)
-    if value.bit_length() > _WHOLE_INT_BITS:
-        raise ValueError(f"{complaint} that fits")
-    return value
-
-
-def _show_seconds(value: float) -> str:
-    return f"{value:g}"
-
-
 Size = Annotated[int, BeforeValidator(parse_size), Kind("size", show_size)]
 Millis = Annotated[int, BeforeValidator(parse_millis), Kind("milliseconds", str)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Kind("seconds", _show_seconds)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Kind("seconds", lambda value: f"{value:g}")]
 Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
 Flag = Annotated[bool, BeforeValidator(parse_flag), Kind("true|false", lambda value: str(value).lower())]
-OptionalPath = Annotated[Path | None, BeforeValidator(parse_optional_path), Kind("path", lambda _: "not set")]
+OptionalPath = Annotated[Path | None, BeforeValidator(optional(parse_path)), Kind("path", lambda _: "not set")]
 OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
 DelayLevels = Annotated[str, BeforeValidator(parse_delay_text), Kind("text", str)]
 
@@ -269,7 +251,11 @@ _ESCAPES = {ord(c): f"%{ord(c):02X}" for c in "%?#"}
 
 
 class RemotePath(PosixPath):
-    """Made by :func:`parse_place`. Its parts: the scheme, the authority with the query, and the names below them."""
+    """A place behind a URI, as ``s3://bucket/store``, made by :func:`parse_place`.
+
+    Its parts: the scheme, the authority with the query, by which an object store's region or endpoint is given, and the
+    names below them. ``/``, ``name``, ``parent`` and comparison are Path's own; ``indexd.storage.remote`` opens one.
+    """
 
     __slots__ = ()
 
@@ -344,14 +330,10 @@ def _from_uri(text: str, scheme: str) -> RemotePath:
     return RemotePath(f"{scheme}:", uri.netloc + (uri.query and "?") + uri.query.replace("/", "%2F"), *names)
 
 
-def _parse_optional_place(value: object) -> Path | None:
-    # None, which only Python code can write, means that the place is not given.
-    return None if value is None else parse_place(value)
-
-
-def _parse_places(value: object) -> tuple[Path, ...]:
-    return parse_paths(value, parse_place)
-
-
-OptionalPlace = Annotated[Path | None, BeforeValidator(_parse_optional_place), Kind("path", lambda _: "not set")]
-Places = Annotated[tuple[Path, ...], BeforeValidator(_parse_places), Kind("paths", lambda _: "not set")]
+_NOT_PATHS = "is not a list of paths: write a list, or one text with , between the paths"
+OptionalPlace = Annotated[Path | None, BeforeValidator(optional(parse_place)), Kind("path", lambda _: "not set")]
+Places = Annotated[
+    tuple[Path, ...],
+    BeforeValidator(listed(parse_place, _NOT_PATHS, passes_empty=False)),
+    Kind("paths", lambda _: "not set"),
+]

@@ -20,9 +20,7 @@ What only a broker writes beside its ConsumeQueues (spec rocketmq-store 5.1 and 
     +28  i64 baseOffset    the queue offset of the batch's first message
     +36  i16 batchSize     +38  i32 -1, the compacted offset            +42  i32 0
 
-    STORE/consumequeue_ext/TOPIC/QUEUE/FILE     ConsumeQueueExt: what a unit's tags code of -2147483649 and below names
-    +0   i16 size          20 and the bytes of the bitmap; -1 ends a file, 0 was never written
-    +2   i64 tagsCode      +10  i64 storeTime, ms +18  i16 bitmapSize   +20  bitmap
+A unit's tags code of -2147483649 and below is an address in the broker's ConsumeQueueExt.
 """
 
 from __future__ import annotations
@@ -147,15 +145,9 @@ def is_topic_name(topic: str) -> bool:
 
 
 BATCH_FOLDER = "batchconsumequeue"
-EXT_FOLDER = "consumequeue_ext"
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
 BATCH_UNIT_SIZE = 46
-#: The last two fields of a unit that was written.
-BATCH_UNIT_END = struct.pack(">ii", -1, 0)
-EXT_HEAD = struct.Struct(">hqqh")
-EXT_HEAD_SIZE = 20
-EXT_END = -1
 _INT64_MIN = -(1 << 63)
 
 
@@ -182,7 +174,7 @@ def ext_address(tags_code: int) -> int | None:
     return tags_code - _INT64_MIN if tags_code <= EXT_ADDRESS_MAX else None
 
 
-assert (BATCH_UNIT.size, EXT_HEAD.size) == (BATCH_UNIT_SIZE, EXT_HEAD_SIZE)
+assert BATCH_UNIT.size == BATCH_UNIT_SIZE
 
 
 def queue_folders(disk: Disk, root: Path) -> dict[Path, dict[int, int]]:

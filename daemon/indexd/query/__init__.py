@@ -25,8 +25,7 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 b'five'
 
 ``data``      open_data and Data: everything below as methods
-``questions``  the questions that every surface asks, as models
-``answer``    KeyQuery, Hit, Answer: what is asked and what comes back
+``questions``  the questions that every surface asks, as models, and ``ask``
 ``log``       LogView: the broker's log, listed again when it has grown
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
 ``coverage``  which part of the log an answer speaks for, and why it is empty
@@ -34,16 +33,15 @@ b'five'
 ``by_key``    the exact answer, in pages
 ``by_queue``  messages by queue offset
 ``by_time``   queue offsets by store time, as the broker finds them
-``message``   one message, whole
+``message``   one message: Hit, its fields, its body
 """
 
-from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, Hit, KeyQuery
-from indexd.query.by_key import query_exact, query_rocketmq
+from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.data import Data, open_data
-from indexd.query.message import NotFound, unpack_body
+from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
 from indexd.query.source import QueryIndex, Split, open_index, open_log, split_log
 
 __all__ = [

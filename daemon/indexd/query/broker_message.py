@@ -7,23 +7,21 @@ frame is checked before it is sent: magic, own physical offset, lengths, CRCs. A
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import NotYetWritten
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.query.answer import KeyQuery, LastUpdate
-from indexd.query.by_key import query_exact, query_offsets
+from indexd.errors import UsageError
+from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
 from indexd.query.log import LogView
 from indexd.query.message import NotFound, not_found
-from indexd.query.source import QueryIndex, open_queue
+from indexd.query.source import QueryIndex, with_queue
 
-T = TypeVar("T")
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
 MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
 # maxTransferCountOnMessageInMemory: what a broker hands out in one pull.
@@ -31,8 +29,6 @@ _PULL_MAX_NUM = 32
 _ROUNDS = 3
 # Why a message that the index names is not in an answer.
 _EXPIRED, _UNREADABLE, _TOO_LONG = "expired", "unreadable", "too long for an answer"
-# A queue's oldest file may be removed between two calls; a second look knows it.
-_LOOKS_MAX = 2
 
 
 class KeyRequest(NamedTuple):
@@ -167,19 +163,21 @@ def queue_bounds(index: QueryIndex, topic: str, queue_id: int) -> tuple[int, int
 
     UsageError if no ConsumeQueues are built.
     """
-    return _of_queue(index, topic, queue_id, (0, 0), lambda queue: (queue.min_offset, queue.max_offset))
+    return with_queue(
+        index, topic, queue_id, lambda _, queue: (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+    )
 
 
 def earliest_time(index: QueryIndex, topic: str, queue_id: int) -> int:
     """The store time of the first message that is still in the log, in ms; -1 where there is none."""
 
-    def ask(queue: ConsumeQueueReader) -> int:
-        if queue.min_offset >= queue.max_offset:
+    def time(_: object, queue: ConsumeQueueReader | None) -> int:
+        if queue is None or queue.min_offset >= queue.max_offset:
             return -1
         unit = queue.unit(queue.min_offset)
         return index.log.store_timestamp(unit.phy_offset, unit.size)
 
-    return _of_queue(index, topic, queue_id, -1, ask)
+    return with_queue(index, topic, queue_id, time)
 
 
 class _Frames:
@@ -244,21 +242,3 @@ def _last_update(index: QueryIndex) -> LastUpdate:
         header = reader.header()
         return LastUpdate(header.end_timestamp, header.end_phy_offset)
     return LastUpdate()
-
-
-def _of_queue(
-    index: QueryIndex, topic: str, queue_id: int, without: T, question: Callable[[ConsumeQueueReader], T]
-) -> T:
-    for left in reversed(range(_LOOKS_MAX)):
-        try:
-            queue = open_queue(index, index.look(), topic, queue_id)
-            if queue is None:
-                return without
-            with queue:
-                return question(queue)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            if left == 0:
-                raise CorruptDataError(f"queue file {error.path} is missing") from error
-    raise AssertionError("unreachable")

@@ -1,23 +1,17 @@
-"""The entries of one key hash in one index file, newest first: along the chain, or without trusting the slots.
+"""Queries by key: the exact answer, and the broker's own (spec 3.6, 3.7, 4.5; decision 10).
 
-The exact answer: every message that matches, none that does not, each once (ARCHITECTURE.md, decision 10).
-
-The index says where to look; whether a message matches, the message itself says. So collisions and repeats fall out,
-and no rule about time cuts a walk short, whatever the broker's clock did. What does end a walk early is ``bound``: a
-physical offset before which no message has a store time that was asked for.
-
-The broker's own answer: IndexService.queryOffset with its collisions, repeats and misses (spec 3.6, 3.7, 4.5).
-
-What a program hands to the Python API, checked before it is used; UsageError says which argument is wrong.
+The exact answer: every message that matches, none that does not, each once. The index says where to look; whether a
+message matches, the message itself says. So collisions and repeats fall out, and no rule about time cuts a walk short,
+whatever the broker's clock did. What does end a walk early is a physical offset before which no message has a store
+time that was asked for. The broker's own answer: IndexService.queryOffset with its collisions, repeats and misses.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
-from operator import index as to_int
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import FLAG_TRANSACTION_MASK
@@ -33,10 +27,10 @@ from indexd.index.format import (
     unpack_fields,
 )
 from indexd.index.reader import IndexFileReader
-from indexd.query.answer import Answer, Hit, KeyQuery, LastUpdate
 from indexd.query.by_time import TimeBound
-from indexd.query.coverage import ABSENT, ABSENT_BEFORE, why_empty
+from indexd.query.coverage import ABSENT, ABSENT_BEFORE, Coverage, why_empty
 from indexd.query.log import LogView, TimeUpError
+from indexd.query.message import TIME_MAX, HasHits, Hit
 from indexd.query.source import Look, OpenIndexFile, QueryIndex
 
 _DIFF_MAX = 2**31 - 1
@@ -48,6 +42,72 @@ _BEGIN_BELIEVED = 2**53
 _NEAR = 204
 _ENTRIES_PER_READ = 16 * _NEAR
 _ENTRIES_PER_SCAN = 52_428  # 1 MiB
+
+
+class KeyQuery(NamedTuple):
+    """Times inclusive. ``index_type``: K a piece of KEYS, U the UNIQ_KEY, T the whole TAGS, None K or U.
+
+    ``before``: only messages before this physical offset, such as an earlier answer's ``cursor``.
+    """
+
+    topic: str
+    key: str
+    max_num: int = 64
+    begin: int = 0
+    end: int = TIME_MAX
+    index_type: str | None = None
+    before: int | None = None
+
+
+class LastUpdate(NamedTuple):
+    """The end of the newest index file, which the broker sends with every answer; zeros without a file."""
+
+    timestamp: int = 0
+    phy_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(HasHits[Hit]):
+    """``hits`` newest first. ``truncated`` says what cut the answer off, None if nothing did.
+
+    ``expired`` and ``unreadable`` count entries of the asked hash, and perhaps of the asked time, whose message is gone
+    or is no message: they may or may not have been hits. ``why`` is there when an exact answer is empty.
+
+    ``cursor``: the ``before`` of the query that goes on where this exact answer was cut off. New messages do not move
+    it, so the pages together are the whole and hold nothing twice.
+    """
+
+    query: KeyQuery
+    hits: tuple[Hit, ...]
+    coverage: Coverage
+    truncated: str | None = None
+    expired: int = 0
+    unreadable: int = 0
+    why: str | None = None
+    last_update: LastUpdate | None = None
+    cursor: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; members that do not apply are left out."""
+        update = self.last_update
+        row = {
+            "topic": self.query.topic,
+            "key": self.query.key,
+            "indexType": self.query.index_type,
+            "phyOffsets": [hit.phy_offset for hit in self.hits],
+            "storeTimestamps": [hit.store_timestamp for hit in self.hits],
+            "hits": [hit.to_dict() for hit in self.hits],
+            "truncated": self.truncated is not None,
+            "truncatedBy": self.truncated,
+            "cursor": None if self.cursor is None else str(self.cursor),
+            "expired": self.expired or None,
+            "unreadable": self.unreadable or None,
+            "why": self.why,
+            "coverage": self.coverage.to_json(),
+            "indexLastUpdateTimestamp": None if update is None else update.timestamp,
+            "indexLastUpdatePhyoffset": None if update is None else update.phy_offset,
+        }
+        return {name: value for name, value in row.items() if value is not None}
 
 
 class Wanted(NamedTuple):
@@ -142,128 +202,90 @@ _BOUND_AFTER = 32
 
 def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     """Newest first, at most ``query.max_num``; UsageError if that is more than ``query_max_num``."""
-    limit = index.config.query.query_max_num
+    limit, log = index.config.query.query_max_num, index.log
     if query.max_num > limit:
         raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
     look = index.look()
-    never_indexed = not _is_indexed(look.flavour, query.index_type)
-    search = _Search(look, query, index.log, index.config.query.query_walk_max, TimeBound(index, look))
-    if not never_indexed:
-        search.search(index.newest_first(look))
-    coverage = replace(look.coverage, is_cut_off=search.is_cut_off)
+    is_indexed = _is_indexed(look.flavour, query.index_type)
+    walk = _Walk(index, look, query)
+    hits: list[Hit] = []
+    expired = unreadable = 0
+    truncated: str | None = None
+    cursor: int | None = None
+    is_cut_off = False
+    try:
+        for phy_offset in walk.offsets() if is_indexed else ():
+            message = log.at(phy_offset)
+            if isinstance(message, Message):
+                if not is_match(message, query, look.flavour):
+                    continue
+                if len(hits) >= query.max_num:
+                    truncated, cursor = f"max {query.max_num}", phy_offset + 1
+                    break
+                hits.append(Hit.of(message))
+            elif message is None and log.has_expired(phy_offset):
+                expired += 1
+            else:
+                unreadable += 1
+        if walk.is_too_long:
+            truncated, cursor, is_cut_off = f"walk {index.config.query.query_walk_max}", walk.last, True
+    except TimeUpError:
+        if walk.count == 0:
+            raise
+        # The last message may not have been looked at: the next page begins with it, unless it is in this one.
+        is_taken = bool(hits) and hits[-1].phy_offset == walk.last
+        truncated, cursor, is_cut_off = "time", walk.last + (not is_taken), True
+    coverage = replace(look.coverage, is_cut_off=is_cut_off)
     why = None
-    if not search.hits and not search.has_more:
+    if not hits and truncated != f"max {query.max_num}":
         # What a page leaves open is before its cursor: what came behind it, indexed or not, is none of it.
-        why = why_empty(
-            coverage if query.before is None else coverage.up_to(query.before),
-            index.log,
-            expired=search.expired,
-            unreadable=search.unreadable,
-            never_indexed=never_indexed,
-        )
+        open_to = coverage if query.before is None else coverage.up_to(query.before)
+        why = why_empty(open_to, log, expired=expired, unreadable=unreadable, never_indexed=not is_indexed)
         if why == ABSENT and query.before is not None:
             why = ABSENT_BEFORE
-    return Answer(
-        query,
-        tuple(search.hits),
-        coverage,
-        search.truncated,
-        search.expired,
-        search.unreadable,
-        why,
-        cursor=search.cursor,
-    )
+    return Answer(query, tuple(hits), coverage, truncated, expired, unreadable, why, cursor=cursor)
 
 
-class _Search:
-    """One query's walk over the files, and what it has come to."""
+class _Walk:
+    """One query's walk over the entries of its hash; ``last`` is the physical offset that was walked last.
 
-    def __init__(self, look: Look, query: KeyQuery, log: LogView, walk_max: int, bound: TimeBound) -> None:
-        self._query = query
+    ``count`` entries were walked, those of other hashes included. ``is_too_long``: ended by ``query_walk_max``, and
+    then between two messages, so that a cursor can stand there.
+    """
+
+    def __init__(self, index: QueryIndex, look: Look, query: KeyQuery) -> None:
+        self._index, self._look, self._query = index, look, query
         self._wanted = Wanted(query.begin, query.end, OFFSET_END if query.before is None else query.before)
-        self._flavour = look.flavour
-        self._is_unclean = look.is_unclean
-        self._log = log
-        self._walk_max = walk_max
-        self._walked = 0
-        self._last_offset = -1
-        self._seen: set[int] = set()
         self._key_hash = index_key_hash(query.topic, query.key, query.index_type)
-        self._bound = bound
-        self.hits: list[Hit] = []
-        self.has_more = False
-        self._is_over = False
-        self.is_cut_off = False
-        self.truncated: str | None = None
-        self.cursor: int | None = None
-        self.expired = 0
-        self.unreadable = 0
+        self.count, self.last, self.is_too_long = 0, -1, False
 
-    def search(self, files: Iterable[OpenIndexFile]) -> None:
-        """Walk the hash's entries of the files, newest first; what was found when the time is up is kept."""
-        try:
-            for file in files:
-                self._search_file(file)
-                if self._is_over:
-                    break
-        except TimeUpError:
-            if self._walked == 0:
-                raise
-            # The last message may not have been looked at: the next page begins with it, unless it is in this one.
-            is_taken = bool(self.hits) and self.hits[-1].phy_offset == self._last_offset
-            self._cut_off("time", self._last_offset + (not is_taken))
+    def offsets(self) -> Iterator[int]:
+        """The physical offsets of the hash's entries, newest first, each once."""
+        seen: set[int] = set()
+        bound, walk_max = TimeBound(self._index, self._look), self._index.config.query.query_walk_max
+        for file in self._index.newest_first(self._look):
+            for phy_offset, entry in self._entries(file):
+                self._index.log.check()
+                if phy_offset >= self._wanted.before:
+                    continue
+                if phy_offset != self.last and self.count >= walk_max:
+                    self.is_too_long = True
+                    return
+                self.count, self.last = self.count + 1, phy_offset
+                if self.count > _BOUND_AFTER and bound.is_before(phy_offset, self._query.begin):
+                    return
+                if entry is not None and entry.key_hash == self._key_hash and phy_offset not in seen:
+                    seen.add(phy_offset)
+                    yield phy_offset
 
-    def _search_file(self, file: OpenIndexFile) -> None:
-        mark, before = file.mark, self._query.before
+    def _entries(self, file: OpenIndexFile) -> Iterable[tuple[int, IndexEntry | None]]:
+        mark = file.mark
+        if mark is not None and mark.full and mark.header.begin_phy_offset >= self._wanted.before:
+            return ()
+        if self._look.is_unclean and mark is not None and not mark.full:
+            return scan(file.reader, self._key_hash, self._wanted, mark)
         header = mark.header if mark is not None and mark.full else None
-        if before is not None and header is not None and header.begin_phy_offset >= before:
-            return
-        if self._is_unclean and mark is not None and not mark.full:
-            entries = scan(file.reader, self._key_hash, self._wanted, mark)
-        else:
-            entries = chain(file.reader, self._key_hash, self._wanted, header)
-        for phy_offset, entry in entries:
-            self._log.check()
-            if phy_offset >= self._wanted.before:
-                continue
-            if self._ends_before(phy_offset):
-                return
-            if entry is None or entry.key_hash != self._key_hash or phy_offset in self._seen:
-                continue
-            self._seen.add(phy_offset)
-            self._take(phy_offset)
-            if self.has_more:
-                self.truncated, self.cursor = f"max {self._query.max_num}", phy_offset + 1
-                self._is_over = True
-                return
-
-    def _ends_before(self, phy_offset: int) -> bool:
-        # Whether the walk is over. Several entries of one message are walked together, so that a cursor can stand
-        # between messages.
-        if phy_offset != self._last_offset and self._walked >= self._walk_max:
-            self._cut_off(f"walk {self._walk_max}", self._last_offset)
-            return True
-        self._walked += 1
-        self._last_offset = phy_offset
-        if self._walked > _BOUND_AFTER and self._bound.is_before(phy_offset, self._query.begin):
-            self._is_over = True
-        return self._is_over
-
-    def _cut_off(self, by: str, cursor: int) -> None:
-        self.truncated, self.cursor, self.is_cut_off, self._is_over = by, cursor, True, True
-
-    def _take(self, phy_offset: int) -> None:
-        message = self._log.at(phy_offset)
-        if isinstance(message, Message):
-            if is_match(message, self._query, self._flavour):
-                if len(self.hits) >= self._query.max_num:
-                    self.has_more = True
-                else:
-                    self.hits.append(Hit.of(message))
-        elif message is None and self._log.has_expired(phy_offset):
-            self.expired += 1
-        else:
-            self.unreadable += 1
+        return chain(file.reader, self._key_hash, self._wanted, header)
 
 
 def is_match(message: Message, query: KeyQuery, flavour: Flavour) -> bool:
@@ -339,34 +361,3 @@ def hash_of(look: Look, query: KeyQuery) -> int:
 def _hit(log: LogView, phy_offset: int) -> Hit:
     message = log.at(phy_offset)
     return Hit.of(message) if isinstance(message, Message) else Hit(phy_offset)
-
-
-_HINT = "see help(indexd.query.Data)"
-
-
-def whole(name: str, value: object, *, at_least: int | None = None) -> int:
-    """``value`` as an int: one, or what numpy and the like have for it; True and False are none."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = to_int(value)  # type: ignore[arg-type]  # that is what is being asked
-    except TypeError:
-        raise UsageError(f"{name} has to be a whole number, not {value!r}", _HINT) from None
-    if at_least is not None and number < at_least:
-        raise UsageError(f"{name} has to be at least {at_least}, not {number}", _HINT)
-    return number
-
-
-def text(name: str, value: object) -> str:
-    """``value`` if it is a str that is not empty."""
-    if not isinstance(value, str):
-        raise UsageError(f"{name} has to be text, not {value!r}", _HINT)
-    if not value:
-        raise UsageError(f"{name} is empty", _HINT)
-    return value
-
-
-def one_of(name: str, value: object, choices: Collection[str | None]) -> None:
-    """Nothing, if ``value`` is one of ``choices``."""
-    if not isinstance(value, str | None) or value not in choices:
-        raise UsageError(f"{name} has to be one of {', '.join(map(repr, choices))}, not {value!r}", _HINT)

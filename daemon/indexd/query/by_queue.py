@@ -8,11 +8,11 @@ from typing import Any
 from indexd.commitlog.decoder import Message
 from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.query.answer import HasHits, Hit
+from indexd.errors import UsageError
 from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
 from indexd.query.log import LogView
-from indexd.query.source import Look, QueryIndex, open_queue, why_no_queue
+from indexd.query.message import HasHits, Hit
+from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
 
 FOUND = "FOUND"
 NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
@@ -22,8 +22,6 @@ OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
 OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 _UNITS_PER_READ = 1024
 MOVED = "the queue lacks messages, and has others in their places"
-# A queue's oldest file may be removed between two calls; a second look knows it.
-_LOOKS_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +88,6 @@ class OffsetAnswer(HasHits[QueueHit]):
     begin_offset: int = 0
 
     @property
-    def begins_late(self) -> bool:
-        """Whether nothing of the queue has gone: it begins at ``min_offset`` and has never held anything before."""
-        return self.begin_offset == self.min_offset
-
-    @property
     def truncated(self) -> bool:
         """Whether the queue goes on behind the answer."""
         return self.next_offset < self.max_offset
@@ -106,7 +99,7 @@ class OffsetAnswer(HasHits[QueueHit]):
 
     def to_json(self) -> dict[str, Any]:
         """One object; members that do not apply are left out."""
-        row: dict[str, Any] = {
+        row = {
             "topic": self.query.topic,
             "queueId": self.query.queue_id,
             "queueOffset": self.query.queue_offset,
@@ -117,14 +110,12 @@ class OffsetAnswer(HasHits[QueueHit]):
             "maxOffset": self.max_offset,
             "nextOffset": self.next_offset,
             "truncated": self.truncated,
+            "expired": self.expired or None,
+            "problems": self.problems or None,
+            "why": self.why,
+            "coverage": self.coverage.to_json(),
         }
-        if self.expired:
-            row["expired"] = self.expired
-        if self.problems:
-            row["problems"] = self.problems
-        if self.why is not None:
-            row["why"] = self.why
-        return row | {"coverage": self.coverage.to_json()}
+        return {name: value for name, value in row.items() if value is not None}
 
 
 def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
@@ -132,21 +123,14 @@ def query_offset(index: QueryIndex, query: OffsetQuery) -> OffsetAnswer:
     limit = index.config.query.query_max_num
     if query.max_num > limit:
         raise UsageError(f"a query may ask for {limit} messages, not {query.max_num}", "raise --query-max-num")
-    for left in reversed(range(_LOOKS_MAX)):
-        look = index.look()
-        try:
-            queue = open_queue(index, look, query.topic, query.queue_id)
-            if queue is None:
-                why = why_no_queue(index, look, query.topic)
-                return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
-            with queue:
-                return _answer(index, look, queue, query)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            if left == 0:
-                raise CorruptDataError(f"queue file {error.path} is missing") from error
-    raise AssertionError("unreachable")
+
+    def answer(look: Look, queue: ConsumeQueueReader | None) -> OffsetAnswer:
+        if queue is not None:
+            return _answer(index, look, queue, query)
+        why = why_no_queue(index, look, query.topic)
+        return OffsetAnswer(query, (), NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, look.queue_coverage, why=why)
+
+    return with_queue(index, query.topic, query.queue_id, answer)
 
 
 def queue_hit(unit: Unit, found: object, topic: str, queue_id: int, queue_offset: int) -> QueueHit:

@@ -1,7 +1,10 @@
-"""Queue offsets by store time: RocketMQ's getOffsetInQueueByTime with a boundary, step by step (spec 5.7).
+"""Queries by time: a queue's offset as the broker finds it, a place in the log, and a bound for walks by key.
 
-Where in the log messages of a time can stand: what the sparse indexes know, and the log confirms.
+``query_time`` is RocketMQ's getOffsetInQueueByTime with a boundary, step by step (spec 5.7). ``query_log_time`` is
+Kafka's findOffsetByTimestamp, exactly: of all messages with that store time or a later one, the first in the order of
+the log; where the broker's clock fell, later messages may be older again (spec kafka-index 9).
 
+Both that and ``TimeBound`` ask the sparse indexes where in the log messages of a time can stand, and the log confirms.
 A time entry (T, o) is made together with an offset entry, the first at or behind the message o, and says that no
 message up to there has a larger store time than T, and that o was the first of that time. So from that offset entry on
 a scan for later times misses nothing, however the clock fell (spec kafka-index 8, 9); where it fell, it may be the rest
@@ -19,11 +22,6 @@ is o, and that this time is T. One wrong bit in the two files of a segment canno
 - in any other time entry: the search ends at an entry before, or at that one.
 
 What does not hold, is missing or cannot be read gives no bound: the segment is scanned whole.
-
-The first message of the log that was stored at a time or later, without scanning the log (spec kafka-index 9).
-
-Kafka's findOffsetByTimestamp, exactly: of all messages with that store time or a later one, the first in the order of
-the log. Where the broker's clock fell, later messages may be older again.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from struct import Struct
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from indexd.commitlog.decoder import Message
-from indexd.consumequeue.reader import UnitSource
+from indexd.consumequeue.reader import ConsumeQueueReader, UnitSource
 from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.query.answer import HasHits, Hit
 from indexd.query.by_queue import QueueHit, queue_hit
 from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
 from indexd.query.log import Frame, FrameScan
-from indexd.query.source import Look, QueryIndex, open_queue, why_no_queue
+from indexd.query.message import HasHits, Hit
+from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
 from indexd.sparse.format import (
     INT64_MAX,
     NO_TIMESTAMP,
@@ -58,10 +56,8 @@ from indexd.sparse.format import (
 from indexd.storage.disk import DiskFile
 
 Boundary = Literal["lower", "upper"]
-BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
 StoreTime = Callable[[int, int], int]
 _UNKNOWN = -1
-_LOOKS_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +96,37 @@ class QueueTimeAnswer(HasHits[QueueHit]):
             "storeTimestamp": self.store_timestamp,
             "hits": [hit.to_dict(self.topic, self.queue_id) for hit in self.hits],
         }
-        if self.why is not None:
-            row["why"] = self.why
-        return row | {"coverage": self.coverage.to_json()}
+        return row | ({} if self.why is None else {"why": self.why}) | {"coverage": self.coverage.to_json()}
 
 
 def query_time(
     index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundary: Boundary = "lower"
 ) -> QueueTimeAnswer:
     """The queue offset of a store time in ms; UsageError if no queues are built."""
-    for left in reversed(range(_LOOKS_MAX)):
-        try:
-            return _query(index, topic, queue_id, timestamp, boundary)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            if left == 0:
-                raise CorruptDataError(f"queue file {error.path} is missing") from error
-    raise AssertionError("unreachable")
+
+    def answer(look: Look, queue: ConsumeQueueReader | None) -> QueueTimeAnswer:
+        coverage, asked = look.queue_coverage, (topic, queue_id, timestamp, boundary)
+        if queue is None:
+            why = why_no_queue(index, look, topic)
+            return QueueTimeAnswer(*asked, None, 0, 0, None, None, coverage, why)
+        begin = coverage.log_begin or 0
+        times = _Times(index.log.store_timestamp, begin)
+        offset = offset_by_time(queue, times, timestamp, boundary, begin)
+        if times.has_unread:
+            coverage = replace(coverage, is_cut_off=True)
+        found = (*asked, offset, queue.min_offset, queue.max_offset)
+        if not queue.min_offset <= offset < queue.max_offset:
+            gaps = gaps_in_words(coverage, index.log)
+            is_gone = 0 < queue.max_offset == queue.min_offset
+            why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
+            return QueueTimeAnswer(*found, None, None, coverage, why)
+        unit = queue.unit(offset)
+        time = index.log.store_timestamp(unit.phy_offset, unit.size)
+        hit = queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset)
+        known = None if time == _UNKNOWN else time
+        return QueueTimeAnswer(*found, unit.phy_offset, known, coverage, None, (hit,))
+
+    return with_queue(index, topic, queue_id, answer)
 
 
 def offset_by_time(
@@ -130,38 +139,6 @@ def offset_by_time(
     """
     found = _search(queue, store_time, timestamp, boundary == "lower", min_phy_offset)
     return min(max(found, queue.min_offset), queue.max_offset)
-
-
-def _query(index: QueryIndex, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> QueueTimeAnswer:
-    look = index.look()
-    coverage = look.queue_coverage
-    queue = open_queue(index, look, topic, queue_id)
-    if queue is None:
-        none = why_no_queue(index, look, topic)
-        return QueueTimeAnswer(topic, queue_id, timestamp, boundary, None, 0, 0, None, None, coverage, none)
-    with queue:
-        begin = coverage.log_begin or 0
-        times = _Times(index.log.store_timestamp, begin)
-        offset = offset_by_time(queue, times, timestamp, boundary, begin)
-        if times.has_unread:
-            coverage = replace(coverage, is_cut_off=True)
-        phy_offset = store_timestamp = None
-        why: str | None = None
-        hits: tuple[QueueHit, ...] = ()
-        if queue.min_offset <= offset < queue.max_offset:
-            unit = queue.unit(offset)
-            phy_offset = unit.phy_offset
-            time = index.log.store_timestamp(unit.phy_offset, unit.size)
-            hits = (queue_hit(unit, index.log.at(unit.phy_offset), topic, queue_id, offset),)
-            store_timestamp = time if time != _UNKNOWN else None
-        else:
-            gaps = gaps_in_words(coverage, index.log)
-            is_gone = 0 < queue.max_offset == queue.min_offset
-            why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
-        bounds = (queue.min_offset, queue.max_offset)
-    return QueueTimeAnswer(
-        topic, queue_id, timestamp, boundary, offset, *bounds, phy_offset, store_timestamp, coverage, why, hits
-    )
 
 
 class _Times:
@@ -466,11 +443,8 @@ class LogTimeAnswer(HasHits[Hit]):
             "scanned": self.scanned,
             "hits": [hit.to_dict() for hit in self.hits],
         }
-        if self.unreadable:
-            row["unreadable"] = self.unreadable
-        if self.why is not None:
-            row["why"] = self.why
-        return row | {"coverage": self.coverage.to_json()}
+        said = {"unreadable": self.unreadable or None, "why": self.why, "coverage": self.coverage.to_json()}
+        return row | {name: value for name, value in said.items() if value is not None}
 
 
 def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:

@@ -71,53 +71,38 @@ class TimeUpError(Exception):
     """What ``LogView.check`` raises when a query has taken all the time that it has: a walk keeps what it found."""
 
 
-class LogView:
-    """Single messages by physical offset; close it after use. Raises DiskError, UnsafeStoreError."""
+class LogView(MessageLookup):
+    """The log's messages by physical offset, listed again when it has grown; close it after use.
+
+    Raises DiskError, UnsafeStoreError.
+    """
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
-        self._disk = disk
-        self._directories = directories
-        self._segment_size = segment_size
-        self._options = options
         self._watched = [Kept(disk, directory, lambda: None) for directory in directories]
         self._changes_listed = self._changes()
-        self._lookup = self._list()
+        super().__init__(disk, directories, segment_size, options)
         self._listings_left = _LISTINGS_PER_QUERY
         self._is_stale = False
         #: Called for each message, entry and piece of log that a query looks at; what it raises ends the query.
         self.check: Callable[[], None] = _go_on
 
     def __repr__(self) -> str:
-        return f"LogView({len(self._lookup.log.segments)} segments, begin={self.begin})"
+        return f"LogView({len(self.segments)} segments, begin={self.begin})"
 
     @property
     def begin(self) -> int | None:
         """The first physical offset that is still there; None without segments."""
-        return self._lookup.log.min_offset
+        return self.log.min_offset
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments as they were listed last, the oldest first."""
-        return self._lookup.log.segments
-
-    @property
-    def segment_size(self) -> int:
-        """Bytes of each segment."""
-        return self._segment_size
+        return self.log.segments
 
     @property
     def frame_size_max(self) -> int:
         """Bytes of the largest frame that is believed."""
         return self._options.frame_size_max
-
-    @property
-    def files_opened(self) -> int:
-        """Another number whenever other segments are open."""
-        return self._lookup.files_opened
-
-    def open_files(self) -> Iterator[tuple[int, int]]:
-        """(first physical offset, descriptor) of each segment that is open now."""
-        return self._lookup.open_files()
 
     def open_segment(self, segment: Segment) -> DiskFile:
         """The file of a segment, for whoever closes it; DiskError (``is_missing``) once it has expired."""
@@ -129,7 +114,7 @@ class LogView:
 
     def frame_reader(self) -> FrameReader:
         """Single frames of the segments as they were listed last, to be held against evidence; close it after use."""
-        return FrameReader(self._disk, self._lookup.log)
+        return FrameReader(self._disk, self.log)
 
     def store_timestamp(self, phy_offset: int, size: int) -> int:
         """The store time of the message of ``size`` bytes there, -1 where the log has none (pickupStoreTimestamp)."""
@@ -149,33 +134,31 @@ class LogView:
 
     def refresh(self) -> None:
         """List the segments anew."""
-        self._lookup.close()
-        self._lookup = self._list()
+        super().refresh()
         self._is_stale = False
 
     def at(self, phy_offset: int) -> Decoded | None:
         """What stands at ``phy_offset``; None when its segment has expired or was never there."""
         self.check()
-        found = self._lookup.at(phy_offset)
+        found = super().at(phy_offset)
         if found is None and self._is_listed_anew(phy_offset):
-            return self._lookup.at(phy_offset)
+            return super().at(phy_offset)
         return found
 
     def frame(self, phy_offset: int, size_max: int) -> Framed | None:
         """The same as bytes, its CRCs checked; one larger than ``size_max`` is NotYetWritten, with ``needed``."""
         self.check()
-        found = self._lookup.frame(phy_offset, size_max)
+        found = super().frame(phy_offset, size_max)
         if found is None and self._is_listed_anew(phy_offset):
-            return self._lookup.frame(phy_offset, size_max)
+            return super().frame(phy_offset, size_max)
         return found
 
     def _is_listed_anew(self, phy_offset: int) -> bool:
         # Behind the last segment there may be another by now.
-        if self._lookup.log.at(phy_offset) is not None:
+        if self.log.at(phy_offset) is not None:
             self._is_stale = True  # listed, but gone since
             return False
-        segments = self._lookup.log.segments
-        is_behind = not segments or phy_offset >= segments[-1].end
+        is_behind = not self.segments or phy_offset >= self.segments[-1].end
         if is_behind and self._listings_left > 0:
             self._listings_left -= 1
             self.refresh()
@@ -195,22 +178,11 @@ class LogView:
         """Whether an offset lies between the log's begin and its end, be its segment there or not."""
         return bool(self.segments) and self.segments[0].base <= phy_offset < self.segments[-1].end
 
-    def written_end(self, phy_offset: int) -> int:
-        """Behind the last byte of that segment that is not zero; ``phy_offset`` where none is from there on."""
-        return self._lookup.written_end(phy_offset)
-
-    def close(self) -> None:
-        """Close every file."""
-        self._lookup.close()
-
     def _changes(self) -> int:
         # Grows when a segment comes or goes.
         for directory in self._watched:
             directory.get()
         return sum(directory.times_made for directory in self._watched)
-
-    def _list(self) -> MessageLookup:
-        return MessageLookup(self._disk, self._directories, self._segment_size, self._options)
 
 
 def _go_on() -> None:

@@ -1,4 +1,7 @@
-"""One message, whole: by physical offset or by the offset message id that a broker gives out (spec 2.2, 9.7)."""
+"""One message as answers show it: ``Hit``, its fields and its body; and finding one by where it stands (spec 2.2, 9.7).
+
+By physical offset, or by the offset message id that a broker gives out. Times in ms since the epoch, offsets in bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,86 @@ import ipaddress
 import re
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten
 from indexd.errors import UsageError
 from indexd.query.log import LogView
 
+H = TypeVar("H")
+TIME_MIN = -(1 << 63)
+TIME_MAX = 2**63 - 1
 BODY_SIZE_MAX = 64 << 20
 _FLAG_COMPRESSED = 0x1
 _COMPRESSION = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 _OFFSET_ID = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 
 
-@dataclass(frozen=True, slots=True)
-class MessageId:
-    """What an offset message id says: the store host that gave it out and the physical offset."""
+class HasHits(Generic[H]):
+    """An answer as the sequence of its hits: ``len(answer)``, ``for hit in answer``."""
 
-    host: tuple[str, int]
+    __slots__ = ()
+    hits: Sequence[H]
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __iter__(self) -> Iterator[H]:
+        return iter(self.hits)
+
+    def to_json(self) -> dict[str, Any]:
+        """One object with only what JSON has; members that do not apply are left out."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same: a dict, with each hit whole in ``hits``."""
+        return self.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One message of an answer without its body; None where it could not be read, which only rocketmq mode answers."""
+
     phy_offset: int
+    store_timestamp: int | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    size: int | None = None
+    keys: str | None = None
+    uniq_key: str | None = None
+    tags: str | None = None
+    topic: str | None = None
+    born_timestamp: int | None = None
+    sys_flag: int | None = None
+    born_host: tuple[str, int] | None = None
+    store_host: tuple[str, int] | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Hit:
+        """The hit that stands for ``message``; ``keys`` is the property KEYS as the producer wrote it."""
+        same = {field.name: getattr(message, field.name) for field in fields(cls) if field.name != "keys"}
+        return cls(keys=message.properties.get("KEYS"), **same)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Under RocketMQ's names, as every outlet shows it."""
+        return {
+            "phyOffset": self.phy_offset,
+            "topic": self.topic,
+            "queueId": self.queue_id,
+            "queueOffset": self.queue_offset,
+            "storeTimestamp": self.store_timestamp,
+            "bornTimestamp": self.born_timestamp,
+            "tags": self.tags,
+            "keys": self.keys,
+            "uniqKey": self.uniq_key,
+            "size": self.size,
+            "sysFlag": self.sys_flag,
+            "bornHost": None if self.born_host is None else show_host(self.born_host),
+            "storeHost": None if self.store_host is None else show_host(self.store_host),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +131,10 @@ class Body:
         }
 
 
-def parse_message_id(text: str) -> MessageId:
-    """Read 32 (IPv4) or 56 (IPv6) hex digits; UsageError for anything else."""
-    if not _OFFSET_ID.fullmatch(text):
-        raise UsageError(
-            f"{text!r} is no offset message id: 32 or 56 hex digits",
-            "give a physical offset with -o, or ask for a unique key with query-unique-key",
-        )
-    data = bytes.fromhex(text)
-    port, phy_offset = struct.unpack(">iq", data[-12:])
-    return MessageId((str(ipaddress.ip_address(data[:-12])), port), phy_offset)
-
-
 def find_by_offset(log: LogView, phy_offset: int) -> Message | NotFound:
-    """The message at ``phy_offset``, checked by its CRCs if ``log`` does so."""
-    found = log.at(phy_offset)
+    """The message at ``phy_offset``, checked by its CRCs."""
+    framed = log.frame(phy_offset, log.frame_size_max)
+    found = log.at(phy_offset) if isinstance(framed, bytes) else framed
     return found if isinstance(found, Message) else not_found(log, phy_offset, found)
 
 
@@ -102,14 +154,30 @@ def not_found(log: LogView, phy_offset: int, found: EndOfFile | NotYetWritten | 
     return NotFound(f"{where}: nothing is written there yet")
 
 
-def find_by_id(log: LogView, message_id: MessageId) -> Message | NotFound:
+def parse_message_id(text: str) -> tuple[tuple[str, int], int]:
+    """The store host that gave the id out and the physical offset; UsageError for what is no such id.
+
+    32 (IPv4) or 56 (IPv6) hex digits.
+    """
+    if not _OFFSET_ID.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no offset message id: 32 or 56 hex digits",
+            "give a physical offset with -o, or ask for a unique key with query-unique-key",
+        )
+    data = bytes.fromhex(text)
+    port, phy_offset = struct.unpack(">iq", data[-12:])
+    return (str(ipaddress.ip_address(data[:-12])), port), phy_offset
+
+
+def find_by_id(log: LogView, message_id: str) -> Message | NotFound:
     """The message that the id was given to; another host's message at the same offset is not it."""
-    found = find_by_offset(log, message_id.phy_offset)
-    if isinstance(found, NotFound) or found.store_host == message_id.host:
+    host, phy_offset = parse_message_id(message_id)
+    found = find_by_offset(log, phy_offset)
+    if isinstance(found, NotFound) or found.store_host == host:
         return found
     return NotFound(
-        f"the message at physical offset {message_id.phy_offset} was stored by {show_host(found.store_host)}, "
-        f"not by {show_host(message_id.host)} as the id says"
+        f"the message at physical offset {phy_offset} was stored by {show_host(found.store_host)}, "
+        f"not by {show_host(host)} as the id says"
     )
 
 

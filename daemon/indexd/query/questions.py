@@ -1,21 +1,33 @@
-"""The questions that every surface asks: their fields' names, bounds, defaults and help, and how each is answered.
+"""The questions that every surface asks, as models: their fields' names, bounds, defaults and help, and the answer.
 
-The command line makes its options from these models. The fields are named as the parameters of HTTP are.
+The command line makes its commands and options from ``QUESTIONS``, HTTP its parameters, the docs their table; a new
+question is one more model in that list. ``ask`` answers any of them.
+
+Annotations here are read when the module runs, to build the validators: no postponed annotations in this file.
 """
 
-from __future__ import annotations
-
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from operator import index as to_int
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
+from indexd.commitlog.decoder import Message
+from indexd.config.units import printable
 from indexd.errors import UsageError
-from indexd.query.answer import TIME_MAX, TIME_MIN, Answer, KeyQuery
-from indexd.query.by_key import query_exact, query_rocketmq
+from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.by_time import LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
+from indexd.query.log import LogView
+from indexd.query.message import TIME_MAX, TIME_MIN, NotFound, find_by_id, find_by_offset, parse_message_id
 from indexd.query.source import QueryIndex
+
+Q = TypeVar("Q", bound="Question")
+_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+#: The context of a validation in which numbers have to be numbers, and no texts.
+TYPED = "typed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +38,49 @@ class Flags:
     metavar: str | None = None
 
 
-Topic = Annotated[str, Flags(("-t", "--topic"))]
-Count = Annotated[int, Field(ge=0, le=TIME_MAX)]
-QueueId = Annotated[int, Field(ge=0, le=2**31 - 1), Flags(("-i", "--queue-id"), "QUEUE")]
-Max = Annotated[int, Flags(("-m", "--max"), "MAX")]
-_TOPIC = Field(min_length=1, description="the topic")
+def _whole(value: object, info: ValidationInfo) -> int:
+    # What numpy and the like have for an int is one; True and 1.0 are none.
+    if isinstance(value, str) and info.context != TYPED and _INT64.fullmatch(value):
+        return int(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return to_int(value)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        raise ValueError("is no whole number") from None
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=0, le=TIME_MAX)]
+QueueId = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Field(min_length=1, strict=True)]
+_TOPIC = Flags(("-t", "--topic"))
+_QUEUE = Flags(("-i", "--queue-id"), "QUEUE")
+_MAX = Flags(("-m", "--max"), "MAX")
 
 
 class Question(BaseModel):
-    """No field but those that are named."""
+    """No field but those that are named. ``command`` asks it on the command line."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    command: ClassVar[str]
+    #: Whether an index is needed to answer it, and not the log alone.
+    needs_index: ClassVar[bool] = True
+    #: Whether exactly one of its fields has to be given.
+    is_by_one: ClassVar[bool] = False
+
+    def answer(self, index: Any) -> Any:
+        """What ``ask`` returns; ``index`` is a QueryIndex, or the log alone."""
+        raise NotImplementedError
 
 
 class _InTime(Question):
-    topic: Topic = _TOPIC
+    topic: Annotated[Name, _TOPIC] = Field(description="the topic")
     begin: Annotated[Count | None, Flags(("-b", "--begin"), "MS")] = Field(
         None, description="first store time (default: none; in mode rocketmq 0)"
     )
     end: Annotated[Count, Flags(("-e", "--end"), "MS")] = Field(TIME_MAX, description="last store time (default: none)")
-    max: Max = Field(64, description="most messages, the newest first (default: 64)")
+    max: Annotated[Whole, _MAX] = Field(64, description="most messages, the newest first (default: 64)")
     mode: Annotated[Literal["exact", "rocketmq"], Flags(("--mode",))] = Field(
         "exact", description="exact: every message that matches, once; rocketmq: what the broker itself would answer"
     )
@@ -53,75 +88,144 @@ class _InTime(Question):
         None, description="go on behind an exact answer that was cut off: its cursor"
     )
 
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.max < 1 and self.mode == "exact":
+            raise ValueError(f"a maximum of {self.max} asks for nothing")
+        if self.before is not None and self.mode != "exact":
+            raise ValueError("a cursor goes on behind an exact answer, and the broker's own has none")
+        check_times(self.begin or 0, self.end)
+        return self
+
     def _find(self, index: QueryIndex, key: str, max_num: int, index_type: str | None) -> Answer:
         is_exact = self.mode == "exact"
-        if self.max < 1 and is_exact:
-            raise UsageError(f"-m {self.max} asks for nothing", "ask for at least 1")
-        if self.before is not None and not is_exact:
-            raise UsageError(
-                "--cursor goes on behind an exact answer, and the broker's own has none", "leave --mode out"
-            )
         begin = self.begin if self.begin is not None else (TIME_MIN if is_exact else 0)
-        check_times(begin, self.end)
         query = KeyQuery(self.topic, key, max_num, begin, self.end, index_type, self.before)
         return (query_exact if is_exact else query_rocketmq)(index, query)
 
 
 class ByKey(_InTime):
-    """Messages of a topic that have a key."""
+    """Find the messages of a topic that have a key."""
 
-    key: Annotated[str, Flags(("-k", "--key"))] = Field(min_length=1, description="one of the message's keys")
+    command = "query-key"
+    key: Annotated[Name, Flags(("-k", "--key"))] = Field(description="one of the message's keys")
     index_type: Annotated[Literal["K", "U", "T"] | None, Flags(("--index-type",))] = Field(
         None, description="K: a key, U: the unique key, T: the tags; default K or U"
     )
 
-    def ask(self, index: QueryIndex) -> Answer:
-        """The messages, newest first. UsageError."""
+    def answer(self, index: QueryIndex) -> Answer:
+        """The messages, newest first."""
         return self._find(index, self.key, self.max, self.index_type)
 
 
 class ByUniqueKey(_InTime):
-    """The message that a producer gave a unique key."""
+    """Find the message that a producer gave a unique key."""
 
-    id: Annotated[str, Flags(("-i", "--msg-id"), "MSGID")] = Field(
-        min_length=1, description="the unique key (UNIQ_KEY)"
-    )
+    command = "query-unique-key"
+    id: Annotated[Name, Flags(("-i", "--msg-id"), "MSGID")] = Field(description="the unique key (UNIQ_KEY)")
 
-    def ask(self, index: QueryIndex) -> Answer:
-        """The messages, newest first; in rocketmq mode as many as the broker's own cap for these allows. UsageError."""
+    def answer(self, index: QueryIndex) -> Answer:
+        """The messages, newest first; in rocketmq mode as many as the broker's own cap for these allows."""
         max_num = self.max if self.mode == "exact" else index.config.query.default_query_max_num
         return self._find(index, self.id, max_num, "U")
 
 
 class ByQueueOffset(Question):
-    """Messages of a queue from an offset on."""
+    """Show the messages of a queue from a queue offset on."""
 
-    topic: Topic = _TOPIC
-    queue: QueueId = Field(description="the queue's number")
+    command = "query-offset"
+    topic: Annotated[Name, _TOPIC] = Field(description="the topic")
+    queue: Annotated[QueueId, _QUEUE] = Field(description="the queue's number")
     offset: Annotated[Count, Flags(("-o", "--offset"), "OFFSET")] = Field(description="the first queue offset")
-    max: Max = Field(32, ge=1, description="most messages (default: 32)")
+    max: Annotated[Whole, _MAX] = Field(32, ge=1, description="most messages (default: 32)")
 
-    def ask(self, index: QueryIndex) -> OffsetAnswer:
-        """The messages in the order of the queue. UsageError."""
+    def answer(self, index: QueryIndex) -> OffsetAnswer:
+        """The messages in the order of the queue."""
         return query_offset(index, OffsetQuery(self.topic, self.queue, self.offset, self.max))
 
 
 class ByTime(Question):
-    """Where a time is: in a queue, or without topic and queue in the whole log."""
+    """Find the queue offset of a store time, or without a queue the first message of the whole log."""
 
+    command = "query-time"
     time: Annotated[Count, Flags(("-s", "--timestamp"), "MS")] = Field(description="the store time")
-    topic: Topic | None = Field(None, min_length=1, description="the topic")
-    queue: QueueId | None = Field(None, description="the queue's number")
+    topic: Annotated[Name | None, _TOPIC] = Field(None, description="the topic")
+    queue: Annotated[QueueId | None, _QUEUE] = Field(None, description="the queue's number")
     boundary: Annotated[Literal["lower", "upper"], Flags(("--boundary",))] = Field(
         "lower",
         description="lower: the first message of that time or later (default); upper: the last of that time or earlier",
     )
 
-    def ask(self, index: QueryIndex) -> QueueTimeAnswer | LogTimeAnswer:
-        """The queue offset, or the place in the log. UsageError."""
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.topic is None) != (self.queue is None):
+            raise ValueError("a queue is a topic and a queue's number: give both, or none for the whole log")
+        if self.topic is None and "boundary" in self.model_fields_set:
+            raise ValueError("a boundary is of a queue: in the whole log it is always the first message")
+        return self
+
+    def answer(self, index: QueryIndex) -> QueueTimeAnswer | LogTimeAnswer:
+        """The queue offset, or the place in the log."""
         if self.topic is None or self.queue is None:
             return query_log_time(index, self.time)
         return query_time(index, self.topic, self.queue, self.time, self.boundary)
+
+
+class ByMessage(Question):
+    """Show one message."""
+
+    command = "message"
+    needs_index = False
+    is_by_one = True
+    id: Annotated[Name | None, Flags(("-i", "--msg-id"), "ID")] = Field(
+        None, description="its offset message id, 32 or 56 hex digits"
+    )
+    offset: Annotated[Count | None, Flags(("-o", "--offset"), "OFFSET")] = Field(
+        None, description="its physical offset"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.id is None) == (self.offset is None):
+            raise ValueError("a message is known by its offset message id or by its physical offset: give one")
+        if self.id is not None:
+            parse_message_id(self.id)
+        return self
+
+    def answer(self, index: QueryIndex | LogView) -> Message | NotFound:
+        """The message, checked by its CRCs."""
+        log = index.log if isinstance(index, QueryIndex) else index
+        return find_by_id(log, self.id or "") if self.offset is None else find_by_offset(log, self.offset)
+
+
+#: Every question, in the order in which help shows them.
+QUESTIONS: tuple[type[Question], ...] = (ByKey, ByUniqueKey, ByQueueOffset, ByTime, ByMessage)
+
+
+def ask(index: QueryIndex, question: Question) -> Any:
+    """The answer to any question; UsageError and CorruptDataError, DiskError for what cannot be read."""
+    return question.answer(index)
+
+
+def make_question(
+    model: type[Q], given: Mapping[str, Any], called: Callable[[str], str] = str, *, typed: bool = False
+) -> Q:
+    """The question that is made of ``given``; UsageError for what is wrong with it.
+
+    ``called``: what the asker calls a field. ``typed``: numbers are no texts.
+    """
+    try:
+        return model.model_validate(given, context=TYPED if typed else None)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        said = found["msg"].removeprefix("Value error, ")
+        said = said[:1].lower() + said[1:]
+        if not found["loc"]:  # of several fields
+            raise UsageError(said, "see the help") from None
+        name = called(str(found["loc"][0]))
+        if found["type"] == "missing":
+            raise UsageError(f"{name} is missing", f"say {name}") from None
+        raise UsageError(f"{name} {printable(repr(found['input']))}: {said}", "see the help") from None
 
 
 def check_times(begin: int, end: int) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from indexd.commitlog.decoder import DecoderOptions
 from indexd.config import Config, flag_name
@@ -31,6 +32,7 @@ from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
+T = TypeVar("T")
 _DEFAULT = "default"
 _FRAME_SIZE_MAX = 64 << 20
 #: Index files that one index keeps open.
@@ -213,7 +215,7 @@ def open_index(disk: Disk, config: Config) -> QueryIndex:
     files = DataFiles(config.store.data)
     frontier = Kept(disk, files.frontier, lambda: known_frontier(disk, files))
     check_as_built(config, frontier.get())
-    log = open_log(disk, config, frontier.get(), check_crc=False)
+    log = open_log(disk, config, frontier.get())
     try:
         _check_same_store(config, frontier.get(), log)
     except BaseException:
@@ -251,7 +253,7 @@ def _check_same_store(config: Config, frontier: Frontier, log: LogView) -> None:
     )
 
 
-def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc: bool) -> LogView:
+def open_log(disk: Disk, config: Config, frontier: Frontier | None) -> LogView:
     """The log that was given, or else the one that the frontier names."""
     directories = config.store.commit_log_directories
     segment_size = config.store.segment_size
@@ -263,7 +265,7 @@ def open_log(disk: Disk, config: Config, frontier: Frontier | None, *, check_crc
     if not directories:
         raise UsageError(f"{config.store.data} names no store", "give the broker's storePathRootDir as --store")
     options = DecoderOptions(
-        config.store.delay_levels_ms, max(_FRAME_SIZE_MAX, 2 * config.reader.max_message_size), check_crc
+        config.store.delay_levels_ms, max(_FRAME_SIZE_MAX, 2 * config.reader.max_message_size), check_crc=False
     )
     return LogView(disk, directories, segment_size, options)
 
@@ -299,7 +301,7 @@ def split_log(index: QueryIndex, size: int) -> tuple[Split, ...]:
     Exact to one entry of the sparse indexes; ranges that were passed over are inside, their messages not counted.
     UsageError without sparse indexes.
     """
-    if size < 1:
+    if not isinstance(size, int) or size < 1:
         raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
     frontier = index.look().frontier
     if frontier.sparse is None:
@@ -368,6 +370,27 @@ def open_queue(index: QueryIndex, look: Look, topic: str, queue_id: int) -> Cons
         queue.close()
         raise
     return queue
+
+
+def with_queue(
+    index: QueryIndex, topic: str, queue_id: int, answer: Callable[[Look, ConsumeQueueReader | None], T]
+) -> T:
+    """What ``answer`` makes of a queue, None where there is none.
+
+    The queue's oldest file may be removed between two calls, which a second look knows. CorruptDataError where a file
+    is still missing then.
+    """
+    missing: DiskError | None = None
+    for _ in range(2):
+        look = index.look()
+        try:
+            with open_queue(index, look, topic, queue_id) or nullcontext() as queue:
+                return answer(look, queue)
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            missing = error
+    raise CorruptDataError(f"queue file {missing and missing.path} is missing") from missing
 
 
 def topics_of(index: QueryIndex) -> list[str] | None:

@@ -264,7 +264,7 @@ class Queries:
             threading.Thread(target=self._load, args=(load_compiled,), name="query-compile", daemon=True).start()
         disk = HastyDisk()
         try:
-            return Data(disk, self.config, open_index(disk, self.config)), disk
+            return Data(open_index(disk, self.config)), disk
         except UsageError as error:  # there is nothing yet; no caller can help that
             raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.segments import SegmentList, list_segments
-from indexd.config import Config
-from indexd.config.facts import BrokerFacts
+from indexd.config import BrokerFacts, Config
 from indexd.config.load import DEFAULT, FACT_KEYS, INT_KEYS, TEXT_KEYS, index_key, read_broker_conf, writes_index
 from indexd.config.units import RemotePath, printable
 from indexd.errors import DiskError, UsageError

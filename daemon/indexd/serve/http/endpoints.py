@@ -91,7 +91,7 @@ def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
         In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
         """
         _check_times(asked)
-        return await ask(lambda data: answers.key_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
 
     @api.get(
         "/api/v1/messages/by-unique-key", "The message that a producer gave a unique key", answers.KeyAnswer, 409,
@@ -100,7 +100,7 @@ def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
     async def by_unique_key(_: Request, asked: ByUniqueKey) -> Response:
         """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
         _check_times(asked)
-        return await ask(lambda data: answers.key_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
 
 
 def _add_places(api: Api, ask: Ask, config: Config) -> None:
@@ -113,7 +113,9 @@ def _add_places(api: Api, ask: Ask, config: Config) -> None:
     async def by_queue_offset(_: Request, asked: ByQueueOffset) -> Response:
         """As a consumer's pull sees it; ``nextOffset`` is the offset of the next page."""
         _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(lambda data: answers.queue_answer(data, asked.ask(data.index), Bodies(asked.body, body_max)))
+        return await ask(
+            lambda data: answers.queue_answer(data, asked.answer(data.index), Bodies(asked.body, body_max))
+        )
 
     @api.get(
         "/api/v1/messages/by-time", "Where a time is in a queue, or in the whole log", answers.TimeAnswer, 404, 409,
@@ -129,7 +131,7 @@ def _add_places(api: Api, ask: Ask, config: Config) -> None:
             _check_built("sparse indexes", "sparse", is_built=outputs.sparse)
         else:
             _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(lambda data: answers.time_answer(asked.ask(data.index)))
+        return await ask(lambda data: answers.time_answer(asked.answer(data.index)))
 
 
 def _add_one(api: Api, queries: Queries, body_max: int) -> None:

@@ -93,7 +93,7 @@ def _by_index(data: Data, form: SearchForm) -> Shown:
         topic=form.topic, key=form.q, max=form.max_num, begin=None if begin == TIME_MIN else begin, end=end,
         mode="rocketmq" if form.mode == "rocketmq" else "exact", before=before, index_type=INDEX_TYPES[form.by],
     )  # fmt: skip
-    answer = asked.ask(data.index)
+    answer = asked.answer(data.index)
     if not answer.hits:
         return _nothing(form, answer.coverage, answer.why or reasons.ABSENT)
     title = f"{len(answer.hits):,} {'message' if len(answer.hits) == 1 else 'messages'}"
