@@ -1,28 +1,17 @@
-"""What the tests of exports share: exports without Spark, and the rows that a log holds by the plain decoder."""
+"""What the tests of exports share: the rows that a log holds by the plain decoder, and what a target holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest import mock
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import EndOfFile, NotYetWritten
 from indexd.config import Config, load
-from indexd.spark.export import job as exporting
-from indexd.spark.export.job import Exported, ExportRequest
-from indexd.spark.export.parquet import Shape
 from support.small_log import SEGMENT_SIZE
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-#: Many row groups and files of a few thousand rows.
-SMALL = Shape(file_size=64 << 10, pending_size=64 << 10, row_group_size=16 << 10)
 _TRANSACTIONS = ("none", "prepared", "commit", "rollback")
 
 
@@ -30,24 +19,6 @@ def config_of(store: Path | str, data: Path, segment_size: int = SEGMENT_SIZE) -
     """Of a store with such segments."""
     flags = {"store": str(store), "data": str(data), "segment_size": str(segment_size)}
     return load(flags, None, {"HOME": "/home/op"})
-
-
-def run_here(spark: object, work: Callable[[Item], Result], items: Sequence[Item], **_: object) -> list[Result]:
-    """In place of run_tasks: the same work, one item after another, in this process."""
-    return [work(item) for item in items]
-
-
-def export_here(config: Config, to: Path, *, run: Callable[..., Any] = run_here, **asked: Any) -> Exported:
-    """An export without Spark, split in four."""
-    wanted: dict[str, Any] = {"split_size": 100_000, "shape": SMALL} | asked
-    request = ExportRequest(to=to, **wanted)
-    with mock.patch.object(exporting, "run_tasks", run):
-        return exporting.export(mock.sentinel.spark, config, request)
-
-
-def with_shape(**changes: Any) -> Shape:
-    """SMALL, but for these."""
-    return replace(SMALL, **changes)
 
 
 def logged(store: Path, segment_size: int = SEGMENT_SIZE) -> list[Message]:

@@ -17,11 +17,8 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from indexd.spark.export.job import ExportRequest
-from indexd.spark.source.batch import plan
-from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
-from indexd.spark.source.datasource import spark_schema
-from indexd.spark.source.options import parse_options, segment_before, segment_behind
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, spark_schema
+from indexd.spark.source.options import parse_options
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection
 from indexd.spark.stats.work import count_split
@@ -81,7 +78,7 @@ def test_a_schema_of_ones_own_chooses_columns_and_allows_nulls(store: Path, rows
         {"TAGS": row["tags"], **{name: row[name] for name in ("phyOffset", "keys", "properties")}} for row in rows
     ]
     assert read(found) == expected
-    with pytest.raises(UsageError, match="the column size is int32, not int64"):
+    with pytest.raises(UsageError, match="the column size is int, not bigint"):
         made.reader(StructType([StructField("size", LongType())]))
     with pytest.raises(UsageError, match="there is no column 'sise'"):
         made.reader(StructType([StructField("sise", IntegerType())]))
@@ -121,7 +118,6 @@ def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data:
                 "startOffset": offsets, "endOffset": offsets, "startTime": times, "endTime": times,
                 "topics": st.sampled_from(["TopicTest", "订单主题,OrderPaid", "none"]),
                 "splitSize": st.sampled_from([5000, SEGMENT_SIZE // 2, 1 << 30]),
-                "timeSlack": st.sampled_from(["61s", "1h"]),
             },
         )
     )  # fmt: skip
@@ -133,16 +129,6 @@ def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data:
         and ("topics" not in chosen or row["topic"] in chosen["topics"].split(","))
     ]
     assert [row["phyOffset"] for row in read(reader(store, columns="phyOffset", **chosen))] == expected
-
-
-def test_times_leave_segments_out(store: Path, rows: list[dict[str, Any]]) -> None:
-    # Store times grow by 40 ms a message; the clock goes back by a minute once.
-    middle = rows[2000]["storeTimestamp"]
-    late = reader(store, startTime=middle, timeSlack="0").partitions()
-    early = reader(store, endTime=middle, timeSlack="0").partitions()
-    assert late[0].value.begin > 0
-    assert early[-1].value.end < rows[-1]["phyOffset"]
-    assert reader(store, startTime=middle, timeSlack="1h").partitions()[0].value.begin == 0
 
 
 @pytest.mark.parametrize("step", [3 * 3_600_000, -3 * 3_600_000])
@@ -161,26 +147,6 @@ def test_a_clock_that_steps_inside_segments_loses_no_rows(tmp_path: Path, step: 
         for name, expected in (("startTime", late), ("endTime", early)):
             found = read(reader(built.root, columns="phyOffset", **{name: bound}, **options))
             assert [row["phyOffset"] for row in found] == expected
-    # An export plans the same way.
-    config = parse_options({"path": str(built.root), "settlems": "1"}, is_stream=False).config
-    for request in (ExportRequest(tmp_path, begin=bound), ExportRequest(tmp_path, end=bound)):
-        everything = ExportRequest(tmp_path).source_options(config, None)
-        assert plan(Disk(), request.source_options(config, None)) == plan(Disk(), everything)
-
-
-def test_segments_by_their_first_messages() -> None:
-    bases = [0, 10, 20, 30]
-    assert segment_before(bases, [1, 2, 3, 4], 4) == 20
-    assert segment_before(bases, [1, 2, 3, 4], 1) is None
-    # The clock was late once: what follows may be of any time up to that.
-    assert segment_before(bases, [1, 9, 3, 4], 5) == 0
-    assert segment_before(bases, [1, None, 3, 4], 5) == 0
-    assert segment_before([], [], 5) is None
-    assert segment_behind(bases, [1, 2, 3, 4], 3) == 20
-    assert segment_behind(bases, [1, 2, 3, 4], 5) is None
-    assert segment_behind(bases, [5, 6, 1, 7], 5) == 30
-    assert segment_behind(bases, [5, 6, None, 7], 5) == 30
-    assert segment_behind(bases, [5, 6, 7, 8], 5) == 0
 
 
 @settings(max_examples=25)

@@ -28,20 +28,19 @@ def test_options_go_by_any_spelling(store: Path) -> None:
     found = parse_options(
         {
             "PATH": str(store), "Start_Offset": "5", "endoffset": "7", "starttime": "-3", "endTime": "9",
-            "splitsize": "1MiB", "TOPICS": "a, b", "timeSlack": "2m", "corrupt": "SKIP", "read_bytes": "1MiB",
+            "splitsize": "1MiB", "TOPICS": "a, b", "corrupt": "SKIP", "read_bytes": "1MiB",
             "verifyCrc": "true",
         },
         is_stream=False,
     )  # fmt: skip
     assert (found.start_offset, found.end_offset, found.start_time, found.end_time) == (5, 7, -3, 9)
-    assert (found.split_size, found.topics, found.time_slack) == (1 << 20, frozenset({"a", "b"}), 120_000)
+    assert (found.split_size, found.topics) == (1 << 20, frozenset({"a", "b"}))
     assert found.config.store.store == store
     assert (found.config.reader.on_corrupt, found.config.reader.read_bytes) == ("skip", 1 << 20)
     assert found.config.reader.verify_crc
     # What the log's files say, as nobody else has.
     assert found.config.store.segment_size == SEGMENT_SIZE
     assert not found.has_data
-    assert parse_options({"path": str(store)}, is_stream=False).time_slack is None
     assert (found.starting_offset, found.on_expired, found.max_bytes_per_trigger) == ("earliest", "fail", None)
 
 
