@@ -17,12 +17,14 @@ from py4j.protocol import Py4JJavaError
 from indexd.commitlog.writer import blank_record
 from indexd.config.units import parse_place
 from indexd.errors import BusyError, CorruptDataError, SparkError, UnsafeStoreError, UsageError
+from indexd.spark import export as exporting
 from indexd.spark.export import Exported, ExportRequest, export
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from indexd.spark.tasks import job_error
 from indexd.storage.lock import DirectoryLock
-from support.exporting import config_of, files_of, logged, parquet_of, row_of
+from support.exporting import config_of, files_of, logged, parquet_of
 from support.odd_log import odd_messages, write_odd
+from support.rows import row_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
@@ -357,3 +359,17 @@ def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, tmp_p
         run(spark, store, to, mode="append")
     run(spark, store, to, mode="overwrite")
     assert offsets_in(to) == offsets_of(store)
+
+
+def test_what_executors_wrote_elsewhere_is_missed(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "out"
+    monkeypatch.setattr("indexd.spark.export.is_local", lambda _: False)
+    assert run(spark, store, to).rows == COUNT
+    before, write = content(to), exporting._write
+    monkeypatch.setattr(exporting, "_write", lambda *given: (write(*given)[0] + 1, []))
+    with pytest.raises(UnsafeStoreError, match=f"holds {COUNT} of the {COUNT + 1} messages") as caught:
+        run(spark, store, to, mode="overwrite")
+    assert "all executors share" in caught.value.line()
+    assert content(to) == before

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import pyarrow.parquet as pq
+
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
@@ -31,7 +33,7 @@ from indexd.spark.source.log_end import LogEnd
 from indexd.spark.source.options import Policy, begin_of_time, with_known_segment_size
 from indexd.spark.source.rows import Keep, RowReader, check_end
 from indexd.spark.splits import Split
-from indexd.spark.tasks import ENGINE_ERRORS, Report, is_connect, run_job, task_frame
+from indexd.spark.tasks import ENGINE_ERRORS, Report, is_connect, is_local, run_job, task_frame
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -370,6 +372,7 @@ class _Target:
     def finish(self, found: Exported) -> Exported:
         """The job is committed: remove what it replaces, write _SUCCESS, and say what it has made."""
         new = self._new_files()
+        self._check_seen(found.rows, new)
         if self._request.mode == "overwrite":
             self._remove(self._before)
         self._succeed()
@@ -386,6 +389,18 @@ class _Target:
         self._remove(self._new_files())
         if self._was_whole:
             self._succeed()
+
+    def _check_seen(self, rows: int, new: list[_File]) -> None:
+        # What executors wrote to a disk of their own, Spark's committer does not miss.
+        to = self._request.to.resolve()
+        if is_local(self._spark) or isinstance(to, RemotePath):
+            return
+        held = sum(pq.read_metadata(to / file.name).num_rows for file in new)
+        if held != rows:
+            raise UnsafeStoreError(
+                f"{to} holds {held} of the {rows} messages that executors wrote",
+                "give a --to on a file system that the driver and all executors share",
+            )
 
     def _succeed(self) -> None:
         self._fs.create(self._path("_SUCCESS"), True).close()
