@@ -78,7 +78,7 @@ def measure_store(store: Path, report: Report) -> None:
 
 def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, list[tuple[float, float]]]:
     options = parse_options({"path": str(store), "columns": columns}, is_stream=False)
-    from indexd.spark.source.batch import plan  # compiles, which is not to be measured
+    from indexd.spark.source.datasource import plan  # compiles, which is not to be measured
     from indexd.storage.disk import Disk
 
     splits = plan(Disk(), options)
@@ -115,8 +115,8 @@ def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, lis
 
 
 def _read(work: tuple[Path, str, Split]) -> int:
-    from indexd.spark.source.rows import record_batches
     from indexd.storage.disk import Disk
+    from support.rows import record_batches
 
     store, columns, split = work
     options = parse_options({"path": str(store), "columns": columns}, is_stream=False)

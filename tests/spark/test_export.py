@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,22 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 
-from indexd.errors import DiskError, UnsafeStoreError
-from indexd.spark.export.job import ExportRequest, export
-from indexd.spark.export.parquet import Shape
-from indexd.spark.source.columns import ALL_COLUMNS
-from support.exporting import config_of, files_of, logged, parquet_of, row_of
+from indexd.commitlog.writer import blank_record
+from indexd.config.units import parse_place
+from indexd.errors import BusyError, CorruptDataError, SparkError, UnsafeStoreError, UsageError
+from indexd.spark import export as exporting
+from indexd.spark.export import Exported, ExportRequest, export
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
+from indexd.spark.tasks import job_error
+from indexd.storage.lock import DirectoryLock
+from support.exporting import config_of, files_of, logged, parquet_of
 from support.odd_log import odd_messages, write_odd
-from support.small_log import SEGMENT_SIZE, write_log
+from support.rows import row_of
+from support.small_log import BASE_TIME, SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,12 +73,18 @@ def hostile(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
     for number, topic in enumerate(HOSTILE * 4):
         messages.append(type(messages[0])(topic.encode(), time=number * 5_000_000))
     write_odd(root / "store", messages, SEGMENT_SIZE)
-    request = ExportRequest(root / "out", shape=Shape(partition_by=("topic", "day")), columns=("phyOffset", "topic"))
+    request = ExportRequest(root / "out", partition_by=("topic", "day"), columns=("phyOffset", "topic"))
     export(spark, config_of(root / "store", root / "data"), request)
     rows = []
     for message in logged(root / "store"):
         day = pd.Timestamp(message.store_timestamp, unit="ms").date().isoformat()
-        rows.append({"phyOffset": message.phy_offset, "topic": message.topic or None, "day": day})
+        rows.append(
+            {
+                "phyOffset": message.phy_offset,
+                "topic": None if message.topic in ("", HIVE_NONE) else message.topic.replace("\0", "\ufffd"),
+                "day": day,
+            }
+        )
     return root / "out", rows
 
 
@@ -113,8 +125,7 @@ def _order(row: dict[str, Any]) -> int:
 
 def test_any_topic_is_a_partition_for_pandas(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
     to, rows = hostile
-    # pyarrow, and so pandas, undoes the escapes first and asks for Hive's none then.
-    wanted = [row | {"topic": None if row["topic"] == HIVE_NONE else row["topic"]} for row in rows]
+    wanted = rows
     # Without it the directories' names become a categorical, which can have no nulls over several files.
     hive = ds.partitioning(pa.schema([("topic", pa.string()), ("day", pa.string())]), flavor="hive")
     frame = pd.read_parquet(to, partitioning=hive)
@@ -124,7 +135,7 @@ def test_any_topic_is_a_partition_for_pandas(hostile: tuple[Path, list[dict[str,
     assert set(some["phyOffset"]) == {row["phyOffset"] for row in wanted if row["topic"] == "a=b"}
     # What most will type, where all topics have names.
     odd = [path for path in to.iterdir() if path.name.endswith("HIVE_DEFAULT_PARTITION__")]
-    assert len(odd) == 2
+    assert len(odd) == 1
     for path in odd:
         path.rename(to / f"_{path.name}")
     named = pd.read_parquet(to)
@@ -166,37 +177,199 @@ def test_only_the_files_of_a_partition_are_read(hostile: tuple[Path, list[dict[s
     assert sum(fragment.count_rows() for fragment in found) == sum(row["topic"] == "a=b" for row in wanted)
 
 
-def test_a_task_that_fails_leaves_the_target_as_it_was(spark: SparkSession, plain: Path, tmp_path: Path) -> None:
+def run(spark: SparkSession, store: Path, to: Path, **asked: Any) -> Exported:
+    request = ExportRequest(to, **{"columns": ("phyOffset",), "split_size": 200_000} | asked)
+    return export(spark, config_of(store, to.parent / "data"), request)
+
+
+def offsets_in(to: Path) -> list[int]:
+    return sorted(offset for path in parquet_of(to) for offset in pq.read_table(path)["phyOffset"].to_pylist())
+
+
+def offsets_of(store: Path) -> list[int]:
+    return [message.phy_offset for message in logged(store)]
+
+
+def zero_from(store: Path, offset: int) -> None:
+    with (store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}").open("r+b") as file:
+        file.seek(offset % SEGMENT_SIZE)
+        file.write(bytes(SEGMENT_SIZE - offset % SEGMENT_SIZE))
+
+
+def content(to: Path) -> dict[str, bytes]:
+    return {name: (to / name).read_bytes() for name in files_of(to)}
+
+
+def test_what_it_says_is_what_is_there(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    begin, end, to = BASE_TIME + 4000, BASE_TIME + 30_000, tmp_path / "a [b]{c}*%20"
+    topics = frozenset({"OrderPaid", "订单主题", "NoSuchTopic"})
+    found = run(spark, store, to, topics=topics, begin=begin, end=end, max_records_per_file=50, compression="snappy")
+    wanted = [m for m in logged(store) if m.topic in topics and begin <= m.store_timestamp <= end]
+    assert offsets_in(to) == [message.phy_offset for message in wanted]
+    assert (found.rows, found.missing_topics, found.partitions) == (len(wanted), ("NoSuchTopic",), 1)
+    assert (found.begin_offset, found.end_offset) == (0, logged(store)[-1].phy_offset + logged(store)[-1].size)
+    files = parquet_of(to)
+    assert (found.files, found.bytes) == (len(files), sum(path.stat().st_size for path in files))
+    for path in files:
+        assert pq.read_metadata(path).num_rows <= 50
+        assert pq.read_metadata(path).row_group(0).column(0).compression == "SNAPPY"
+        offsets = pq.read_table(path)["phyOffset"].to_pylist()
+        assert offsets == sorted(offsets)
+    assert (to / "_SUCCESS").exists()
+    by = run(spark, store, tmp_path / "by", partition_by=("topic", "day"), columns=DEFAULT_COLUMNS)
+    assert by.partitions == len({message.topic for message in logged(store)})
+    names = [name for name in DEFAULT_COLUMNS if name != "topic"]
+    for path in parquet_of(tmp_path / "by"):
+        file = pq.ParquetFile(path)
+        assert file.schema_arrow.names == names
+        offsets = file.read()["phyOffset"].to_pylist()
+        assert offsets == sorted(offsets)
+
+
+def test_an_empty_log_gives_a_file_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
+    store, to = tmp_path / "store", tmp_path / "out"
+    (store / "commitlog").mkdir(parents=True)
+    found = run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS)
+    assert (found.rows, found.end_offset) == (0, 0)
+    assert [pq.read_schema(path).names for path in parquet_of(to)] == [list(DEFAULT_COLUMNS)]
+    write_log(store, 100)
+    assert run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS).rows == 100
+
+
+def test_a_job_that_fails_leaves_the_target_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """A segment in the middle is damaged: the tasks of the others have written their files by then."""
     store, to = tmp_path / "store", tmp_path / "out"
     write_log(store, COUNT)
-    config = config_of(store, tmp_path / "data")
-    request = ExportRequest(to, split_size=300_000)
-    last = sorted((store / "commitlog").iterdir())[1]
-    good = last.read_bytes()
-    export(spark, config, request)
-    before = {name: (to / name).read_bytes() for name in files_of(to)}
-    last.write_bytes(good[:100_000] + b"\xff" * 5000 + good[105_000:])
-    for mode in ("overwrite", "error"):
-        place = to if mode == "overwrite" else tmp_path / "new"
-        with pytest.raises(Exception, match="corrupt") as caught:
-            export(spark, config, ExportRequest(place, mode=mode, split_size=300_000))  # type: ignore[arg-type]
-        assert "\n" not in caught.value.line()  # type: ignore[attr-defined]
-    assert {name: (to / name).read_bytes() for name in files_of(to)} == before
+    middle = sorted((store / "commitlog").iterdir())[1]
+    good = middle.read_bytes()
+    run(spark, store, to)
+    before = content(to)
+    middle.write_bytes(good[:100_000] + b"\xff" * 5000 + good[105_000:])
+    for mode, place in (("overwrite", to), ("error", tmp_path / "new")):
+        with pytest.raises(CorruptDataError) as caught:
+            run(spark, store, place, mode=mode)
+        assert "\n" not in caught.value.line()
+    middle.write_bytes(good)
+    for mode, place in (("overwrite", to), ("error", tmp_path / "new")):
+        with pytest.raises(UsageError, match="no message of NoSuchTopic"):
+            run(spark, store, place, mode=mode, topics=frozenset({"NoSuchTopic"}), end=1)
+    assert content(to) == before
     assert not (tmp_path / "new").exists()
-    last.write_bytes(good)
-    assert export(spark, config, ExportRequest(to, mode="overwrite", split_size=300_000)).rows == COUNT
+    assert run(spark, store, to, mode="overwrite").rows == COUNT
+    assert offsets_in(to) == offsets_of(store)
 
 
-def test_a_worker_that_cannot_write_is_one_line(spark: SparkSession, store: Path, tmp_path: Path) -> None:
-    with pytest.raises((DiskError, UnsafeStoreError)) as caught:
-        export(spark, config_of(store, tmp_path / "data"), ExportRequest(Path("/proc/out")))
-    assert "/proc/out" in caught.value.line()
+def test_what_cannot_be_written_is_one_line(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd"
+    write_odd(odd, [message for message in odd_messages(900, 14) if message.topic == LONG], SEGMENT_SIZE)
+    with pytest.raises(SparkError, match=r"Mkdirs failed to create|too long") as caught:
+        run(spark, odd, tmp_path / "out", partition_by=("topic",))
+    assert "\n" not in caught.value.line()
+    with pytest.raises(Py4JJavaError) as raised:
+        export(spark, config_of(store, tmp_path / "data"), ExportRequest(parse_place("s3://bucket/x")))
+    said = job_error(raised.value).line()
+    assert "S3AFileSystem not found" in said
+    assert "hadoop-aws" in said
 
 
-def test_the_manifest_names_what_is_there(plain: Path) -> None:
-    manifest = json.loads((plain / "_manifest.json").read_text())
-    (done,) = manifest["exports"]
-    assert sorted(name for name, _, _ in done["files"]) == [path.name for path in parquet_of(plain)]
-    assert sum(rows for _, rows, _ in done["files"]) == done["rows"] == COUNT
-    assert all(os.stat(plain / name).st_size == size for name, _, size in done["files"])  # noqa: PTH116 - a name
+def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    to = tmp_path / "out"
+    run(spark, store, to)
+    with pytest.raises(UsageError, match="holds an export"):
+        run(spark, store, to)
+    lock = DirectoryLock(to / "_lock")
+    lock.acquire()
+    with pytest.raises(BusyError):
+        run(spark, store, to, mode="append")
+    lock.release()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").touch()
+    alien = "part-00000-01234567-0123-0123-0123-0123456789ab-c000.snappy.parquet"
+    (tmp_path / "alien").mkdir()
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "alien" / alien)
+    (tmp_path / "alien/_SUCCESS").touch()
+    for name, mine in (("mine", "letter.txt"), ("alien", alien)):
+        for mode in ("overwrite", "append"):
+            with pytest.raises(UsageError, match=mine):
+                run(spark, store, tmp_path / name, mode=mode)
+        assert mine in files_of(tmp_path / name)
+
+
+def test_append_reads_on(spark: SparkSession, tmp_path: Path) -> None:
+    store, to = tmp_path / "store", tmp_path / "out"
+    end = write_log(store, 100)
+    run(spark, store, to, mode="append")
+    assert run(spark, store, to, mode="append").rows == 0
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end)
+        file.write(blank_record(SEGMENT_SIZE - end))
+    write_log(store, 20, seed=2, start_offset=SEGMENT_SIZE)
+    found = run(spark, store, to, mode="append")
+    assert (found.rows, found.begin_offset, found.expired) == (20, end, None)
+    assert offsets_in(to) == offsets_of(store)
+    for other in ({"topics": frozenset({"OrderPaid"})}, {"begin": 0}, {"columns": ("size",)}):
+        with pytest.raises(UsageError, match="holds an export with another"):
+            run(spark, store, to, mode="append", **other)
+    # A log that was cut, and written on or not.
+    zero_from(store, SEGMENT_SIZE)
+    zero_from(store, offsets_of(store)[80])
+    for count in (0, 30):
+        write_log(store, count, seed=3, start_offset=offsets_of(store)[79] + logged(store)[79].size)
+        with pytest.raises(UnsafeStoreError, match="the log was cut") as caught:
+            run(spark, store, to, mode="append", on_expired="skip")
+        assert "--mode overwrite" in caught.value.line()
+    run(spark, store, to, mode="overwrite")
+    assert offsets_in(to) == offsets_of(store)
+
+
+def test_what_expired_is_refused_or_stated(spark: SparkSession, tmp_path: Path) -> None:
+    store, to, begin = tmp_path / "store", tmp_path / "out", 5 * SEGMENT_SIZE
+    write_log(store, 100)
+    end = run(spark, store, to).end_offset
+    old = offsets_in(to)
+    shutil.rmtree(store / "commitlog")
+    write_log(store, 200, seed=2, start_offset=begin)
+    with pytest.raises(UnsafeStoreError, match=rf"begins at {begin}, .* up to {end}: ") as caught:
+        run(spark, store, to, mode="append")
+    assert "--on-expired skip" in caught.value.line()
+    found = run(spark, store, to, mode="append", on_expired="skip")
+    assert (found.expired, found.begin_offset, found.rows) == ((end, begin), begin, 200)
+    assert offsets_in(to) == old + offsets_of(store)
+    assert run(spark, store, to, mode="append").expired is None
+
+
+def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    """As the committer leaves it: some files of the job are moved already, others are not."""
+    store, to = tmp_path / "store", tmp_path / "out"
+    write_log(store, 1000)
+    run(spark, store, to)
+    write_log(store, COUNT)
+    killed = tmp_path / "killed"
+    run(spark, store, killed, mode="append")
+    moved, waiting, *_ = parquet_of(killed)
+    (to / "_temporary/0/task_1").mkdir(parents=True)
+    shutil.copy(moved, to)
+    shutil.copy(waiting, to / "_temporary/0/task_1")
+    assert run(spark, store, to, mode="append").rows == COUNT - 1000
+    assert offsets_in(to) == offsets_of(store)
+    assert not (to / "_temporary").exists()
+    # One that replaced, when both were there.
+    (to / "_SUCCESS").unlink()
+    with pytest.raises(UnsafeStoreError, match="no _SUCCESS"):
+        run(spark, store, to, mode="append")
+    run(spark, store, to, mode="overwrite")
+    assert offsets_in(to) == offsets_of(store)
+
+
+def test_what_executors_wrote_elsewhere_is_missed(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "out"
+    monkeypatch.setattr("indexd.spark.export.is_local", lambda _: False)
+    assert run(spark, store, to).rows == COUNT
+    before, write = content(to), exporting._write
+    monkeypatch.setattr(exporting, "_write", lambda *given: (write(*given)[0] + 1, []))
+    with pytest.raises(UnsafeStoreError, match=f"holds {COUNT} of the {COUNT + 1} messages") as caught:
+        run(spark, store, to, mode="overwrite")
+    assert "all executors share" in caught.value.line()
+    assert content(to) == before

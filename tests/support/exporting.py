@@ -1,53 +1,19 @@
-"""What the tests of exports share: exports without Spark, and the rows that a log holds by the plain decoder."""
+"""What the tests of exports share: the rows that a log holds by the plain decoder, and what a target holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-from unittest import mock
-
-import pyarrow.parquet as pq
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import EndOfFile, NotYetWritten
 from indexd.config import Config, load
-from indexd.spark.export import job as exporting
-from indexd.spark.export.job import Exported, ExportRequest
-from indexd.spark.export.parquet import Shape
 from support.small_log import SEGMENT_SIZE
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-#: Many row groups and files of a few thousand rows.
-SMALL = Shape(file_size=64 << 10, pending_size=64 << 10, row_group_size=16 << 10)
-_TRANSACTIONS = ("none", "prepared", "commit", "rollback")
 
 
 def config_of(store: Path | str, data: Path, segment_size: int = SEGMENT_SIZE) -> Config:
     """Of a store with such segments."""
     flags = {"store": str(store), "data": str(data), "segment_size": str(segment_size)}
     return load(flags, None, {"HOME": "/home/op"})
-
-
-def run_here(spark: object, work: Callable[[Item], Result], items: Sequence[Item], **_: object) -> list[Result]:
-    """In place of run_tasks: the same work, one item after another, in this process."""
-    return [work(item) for item in items]
-
-
-def export_here(config: Config, to: Path, *, run: Callable[..., Any] = run_here, **asked: Any) -> Exported:
-    """An export without Spark, split in four."""
-    wanted: dict[str, Any] = {"split_size": 100_000, "shape": SMALL} | asked
-    request = ExportRequest(to=to, **wanted)
-    with mock.patch.object(exporting, "run_tasks", run):
-        return exporting.export(mock.sentinel.spark, config, request)
-
-
-def with_shape(**changes: Any) -> Shape:
-    """SMALL, but for these."""
-    return replace(SMALL, **changes)
 
 
 def logged(store: Path, segment_size: int = SEGMENT_SIZE) -> list[Message]:
@@ -66,37 +32,6 @@ def logged(store: Path, segment_size: int = SEGMENT_SIZE) -> list[Message]:
     return found
 
 
-def row_of(message: Message) -> dict[str, Any]:
-    """The message as an export has it, its body too."""
-    return {
-        "phyOffset": message.phy_offset,
-        "size": message.size,
-        "topic": message.topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "storeTimestamp": message.store_timestamp,
-        "bornTimestamp": message.born_timestamp,
-        "bornHost": _host(message.born_host),
-        "storeHost": _host(message.store_host),
-        "sysFlag": message.sys_flag,
-        "transactionType": _TRANSACTIONS[message.sys_flag >> 2 & 3],
-        "reconsumeTimes": message.reconsume_times,
-        "preparedTransactionOffset": message.prepared_transaction_offset,
-        "keys": message.keys,
-        "uniqKey": message.uniq_key,
-        "tags": message.tags,
-        "tagsCode": message.tags_code,
-        "properties": message.properties,
-        "msgId": message.offset_msg_id,
-        "body": message.body,
-    }
-
-
-def _host(host: tuple[str, int]) -> str:
-    address, port = host
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def files_of(target: Path) -> list[str]:
     """Everything below it, by name."""
     return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
@@ -105,9 +40,3 @@ def files_of(target: Path) -> list[str]:
 def parquet_of(target: Path) -> list[Path]:
     """The files that readers see, in the log's order within a partition."""
     return sorted(path for path in target.rglob("*.parquet"))
-
-
-def rows_of(target: Path) -> list[dict[str, Any]]:
-    """All rows of an export without partitions, in the order of the files' names, maps as dicts."""
-    rows = [row for path in parquet_of(target) for row in pq.ParquetFile(path).read().to_pylist()]
-    return [row | {"properties": dict(row["properties"])} if "properties" in row else row for row in rows]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.config import Config, load
+from indexd.spark.source.columns import DEFAULT_COLUMNS
 from support.twins import DELAYS, FRAME_SIZE_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from indexd.spark.source.rows import Keep
+    from indexd.spark.splits import Split
+    from indexd.storage.disk import Disk
 
 _TYPES = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
 
@@ -64,6 +73,18 @@ def rows_of_log(directory: Path) -> list[dict[str, Any]]:
         data = path.read_bytes()
         found += rows_of(data, int(path.name), int(path.name) + len(data))
     return found
+
+
+def record_batches(
+    disk: Disk, config: Config, split: Split, columns: Sequence[str] = DEFAULT_COLUMNS, keep: Keep | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a split; behind them, DisturbedError if it did not end where it was planned to, or with the log."""
+    from indexd.spark.source.rows import RowReader, check_end
+
+    reader = RowReader(disk, config, split, columns, keep)
+    yield from reader
+    if not reader.split_reader.ends_log:
+        check_end(split, reader.split_reader.next_offset)
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

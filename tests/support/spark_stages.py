@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt, rebuild
-from indexd.spark.rebuild import build_queues, build_sparse
 from indexd.spark.rebuild.runs import RunWriter
+from indexd.spark.rebuild.stage_two import QueuesResult, QueuesTask, SparseTask
 from indexd.spark.splits import Split, SplitReader
 from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
@@ -70,21 +70,21 @@ class StageTwo:
     """What the tasks of stage two make of runs, committed."""
 
     queues: dict[str, bytes]
-    result: build_queues.QueuesResult
+    result: QueuesResult
     sparse: dict[str, bytes]
     mark: SparseMark
 
 
 def stage_two(config: Config, runs: Sequence[Run], out: Path) -> StageTwo:
     """Run all tasks, in another order than they were planned, everything pickled on its way, and commit."""
-    queue_tasks = build_queues.plan(runs, config, out / "attempts")
-    sparse_tasks = build_sparse.plan(runs, config, out / "attempts")
-    queues_built = _scattered(build_queues.work, runs, queue_tasks)
-    sparse_built = _scattered(build_sparse.work, runs, sparse_tasks)
-    result = build_queues.collect(runs, queue_tasks, queues_built, config)
-    mark = build_sparse.collect(sparse_tasks, sparse_built, config)
-    build_queues.commit(Disk(), queues_built, out / "consumequeue")
-    build_sparse.commit(Disk(), sparse_built, out / "sparse")
+    queue_tasks = QueuesTask.plan(runs, config, out / "attempts")
+    sparse_tasks = SparseTask.plan(runs, config, out / "attempts")
+    queues_built = _scattered(runs, queue_tasks)
+    sparse_built = _scattered(runs, sparse_tasks)
+    result = QueuesTask.collect(runs, queue_tasks, queues_built, config)
+    mark = SparseTask.collect(sparse_tasks, sparse_built, config)
+    QueuesTask.commit(Disk(), queues_built, out / "consumequeue")
+    SparseTask.commit(Disk(), sparse_built, out / "sparse")
     assert tree(out / "attempts") == {}
     return StageTwo(tree(out / "consumequeue"), result, tree(out / "sparse"), mark)
 
@@ -104,9 +104,10 @@ def assert_same(config: Config, runs: Sequence[Run], root: Path, expected: OnePr
     return found
 
 
-def _scattered(work: Any, runs: Sequence[Run], tasks: Sequence[Any]) -> list[Any]:
+def _scattered(runs: Sequence[Run], tasks: Sequence[Any]) -> list[Any]:
     built = {}
     slim = [run.slim() for run in runs]
     for number in random.Random(len(tasks)).sample(range(len(tasks)), len(tasks)):
-        built[number] = pickle.loads(pickle.dumps(work(*pickle.loads(pickle.dumps((slim, tasks[number]))))))
+        sent, task = pickle.loads(pickle.dumps((slim, tasks[number])))
+        built[number] = pickle.loads(pickle.dumps(task.work(sent)))
     return [built[number] for number in range(len(tasks))]

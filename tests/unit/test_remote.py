@@ -1,4 +1,4 @@
-"""Stores and exports behind a URI: the same bytes, rows and errors as on this machine."""
+"""Stores behind a URI: the same bytes and errors as on this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from indexd.cli.main import main
@@ -17,13 +15,12 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import load
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath, parse_place
-from indexd.errors import DiskError, IndexdError, UnsafeStoreError, UsageError
-from indexd.spark.export.parquet import Shape
+from indexd.errors import DiskError, UnsafeStoreError, UsageError
 from indexd.spark.splits import SplitReader, plan_splits
 from indexd.storage import remote
 from indexd.storage.disk import Disk
 from indexd.storage.remote import RemoteDisk, disk_for, named
-from support.exporting import config_of, export_here, logged, row_of, with_shape
+from support.exporting import config_of
 from support.s3_server import Buckets, running_s3
 from support.small_log import write_log
 
@@ -194,86 +191,3 @@ def test_the_log_is_read_the_same(store: Path, s3: Buckets, tmp_path: Path) -> N
     assert len(wanted) > 5
     assert _batches(f"file://{store}", tmp_path) == wanted
     assert _batches(s3.uri("bucket/the store"), tmp_path) == wanted
-
-
-@pytest.mark.parametrize("mode", ["error", "append", "overwrite"])
-def test_an_export_to_a_bucket(store: Path, s3: Buckets, tmp_path: Path, mode: str) -> None:
-    to = _place(s3.uri("bucket/exports/x"))
-    config = config_of(s3.uri("bucket/the store"), tmp_path / "data")
-    if mode != "error":
-        # Of the same log under another name: of one store, other topics would not be added.
-        other = config_of(store, tmp_path / "data")
-        export_here(other, to, columns=("phyOffset",), topics=frozenset({"OrderPaid"}), shape=Shape(), split_size=None)
-    found = export_here(config, to, mode=mode, columns=("phyOffset",), shape=Shape(), split_size=None)
-    assert found.rows == COUNT
-    offsets = sorted(message.phy_offset for message in logged(store))
-    if mode == "append":
-        offsets = sorted(offsets + [m.phy_offset for m in logged(store) if m.topic == "OrderPaid"])
-    held = _held(s3)
-    assert sorted(row["phyOffset"] for row in held) == offsets
-    others = {name.rpartition("/")[2] for name in _files(s3) if "exports" in name and not name.endswith(".parquet")}
-    assert others == {"_SUCCESS", "_manifest.json"}
-    if mode == "error":
-        with pytest.raises(UsageError, match="holds an export"):
-            export_here(config, to)
-
-
-def _files(s3: Buckets) -> dict[str, bytes]:
-    # Not the empty objects that stand for directories.
-    return {name: data for name, data in s3.objects.items() if not name.endswith("/")}
-
-
-def _held(s3: Buckets) -> list[dict[str, object]]:
-    names = sorted(name for name in s3.objects if "exports" in name and name.endswith(".parquet"))
-    tables = [pq.read_table(pa.BufferReader(s3.objects[name])) for name in names]
-    return [row for table in tables for row in table.to_pylist()]
-
-
-def test_an_export_that_fails_leaves_no_object(store: Path, s3: Buckets, tmp_path: Path) -> None:
-    before = dict(s3.objects)
-    config = config_of(store, tmp_path / "data")
-    to = _place(s3.uri("bucket/exports"))
-
-    def fails(spark: object, work: object, items: list[object], **_: object) -> object:
-        for item in items[:3]:
-            work(item)  # type: ignore[operator]
-        assert len(s3.objects) > len(before)
-        raise DiskError("read", Path("x"), OSError(errno.EIO, "it broke"))
-
-    with pytest.raises(DiskError, match="it broke"):
-        export_here(config, to, run=fails)
-    assert _files(s3) == before
-    s3.deny |= {"PUT", "POST"}
-    with pytest.raises(IndexdError) as caught:
-        export_here(config, to)
-    assert "secret" not in caught.value.line()
-    s3.deny.clear()
-    assert export_here(config, to, shape=with_shape(partition_by=("topic", "day"))).partitions == 4
-
-
-def test_what_a_killed_export_left_in_a_bucket_is_removed_by_the_next(store: Path, s3: Buckets, tmp_path: Path) -> None:
-    config = config_of(store, tmp_path / "data")
-    to = _place(s3.uri("bucket/exports"))
-
-    class Killed(BaseException):
-        pass
-
-    def killed(spark: object, work: object, items: list[object], **_: object) -> object:
-        work(items[0])  # type: ignore[operator]
-        s3.deny.add("DELETE")  # so that nothing is cleaned up behind it
-        raise Killed
-
-    with pytest.raises((Killed, DiskError)):
-        export_here(config, to, run=killed, columns=("phyOffset",))
-    assert any(name.endswith(".parquet") for name in s3.objects if "exports" in name)
-    s3.deny.clear()
-    export_here(config, to, columns=("phyOffset",))
-    assert [row["phyOffset"] for row in _held(s3)] == [row_of(message)["phyOffset"] for message in logged(store)]
-
-
-def test_an_export_to_a_file_uri(store: Path, tmp_path: Path) -> None:
-    config = config_of(f"file://{store}", tmp_path / "data")
-    found = export_here(config, _place(f"file://{tmp_path}/a b/out"), shape=with_shape(partition_by=("topic",)))
-    assert found.rows == COUNT == pq.read_table(tmp_path / "a b/out").num_rows
-    names = {path.name for path in (tmp_path / "a b/out").iterdir() if not path.name.startswith("topic=")}
-    assert names == {"_SUCCESS", "_manifest.json"}

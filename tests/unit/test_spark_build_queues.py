@@ -14,7 +14,8 @@ from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
 from indexd.errors import DisturbedError, IndexdError
-from indexd.spark.rebuild import build_queues
+from indexd.spark.rebuild import stage_two
+from indexd.spark.rebuild.stage_two import QueuesResult, QueuesTask
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support.goldens import GOLDENS, unpack
@@ -165,15 +166,15 @@ def test_a_log_without_messages(tmp_path: Path) -> None:
     (tmp_path / "store/commitlog").mkdir(parents=True)
     config = config_for(tmp_path / "store", tmp_path / "data")
     found = assert_same(config, [], tmp_path / "out", one_process(config, tmp_path / "one"))
-    assert found.result == build_queues.QueuesResult(found.result.mark, QueueCounters())
+    assert found.result == QueuesResult(found.result.mark, QueueCounters())
 
 
 def test_small_logs_take_few_tasks_and_big_buckets_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, offsets = odd_store(tmp_path, 1000, 100)
     runs = make_runs(config, splits_at(config, offsets[::100]), tmp_path / "runs")
-    (task,) = build_queues.plan(runs, config, tmp_path)
-    monkeypatch.setattr(build_queues, "_ROWS_PER_TASK", 1)
-    tasks = build_queues.plan(runs, config, tmp_path)
+    (task,) = QueuesTask.plan(runs, config, tmp_path)
+    monkeypatch.setattr(stage_two, "_ROWS_PER_TASK", 1)
+    tasks = QueuesTask.plan(runs, config, tmp_path)
     assert [one.buckets for one in tasks] == [(bucket,) for bucket in task.buckets]
     assert sum(one.rows for one in tasks) == task.rows
     assert len({one.directory for one in tasks}) == len(tasks) > 10
@@ -187,11 +188,11 @@ def test_all_that_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.Mo
     sync_file, sync_dir = DiskFile.fsync, Disk.sync_dir
     monkeypatch.setattr(DiskFile, "fsync", lambda file: (synced.add(file.path), sync_file(file)))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: (synced.add(path), sync_dir(disk, path)))
-    (task,) = build_queues.plan(runs, config, tmp_path / "attempts")
-    built = build_queues.work(runs, task)
+    (task,) = QueuesTask.plan(runs, config, tmp_path / "attempts")
+    built = task.work(runs)
     assert {task.directory, *task.directory.rglob("*")} <= synced
     synced.clear()
-    build_queues.commit(Disk(), [built], tmp_path / "out")
+    QueuesTask.commit(Disk(), [built], tmp_path / "out")
     assert {path.parent.parent for path in (tmp_path / "out").rglob("*") if path.is_file()} <= synced
     assert {tmp_path, tmp_path / "out"} <= synced
 
@@ -199,17 +200,17 @@ def test_all_that_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_was_not_planned_is_refused(tmp_path: Path) -> None:
     config, offsets = odd_store(tmp_path, 500, 30)
     runs = make_runs(config, splits_at(config, offsets[::100]), tmp_path / "runs")
-    tasks = build_queues.plan(runs, config, tmp_path / "attempts")
-    built = [build_queues.work(runs, task) for task in tasks]
+    tasks = QueuesTask.plan(runs, config, tmp_path / "attempts")
+    built = [task.work(runs) for task in tasks]
     done = built[0]
     less = replace(done.counters, messages=done.counters.messages - 1)
     for wrong in (replace(done, marks=done.marks[1:]), replace(done, counters=less)):
         with pytest.raises(IndexdError, match=r"holds \d+ queues of \d+ rows, planned were"):
-            build_queues.collect(runs, tasks, [wrong, *built[1:]], config)
+            QueuesTask.collect(runs, tasks, [wrong, *built[1:]], config)
     mark = done.marks[0]
     other = replace(done, marks=(mark._replace(topic="Other"), *done.marks[1:]))
     with pytest.raises(IndexdError, match="that the runs begin with"):
-        build_queues.collect(runs, tasks, [other, *built[1:]], config)
+        QueuesTask.collect(runs, tasks, [other, *built[1:]], config)
 
 
 def test_a_stretch_that_expired_under_a_task_ends_it(tmp_path: Path) -> None:
@@ -217,4 +218,4 @@ def test_a_stretch_that_expired_under_a_task_ends_it(tmp_path: Path) -> None:
     (run,) = make_runs(config, [Split(0, SEGMENT_SIZE)], tmp_path / "runs")
     expired = replace(run, skipped=(Skipped(0, 100, "the log begins behind it", is_expired=True),))
     with pytest.raises(DisturbedError, match="the log up to 100 expired"):
-        build_queues.plan([expired], config, tmp_path)
+        QueuesTask.plan([expired], config, tmp_path)

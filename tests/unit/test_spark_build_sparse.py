@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.spark.rebuild import build_sparse
+from indexd.spark.rebuild import stage_two
 from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_two import SparseTask
 from indexd.spark.splits import Split
 from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk, DiskFile
@@ -40,20 +41,20 @@ def runs_of(config: Config, cuts: list[int], root: Path) -> list[Run]:
 def test_segments_built_apart_are_those_built_in_one_go(
     tmp_path: Path, interval: int, per_task: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_sparse, "_MESSAGES_PER_TASK", per_task)
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", per_task)
     config, offsets = store_of(tmp_path, odd_messages(2000, 5), interval)
     runs = runs_of(config, offsets[::150], tmp_path)
     expected = one_process(config, tmp_path / "one")
     found = assert_same(config, runs, tmp_path / "out", expected)
     assert len(found.mark.segments) > 4
     assert found.mark.active is not None
-    tasks = build_sparse.plan(runs, config, tmp_path)
+    tasks = SparseTask.plan(runs, config, tmp_path)
     assert len(tasks) == {1: len(found.mark.segments), 1 << 20: 1}.get(per_task, len(tasks))
     assert [task.grows for task in tasks] == [False] * (len(tasks) - 1) + [True]
 
 
 def test_every_place_of_a_small_log_as_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_sparse, "_MESSAGES_PER_TASK", 1)
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 1)
     messages = [replace(message, body_size=2000) for message in odd_messages(50, 3)]
     config, offsets = store_of(tmp_path, messages, 5000)
     expected = one_process(config, tmp_path / "one")
@@ -66,7 +67,7 @@ def test_every_place_of_a_small_log_as_a_split(tmp_path: Path, monkeypatch: pyte
 @given(some_messages(30), st.data())
 def test_any_log_split_anywhere(messages: list[OddMessage], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_sparse, "_MESSAGES_PER_TASK", data.draw(st.integers(1, 12)))
+        patch.setattr(stage_two, "_MESSAGES_PER_TASK", data.draw(st.integers(1, 12)))
         root = Path(name)
         offsets = write_odd(root / "store", messages, 2048)
         interval = data.draw(st.sampled_from([0, 100, 300, 5000]))
@@ -89,7 +90,7 @@ def test_the_newest_pair_is_that_of_the_last_segment_with_messages(tmp_path: Pat
 
 @pytest.mark.parametrize("number", [0, 2, -1])
 def test_a_segment_of_which_nothing_can_be_read(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_sparse, "_MESSAGES_PER_TASK", 1)
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 1)
     config, offsets = store_of(tmp_path, odd_messages(1500, 5), 1000, on_corrupt="skip")
     # Of the newest one nobody can say that it is a segment at all: there the log ends.
     path = sorted((tmp_path / "store/commitlog").iterdir())[number]
@@ -102,8 +103,8 @@ def test_a_segment_of_which_nothing_can_be_read(tmp_path: Path, number: int, mon
 
 def test_a_log_without_messages(tmp_path: Path) -> None:
     config = config_for(tmp_path / "store", tmp_path / "data", sparse_interval=7)
-    assert build_sparse.plan([], config, tmp_path) == []
-    assert build_sparse.collect([], [], config) == SparseMark(7)
+    assert SparseTask.plan([], config, tmp_path) == []
+    assert SparseTask.collect([], [], config) == SparseMark(7)
 
 
 def test_all_that_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,25 +114,25 @@ def test_all_that_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.Mo
     sync_file, sync_dir = DiskFile.fsync, Disk.sync_dir
     monkeypatch.setattr(DiskFile, "fsync", lambda file: (synced.add(file.path), sync_file(file)))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: (synced.add(path), sync_dir(disk, path)))
-    (task,) = build_sparse.plan(runs, config, tmp_path / "attempts")
-    built = build_sparse.work(runs, task)
+    (task,) = SparseTask.plan(runs, config, tmp_path / "attempts")
+    built = task.work(runs)
     assert {task.directory, *task.directory.iterdir()} <= synced
     synced.clear()
-    build_sparse.commit(Disk(), [built], tmp_path / "out")
+    SparseTask.commit(Disk(), [built], tmp_path / "out")
     assert {tmp_path, tmp_path / "out"} <= synced
 
 
 def test_what_was_not_planned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_sparse, "_MESSAGES_PER_TASK", 1)
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", 1)
     config, offsets = store_of(tmp_path, odd_messages(1000, 5), 1000)
     runs = runs_of(config, offsets[::100], tmp_path)
-    tasks = build_sparse.plan(runs, config, tmp_path / "attempts")
-    built = [build_sparse.work(runs, task) for task in tasks]
+    tasks = SparseTask.plan(runs, config, tmp_path / "attempts")
+    built = [task.work(runs) for task in tasks]
     first = built[0].segments[0]
     fewer = replace(built[0], segments=(first._replace(messages=first.messages - 1),))
     with pytest.raises(IndexdError, match="planned were"):
-        build_sparse.collect(tasks, [fewer, *built[1:]], config)
+        SparseTask.collect(tasks, [fewer, *built[1:]], config)
     with pytest.raises(IndexdError, match="planned were"):
-        build_sparse.collect(tasks, [built[-1], *built[1:]], config)
+        SparseTask.collect(tasks, [built[-1], *built[1:]], config)
     with pytest.raises(IndexdError, match="out of order or twice"):
-        build_sparse.collect([tasks[0], *tasks], [built[0], *built], config)
+        SparseTask.collect([tasks[0], *tasks], [built[0], *built], config)

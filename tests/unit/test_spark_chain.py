@@ -11,9 +11,9 @@ from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import Skipped
 from indexd.errors import CorruptDataError, DisturbedError
-from indexd.spark.rebuild.build_index import plan
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_one import Unreadable, chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.stage_two import IndexTask
 from indexd.spark.splits import Split
 from support.reopened import config_for
 
@@ -113,7 +113,7 @@ def test_how_many_index_files(tmp_path: Path, entries: tuple[int, ...], ends_wit
     ]
     if runs and not ends_with_entry:
         runs.append(run_at(99, 100, messages=1))
-    tasks = plan(runs, config, tmp_path)
+    tasks = IndexTask.plan(runs, config, tmp_path)
     assert len(tasks) == files
     assert sum(task.entries for task in tasks) == sum(entries)
     assert [task.is_full for task in tasks] == [True] * (files - 1) + [False] * (files > 0)

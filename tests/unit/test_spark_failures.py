@@ -22,8 +22,7 @@ from pyspark import SparkContext
 from indexd import errors
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, UsageError
 from indexd.spark import session
-from indexd.spark.failures import job_error, jvm_error, sealed
-from indexd.spark.tasks import Progress, quiet_print
+from indexd.spark.tasks import Progress, job_error, jvm_error, quiet_print, sealed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +56,7 @@ ERRORS = [
 def test_ours_survive_pickling_and_sealing(error: IndexdError) -> None:
     for again in (
         pickle.loads(pickle.dumps(error)),
-        job_error(text_of(f"indexd.spark.failures.TaskError: {sealed(error)}")),
+        job_error(text_of(f"indexd.spark.tasks.TaskError: {sealed(error)}")),
     ):
         assert type(again) is type(error)
         assert again.line() == error.line()
@@ -144,7 +143,7 @@ LOST = [
 def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
-    monkeypatch.setattr("indexd.spark.failures._END_SECONDS", 0.01)
+    monkeypatch.setattr("indexd.spark.tasks._END_SECONDS", 0.01)
     try:
         assert jvm_error(error) is None
         assert job_error(error).line().startswith("a job on Spark failed: ")

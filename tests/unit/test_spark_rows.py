@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
-from indexd.spark.source.rows import Keep, RowReader, record_batches
+from indexd.spark.source.rows import Keep, RowReader
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support.goldens import GOLDENS, unpack
-from support.rows import config_of, plain, rows_of_log
+from support.rows import config_of, plain, record_batches, rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log
 from support.strategies import Sample, logs
 
@@ -125,7 +125,7 @@ def test_a_row_reader_says_where_it_ended(tmp_path: Path) -> None:
     config = config_of(tmp_path, SEGMENT_SIZE)
     reader = RowReader(Disk(), config, Split(0, SEGMENT_SIZE))
     assert sum(batch.num_rows for batch in reader) == 100
-    assert (reader.next_offset, reader.ends_log) == (end, True)
+    assert (reader.split_reader.next_offset, reader.split_reader.ends_log) == (end, True)
     assert reader.schema.names == list(DEFAULT_COLUMNS)
     assert "Split" in repr(reader)
 

@@ -17,12 +17,17 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from indexd.spark.export.job import ExportRequest
-from indexd.spark.source.batch import plan
-from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA
-from indexd.spark.source.datasource import spark_schema
-from indexd.spark.source.options import parse_options, segment_before, segment_behind
+from indexd.errors import (
+    CorruptDataError,
+    DisturbedError,
+    IndexdError,
+    MissingStoreError,
+    UnsafeStoreError,
+    UsageError,
+)
+from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, spark_schema
+from indexd.spark.source.datasource import CommitLogSource
+from indexd.spark.source.options import OPTIONS_HINT, check_names, explained, parse_options
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
@@ -81,7 +86,7 @@ def test_a_schema_of_ones_own_chooses_columns_and_allows_nulls(store: Path, rows
         {"TAGS": row["tags"], **{name: row[name] for name in ("phyOffset", "keys", "properties")}} for row in rows
     ]
     assert read(found) == expected
-    with pytest.raises(UsageError, match="the column size is int32, not int64"):
+    with pytest.raises(UsageError, match="the column size is int, not bigint"):
         made.reader(StructType([StructField("size", LongType())]))
     with pytest.raises(UsageError, match="there is no column 'sise'"):
         made.reader(StructType([StructField("sise", IntegerType())]))
@@ -121,7 +126,6 @@ def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data:
                 "startOffset": offsets, "endOffset": offsets, "startTime": times, "endTime": times,
                 "topics": st.sampled_from(["TopicTest", "订单主题,OrderPaid", "none"]),
                 "splitSize": st.sampled_from([5000, SEGMENT_SIZE // 2, 1 << 30]),
-                "timeSlack": st.sampled_from(["61s", "1h"]),
             },
         )
     )  # fmt: skip
@@ -133,16 +137,6 @@ def test_offsets_topics_and_times(store: Path, rows: list[dict[str, Any]], data:
         and ("topics" not in chosen or row["topic"] in chosen["topics"].split(","))
     ]
     assert [row["phyOffset"] for row in read(reader(store, columns="phyOffset", **chosen))] == expected
-
-
-def test_times_leave_segments_out(store: Path, rows: list[dict[str, Any]]) -> None:
-    # Store times grow by 40 ms a message; the clock goes back by a minute once.
-    middle = rows[2000]["storeTimestamp"]
-    late = reader(store, startTime=middle, timeSlack="0").partitions()
-    early = reader(store, endTime=middle, timeSlack="0").partitions()
-    assert late[0].value.begin > 0
-    assert early[-1].value.end < rows[-1]["phyOffset"]
-    assert reader(store, startTime=middle, timeSlack="1h").partitions()[0].value.begin == 0
 
 
 @pytest.mark.parametrize("step", [3 * 3_600_000, -3 * 3_600_000])
@@ -161,26 +155,6 @@ def test_a_clock_that_steps_inside_segments_loses_no_rows(tmp_path: Path, step: 
         for name, expected in (("startTime", late), ("endTime", early)):
             found = read(reader(built.root, columns="phyOffset", **{name: bound}, **options))
             assert [row["phyOffset"] for row in found] == expected
-    # An export plans the same way.
-    config = parse_options({"path": str(built.root), "settlems": "1"}, is_stream=False).config
-    for request in (ExportRequest(tmp_path, begin=bound), ExportRequest(tmp_path, end=bound)):
-        everything = ExportRequest(tmp_path).source_options(config, None)
-        assert plan(Disk(), request.source_options(config, None)) == plan(Disk(), everything)
-
-
-def test_segments_by_their_first_messages() -> None:
-    bases = [0, 10, 20, 30]
-    assert segment_before(bases, [1, 2, 3, 4], 4) == 20
-    assert segment_before(bases, [1, 2, 3, 4], 1) is None
-    # The clock was late once: what follows may be of any time up to that.
-    assert segment_before(bases, [1, 9, 3, 4], 5) == 0
-    assert segment_before(bases, [1, None, 3, 4], 5) == 0
-    assert segment_before([], [], 5) is None
-    assert segment_behind(bases, [1, 2, 3, 4], 3) == 20
-    assert segment_behind(bases, [1, 2, 3, 4], 5) is None
-    assert segment_behind(bases, [5, 6, 1, 7], 5) == 30
-    assert segment_behind(bases, [5, 6, None, 7], 5) == 30
-    assert segment_behind(bases, [5, 6, 7, 8], 5) == 0
 
 
 @settings(max_examples=25)
@@ -291,3 +265,110 @@ def test_splits_are_those_of_the_planner(store: Path) -> None:
     planned = plan_splits(Disk(), config, size=SEGMENT_SIZE // 3)
     found = [partition.value for partition in reader(store, splitSize=SEGMENT_SIZE // 3).partitions()]
     assert found[:-1] == planned[:-1]
+
+
+# --- options ---
+
+
+def partitions(made_of: CommitLogSource) -> Any:
+    return made_of.reader(made_of.schema()).partitions()
+
+
+def test_options_go_by_any_spelling(store: Path) -> None:
+    found = parse_options(
+        {
+            "PATH": str(store), "Start_Offset": "5", "endoffset": "7", "starttime": "-3", "endTime": "9",
+            "splitsize": "1MiB", "TOPICS": "a, b", "corrupt": "SKIP", "read_bytes": "1MiB",
+            "verifyCrc": "true",
+        },
+        is_stream=False,
+    )  # fmt: skip
+    assert (found.start_offset, found.end_offset, found.start_time, found.end_time) == (5, 7, -3, 9)
+    assert (found.split_size, found.topics) == (1 << 20, frozenset({"a", "b"}))
+    assert found.config.store.store == store
+    assert (found.config.reader.on_corrupt, found.config.reader.read_bytes) == ("skip", 1 << 20)
+    assert found.config.reader.verify_crc
+    # What the log's files say, as nobody else has.
+    assert found.config.store.segment_size == SEGMENT_SIZE
+    assert not found.has_data
+    assert (found.starting_offset, found.on_expired, found.max_bytes_per_trigger) == ("earliest", "fail", None)
+
+
+def test_a_configuration_file_is_read(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "indexd.toml"
+    file.write_text(f'[store]\nstore = "{store}"\ndata = "{tmp_path}/data"\n[spark]\nsplit_size = "3MiB"\n')
+    found = parse_options({"config": str(file)}, is_stream=False)
+    assert (found.config.store.store, found.split_size, found.has_data) == (store, 3 << 20, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("startOfset", "1", "there is no option 'startOfset' of rocketmq_commitlog"),
+        ("startOffset", "-1", "startOffset = '-1' is negative"),
+        ("endTime", "yesterday", "endTime = 'yesterday' is not a whole number"),
+        ("endTime", str(2**63), "is not in 64 bits"),
+        ("corrupt", "ignore", "is not one of fail, skip"),
+        ("splitSize", "0", "is less than 1"),
+        ("splitSize", "big", "is not a size"),
+        ("columns", "bodi", "there is no column 'bodi'"),
+        ("startingOffset", "earliest", "startingOffset is no option of a batch"),
+        ("segmentSize", "5", "segment_size"),
+    ],
+)
+def test_options_that_are_wrong(store: Path, option: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_options({"path": str(store), option: text}, is_stream=False)
+
+
+def test_an_option_of_another_name_is_found_before_anything_is_read() -> None:
+    with pytest.raises(UsageError) as error:
+        check_names({"colums": "x"})
+    assert error.value.hint == "did you mean columns?"
+
+
+def test_several_stores_are_not_loaded_at_a_time() -> None:
+    # What Spark makes of load([a, b]).
+    with pytest.raises(UsageError, match="one store is loaded at a time") as error:
+        check_names({"paths": '["/a","/b"]'})
+    assert "union" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("give --on-corrupt skip to go on", "give the option corrupt=skip to go on"),
+        ("give --segment-size 65536, or its own file with --broker-conf",
+         "give the option segmentSize=65536, or its own file with the option brokerConf"),
+        ("check --store", "check the option path"),
+        ("run indexd --recover", "run indexd --recover"),
+        ("see indexd --help", OPTIONS_HINT),
+    ],
+)  # fmt: skip
+def test_hints_name_options_where_the_command_line_has_flags(hint: str, expected: str) -> None:
+    with pytest.raises(UsageError) as error, explained(), explained():
+        raise UsageError("wrong", hint)
+    assert (error.value.hint, error.value.__notes__) == (expected, [expected])
+
+
+def test_no_hint_of_the_source_names_a_flag(store: Path) -> None:
+    for wrong in ({"qqqqqqqqq": "1"}, {"startOffset": "-1"}, {"segmentSize": 2 * SEGMENT_SIZE}, {"path": store / "no"}):
+        with pytest.raises(IndexdError) as error:
+            partitions(source(store, **wrong))
+        assert "--" not in error.value.hint
+        assert "indexd.spark" not in error.value.hint
+
+
+def test_the_hint_is_shown_with_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        source(tmp_path, columns="bodi").schema()
+    assert error.value.__notes__ == ["did you mean body?"]
+
+
+def test_stores_that_cannot_be_read(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(MissingStoreError, match="there is no commitlog"):
+        partitions(source(tmp_path / "nothing"))
+    with pytest.raises(UnsafeStoreError, match="segment_size"):
+        partitions(source(store, segmentSize=2 * SEGMENT_SIZE))
+    with pytest.raises(UsageError, match="no store is given"):
+        partitions(CommitLogSource({}))

@@ -123,10 +123,6 @@ def test_where_a_query_begins(tmp_path: Path) -> None:
     assert stream(tmp_path, startTime=late).initialOffset() == {"offset": 0}
     of_that_time = [row["phyOffset"] for row in rows if row["storeTimestamp"] >= late]
     assert run(stream(tmp_path, startTime=late), {"offset": 0})[1] == of_that_time != offsets[1900:]
-    begin = stream(tmp_path, startTime=late, timeSlack=0).initialOffset()
-    assert 0 < begin["offset"] <= offsets[1900]
-    found = run(stream(tmp_path, startTime=late, timeSlack=0), begin)[1]
-    assert found == offsets[1900:]
 
 
 def test_a_log_that_does_not_begin_yet(tmp_path: Path) -> None:

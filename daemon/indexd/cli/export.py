@@ -1,4 +1,4 @@
-"""export: messages of the log as Parquet, by Spark."""
+"""The command export: messages of the log as Parquet, by Spark."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, wants_json
 from indexd.cli.query import count64
 from indexd.cli.rebuild import spark_session
-from indexd.config import Config, parse_size
+from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
 from indexd.config.units import parse_place, printable
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
-    from indexd.spark.export.job import Exported, ExportRequest
+    from indexd.spark.export import Exported, ExportRequest
 
 _COMPRESSIONS = ("zstd", "snappy", "none")
 _MODES = ("error", "overwrite", "append")
 _ON_EXPIRED = ("fail", "skip")
-_FILE_SIZE = 256 << 20
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -45,10 +44,11 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
     parser.add_argument("--compression", choices=_COMPRESSIONS, default="zstd", help="of the files (default: zstd)")
     parser.add_argument(
-        "--file-size",
-        default=_FILE_SIZE,
-        metavar="SIZE",
-        help="the largest file, but for a row group (default: 256MiB)",
+        "--max-records-per-file",
+        type=count64,
+        default=0,
+        metavar="N",
+        help="messages of a file, at most (default: all that a task has for it)",
     )
     parser.add_argument(
         "--mode",
@@ -78,9 +78,9 @@ def export(args: argparse.Namespace, config: Config) -> int:
     check_outside(config, to, "--to")
     with suppress(ImportError):  # which package is missing, the session says
         request = _request(args, config, to)
-    with spark_session(config, "indexd export") as spark:
+    with spark_session(config, "indexd export", memory="4g") as spark:
         from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-        from indexd.spark.export.job import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
+        from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
         with ProgressBar("export") as bar:
             found = run(spark, config, request, bar.to)
@@ -92,8 +92,7 @@ def export(args: argparse.Namespace, config: Config) -> int:
 
 
 def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportRequest:
-    from indexd.spark.export.job import ExportRequest, check_request  # noqa: PLC0415 - the same
-    from indexd.spark.export.parquet import Shape  # noqa: PLC0415 - the same
+    from indexd.spark.export import ExportRequest, check_request  # noqa: PLC0415 - the same
     from indexd.spark.source.columns import parse_columns  # noqa: PLC0415 - loads pyarrow, which is optional
 
     columns = parse_columns(args.columns)
@@ -107,11 +106,9 @@ def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportReques
         topics=topics,
         begin=args.begin,
         end=args.end,
-        shape=Shape(
-            compression=args.compression,
-            file_size=_parsed("--file-size", args.file_size, parse_size),
-            partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
-        ),
+        compression=args.compression,
+        partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
+        max_records_per_file=args.max_records_per_file,
         split_size=config.spark.split_size or None,
         on_expired=args.on_expired,
     )
@@ -152,8 +149,10 @@ def _row(found: Exported, args: argparse.Namespace) -> dict[str, Any]:
 
 def _print(found: Exported, to: str) -> None:
     rate = found.rows / found.seconds if found.seconds else 0
-    words = f"{found.rows:,} messages in {found.files:,} files of {show_bytes(found.bytes)}"
-    if found.partitions > 1:
+    words = f"{found.rows:,} messages"
+    if found.files is not None:
+        words += f" in {found.files:,} files of {show_bytes(found.bytes or 0)}"
+    if found.partitions is not None and found.partitions > 1:
         words += f" in {found.partitions:,} partitions"
     print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
     print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")

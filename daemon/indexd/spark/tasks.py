@@ -1,31 +1,29 @@
-"""How far a job is: tasks that are done, told as bytes.
+"""Runs plain Python work as Spark tasks, one task an item, and turns what ends a job into one of indexd's own errors.
 
-A classic session is asked (StatusTracker), a Connect server tells (progress handler). Neither counts bytes; but tasks
-are started in order and the sizes of their items are known.
+A job is a range with a partition an item, mapped in Arrow batches: nothing is shuffled. What the work raises of
+indexd's own errors travels inside the failed task's text, which is all that Spark carries, and is raised again by the
+driver as it was; Spark tries a failed task again where the master allows it, for those as for any other. Of everything
+else the last line of the worker's traceback, or the reason that Spark gives, is what an operator can use; the rest
+hangs on ``__cause__``. When the JVM itself has ended, that is what is said, whatever py4j makes of it.
 
-Plain Python work as Spark tasks: one task an item, results in the items' order.
-
-A job is a range with a partition an item, mapped in Arrow batches: nothing is shuffled, and of each result only its
-pickle crosses the wire. What the work raises of indexd's own errors travels inside the failed task's text and is raised
-again by the driver as it was; Spark tries a failed task again where the master allows it, for those as for any other.
-
-Spark's own Python daemon, which forks the workers, silent about a worker whose task was given up.
-
-Run by Spark on this machine as ``python -m indexd.spark.tasks``. When a job is cancelled, another task of it failed,
-or the reader has enough rows, the sockets of the tasks that still run are closed; without this each of them prints a
-traceback, over the one line that says what happened or over nothing at all.
+Spark on this machine runs it as ``python -m indexd.spark.tasks``, in place of its own Python daemon, which forks the
+workers: when a job is cancelled, another task of it failed, or the reader has enough rows, the sockets of the tasks
+that still run are closed; without this each of them prints a traceback, over the one line that says what happened.
 """
 
 from __future__ import annotations
 
+import base64
 import gc
 import pickle
+import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,21 +31,114 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import cloudpickle, daemon
+from pyspark.errors import PySparkException
 
-from indexd.errors import DiskError, IndexdError, MissingStoreError
-from indexd.spark.failures import ENGINE_ERRORS, job_error, sealed
+from indexd import errors
+from indexd.errors import DiskError, IndexdError, MissingStoreError, SparkError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.connect.shell.progress import ProgressHandler
+    from pyspark.sql.types import StructType
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Report = Callable[[int, int], None]
 """Told bytes done and all bytes; ``done`` never goes back."""
 
+_POLL_SECONDS = 0.2
+_CANCEL_TRIES = 30  # a second each
+# A worker whose task was given up is killed after spark.python.task.killTimeout, 200 ms in a session of ours.
+_KILL_SECONDS = 0.5
+_RESULT_SCHEMA = "item long, result binary"
+
+_quiet = False
+
+
+def run_tasks(
+    spark: SparkSession,
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    sizes: Sequence[int] = (),
+    progress: Report | None = None,
+) -> list[Result]:
+    """``[work(item) for item in items]``, each call a task of its own on whatever `spark` runs on.
+
+    `work` is a function of a module that the executors can import, or a ``functools.partial`` of one; items and results
+    are pickled. `progress` is told bytes done and their sum, by `sizes`, the bytes of each item. Raises the IndexdError
+    that a task raised, SparkError for anything else that ended the job; KeyboardInterrupt cancels the job first.
+    """
+    if not items:
+        return []
+    frame = task_frame(spark, partial(_result, _pickled(work)), list(enumerate(items)), _RESULT_SCHEMA)
+    rows = run_job(spark, frame.collect, sizes=sizes, progress=progress)
+    results: list[Any] = [None] * len(items)
+    for row in rows:
+        results[row["item"]] = pickle.loads(bytes(row["result"]))
+    return results
+
+
+def task_frame(
+    spark: SparkSession,
+    work: Callable[[Item], Iterator[pa.RecordBatch]],
+    items: Sequence[Item],
+    schema: StructType | str,
+) -> DataFrame:
+    """The rows that `work` yields of the items, a partition an item; to be used within `run_job`."""
+    blobs = tuple(pickle.dumps(item) for item in items)
+    run = partial(_run_partition, _pickled(work), blobs, is_local(spark))
+    return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(run, schema)
+
+
+def run_job(
+    spark: SparkSession, action: Callable[[], Result], *, sizes: Sequence[int] = (), progress: Report | None = None
+) -> Result:
+    """What `action`, a Spark action such as ``frame.collect``, returns; errors, Ctrl-C and progress as `run_tasks`.
+
+    `sizes` are the bytes of the tasks of its first stage. However it ends, no task of it runs any more: the caller can
+    remove what they wrote.
+    """
+    outcome: list[tuple[bool, Any]] = []
+    ended = threading.Event()  # not Thread.join: interrupted, it takes the thread for ended
+    with _watched(spark, Progress(sizes, progress)) as watch:
+
+        def act() -> None:
+            try:
+                watch.begin()
+                outcome.append((True, action()))
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+                outcome.append((False, error))
+            finally:
+                ended.set()
+
+        threading.Thread(target=act, name="spark-job", daemon=True).start()
+        try:
+            while not ended.wait(_POLL_SECONDS):
+                watch.progress.tasks_done(*watch.tasks())
+        except BaseException as error:
+            _cancel(watch, ended)
+            if isinstance(error, ENGINE_ERRORS):
+                raise job_error(error) from error
+            raise
+        done, value = outcome[0]
+        if done:
+            watch.progress.finish()
+            result: Result = value
+            return result
+    time.sleep(_KILL_SECONDS)
+    if isinstance(value, ENGINE_ERRORS):
+        raise job_error(value) from value
+    raise value
+
 
 class Progress:
-    """Tasks done -> bytes done, without a session: nothing is told twice, and nothing goes back."""
+    """Tasks done -> bytes done, without a session: nothing is told twice, and nothing goes back.
+
+    Spark counts no bytes; but tasks are started in order and the sizes of their items are known.
+    """
 
     def __init__(self, sizes: Sequence[int], report: Report | None) -> None:
         self._sums = [0, *accumulate(sizes)]
@@ -71,61 +162,37 @@ class Progress:
             self._report(size, self._sums[-1])
 
 
-class JobWatch(ABC):
-    """One job: told apart from others, looked at while it runs, and cancelled."""
+class _ClassicWatch:
+    """One job of a classic session, by a job group: its tags do not reach its jobs, seen with 4.3.0."""
 
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress = progress
-        self._name = name
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Called in the thread that starts the job, before it does."""
-
-    @abstractmethod
-    def poll(self) -> None:
-        """Tell what is done by now; called now and then in the thread that waits."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Give the job up; nothing happens if there is none yet or any more."""
-
-    def finish(self) -> None:
-        """Tell that all is done."""
-        self._progress.finish()
-
-
-class ClassicWatch(JobWatch):
-    """By a job group: the tags of a classic session do not reach its jobs, seen with 4.3.0."""
-
-    def __init__(self, progress: Progress, name: str, spark: SparkSession) -> None:
-        super().__init__(progress, name)
+    def __init__(self, progress: Progress, spark: SparkSession) -> None:
+        self.progress = progress
+        self._name = f"indexd-{uuid.uuid4().hex}"
         self._context = spark.sparkContext
 
     def begin(self) -> None:
+        """Called in the thread that starts the job, before it does."""
         self._context.setJobGroup(self._name, "indexd", interruptOnCancel=True)
 
-    def poll(self) -> None:
+    def tasks(self) -> tuple[int, int]:
+        """How many are done, of how many."""
         tracker = self._context.statusTracker()
-        done = tasks = 0
-        for job in tracker.getJobIdsForGroup(self._name):
-            found = tracker.getJobInfo(job)
-            for stage in found.stageIds if found else ():
-                info = tracker.getStageInfo(stage)
-                if info is not None:
-                    done += info.numCompletedTasks
-                    tasks += info.numTasks
-        self._progress.tasks_done(done, tasks)
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._name)]
+        found = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        stages = [stage for stage in found if stage is not None]
+        return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
     def cancel(self) -> None:
+        """Give the job up; nothing happens if there is none yet or any more."""
         self._context.cancelJobGroup(self._name)
 
 
-class ConnectWatch(JobWatch):
-    """By a tag, and by what the server tells in the thread of the job; the thread that waits passes it on."""
+class _ConnectWatch:
+    """The same through Connect: by a tag, and by what the server tells in the thread of the job."""
 
-    def __init__(self, progress: Progress, name: str, spark: SparkSession) -> None:
-        super().__init__(progress, name)
+    def __init__(self, progress: Progress, spark: SparkSession) -> None:
+        self.progress = progress
+        self._name = f"indexd-{uuid.uuid4().hex}"
         self._spark = spark
         self._heard = (0, 0)
 
@@ -137,21 +204,19 @@ class ConnectWatch(JobWatch):
         heard = list(stages or ())
         self._heard = (sum(stage.num_completed_tasks for stage in heard), sum(stage.num_tasks for stage in heard))
 
-    def poll(self) -> None:
-        self._progress.tasks_done(*self._heard)
+    def tasks(self) -> tuple[int, int]:
+        return self._heard
 
     def cancel(self) -> None:
         self._spark.interruptTag(self._name)
 
 
 @contextmanager
-def watch_job(spark: SparkSession, name: str, sizes: Sequence[int], report: Report | None) -> Iterator[JobWatch]:
-    """A watch on the one job that is started meanwhile; no other job has its `name`, and `sizes` are bytes a task."""
-    progress = Progress(sizes, report)
+def _watched(spark: SparkSession, progress: Progress) -> Iterator[_ClassicWatch | _ConnectWatch]:
     if not is_connect(spark):
-        yield ClassicWatch(progress, name, spark)
+        yield _ClassicWatch(progress, spark)
         return
-    watch = ConnectWatch(progress, name, spark)
+    watch = _ConnectWatch(progress, spark)
     spark.registerProgressHandler(cast("ProgressHandler", watch))
     try:
         yield watch
@@ -159,99 +224,7 @@ def watch_job(spark: SparkSession, name: str, sizes: Sequence[int], report: Repo
         spark.removeProgressHandler(cast("ProgressHandler", watch))
 
 
-def is_connect(spark: SparkSession) -> bool:
-    """Whether this session is a client of a Connect server."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_POLL_SECONDS = 0.2
-_CANCEL_TRIES = 30  # a second each
-_KILL_SECONDS = (
-    0.5  # a worker whose task was given up is killed after spark.python.task.killTimeout, 200 ms in a session of ours
-)
-_RESULT_SCHEMA = "item long, result binary"
-
-_quiet = False
-
-
-def run_tasks(
-    spark: SparkSession,
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    *,
-    sizes: Sequence[int] = (),
-    progress: Report | None = None,
-) -> list[Result]:
-    """``[work(item) for item in items]``, each call a task of its own on whatever `spark` runs on.
-
-    `work` is a function of a module that the executors can import, or a ``functools.partial`` of one; items and results
-    are pickled. `progress` is told bytes done and their sum, by `sizes`, the bytes of each item. Raises the IndexdError
-    that a task raised, SparkError for anything else that ended the job; KeyboardInterrupt cancels the job first.
-    """
-    if not items:
-        return []
-    frame = task_frame(spark, partial(_result_row, work), list(enumerate(items)), _RESULT_SCHEMA)
-    rows = run_job(spark, frame.collect, sizes=sizes, progress=progress)
-    results: list[Any] = [None] * len(items)
-    for row in rows:
-        results[row["item"]] = pickle.loads(bytes(row["result"]))
-    return results
-
-
-def task_frame(
-    spark: SparkSession, work: Callable[[Item], Iterable[pa.RecordBatch]], items: Sequence[Item], schema: str
-) -> DataFrame:
-    """A DataFrame of what ``work(item)`` yields for each item, each call a task of its own as in `run_tasks`."""
-    blobs = tuple(pickle.dumps(item) for item in items)
-    run = partial(_run_partition, _pickled(work), blobs, is_local(spark))
-    return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(run, schema)
-
-
-def run_job(
-    spark: SparkSession, action: Callable[[], Result], *, sizes: Sequence[int] = (), progress: Report | None = None
-) -> Result:
-    """What `action`, a Spark action such as ``frame.collect``, returns; errors, Ctrl-C and progress as `run_tasks`.
-
-    `sizes` are the bytes of the tasks of its first stage. However it ends, no task of it runs any more: the caller can
-    remove what they wrote.
-    """
-    outcome: list[tuple[bool, Any]] = []
-    ended = threading.Event()  # not Thread.join: interrupted, it takes the thread for ended
-    with watch_job(spark, f"indexd-{uuid.uuid4().hex}", sizes, progress) as watch:
-
-        def act() -> None:
-            try:
-                watch.begin()
-                outcome.append((True, action()))
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                outcome.append((False, error))
-            finally:
-                ended.set()
-
-        threading.Thread(target=act, name="spark-job", daemon=True).start()
-        try:
-            while not ended.wait(_POLL_SECONDS):
-                watch.poll()
-        except BaseException as error:
-            _cancel(watch, ended)
-            if isinstance(error, ENGINE_ERRORS):
-                raise job_error(error) from error
-            raise
-        done, value = outcome[0]
-        if done:
-            watch.finish()
-            result: Result = value
-            return result
-    time.sleep(_KILL_SECONDS)
-    if isinstance(value, ENGINE_ERRORS):
-        raise job_error(value) from value
-    raise value
-
-
-def _cancel(watch: JobWatch, ended: threading.Event) -> None:
+def _cancel(watch: _ClassicWatch | _ConnectWatch, ended: threading.Event) -> None:
     # Again and again: a job that was about to start was not there to be cancelled.
     for _ in range(_CANCEL_TRIES):
         with suppress(*ENGINE_ERRORS):  # there is nothing to be cancelled any more when the JVM has ended
@@ -261,15 +234,17 @@ def _cancel(watch: JobWatch, ended: threading.Event) -> None:
     time.sleep(_KILL_SECONDS)
 
 
-def _pickled(work: object) -> bytes:
-    # By value what the executors could not import: a function of a script, a lambda.
-    dumped: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]  # it ships no types
-    return dumped
+def is_connect(spark: SparkSession) -> bool:
+    """Whether this session is a client of a Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def is_local(spark: SparkSession) -> bool:
     """Whether tasks run on this machine, below this process, so that they see what this process sees."""
     return not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
+
+
+# What runs in a worker.
 
 
 def quiet_gc() -> None:
@@ -284,24 +259,32 @@ def quiet_gc() -> None:
         gc.freeze()
 
 
+def _pickled(work: object) -> bytes:
+    # By value what the executors could not import: a function of a script, a lambda.
+    dumped: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]  # it ships no types
+    return dumped
+
+
 def _run_partition(
     work_blob: bytes, blobs: Sequence[bytes], local: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker: the work for each item whose number comes in."""
+    """The work for each item whose number comes in."""
     work = pickle.loads(work_blob)
     for batch in batches:
         for number in batch.column(0).to_pylist():
             try:
-                yield from work(pickle.loads(blobs[number]))
+                for found in work(pickle.loads(blobs[number])):
+                    quiet_gc()  # by now the kernels are loaded, too
+                    yield found
             except IndexdError as error:
                 raise sealed(error if local else _on_this_host(error)) from None
-            quiet_gc()  # behind the first item: by now the kernels are loaded, too
 
 
-def _result_row(work: Callable[[Any], Any], item: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
-    result = pickle.dumps(work(item[1]))
-    columns = [pa.array([item[0]], pa.int64()), pa.array([result], pa.binary())]
-    yield pa.RecordBatch.from_arrays(columns, ["item", "result"])
+def _result(work_blob: bytes, item: tuple[int, object]) -> Iterator[pa.RecordBatch]:
+    result = pickle.loads(work_blob)(item[1])
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([item[0]], pa.int64()), pa.array([pickle.dumps(result)], pa.binary())], ["item", "result"]
+    )
 
 
 def _on_this_host(error: IndexdError) -> IndexdError:
@@ -311,7 +294,110 @@ def _on_this_host(error: IndexdError) -> IndexdError:
     return error
 
 
+# What ended a job.
+
+_CONNECTION_ERRORS = (ConnectionRefusedError, ConnectionResetError, EOFError)  # py4j lets them through as they are
+ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JError, *_CONNECTION_ERRORS)
+"""What pyspark raises when a job, the session or the connection to it fails."""
+
+_SEALED = re.compile(r"\[sealed:([A-Za-z0-9+/=]+)\]")
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$", re.MULTILINE)
+_OURS = re.compile(r"^indexd\.errors\.(\w+): (.*)$", re.MULTILINE)
+_REASON = re.compile(r"most recent failure: [^\n]*?\(([^\s)]+) executor [^)]*\): ([^\n]*)")
+_JAVA_CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+_END_SECONDS = 2.0  # a process that was killed may be seen to be gone a little after its sockets are
+_LINE_MAX = 400  # characters: a reason is a line, not a plan
+# What Spark's text holds, what to say, and what to do.
+_KNOWN = (
+    (
+        r"No module named '(?:indexd|pyspark_rocketmq)",
+        "the workers of Spark cannot import indexd",
+        "install the same rocketmq-indexd in the Python of every executor, or ship it with spark.archives",
+    ),
+    (
+        r"PYTHON_VERSION_MISMATCH.*",
+        "the workers of Spark run another Python than this one: {}",
+        "give the executors the same minor version, with --conf spark.pyspark.python=...",
+    ),
+    (
+        r"Class org\.apache\.hadoop\.fs\.s3a\.S3AFileSystem not found|No FileSystem for scheme \"\w+\"",
+        "Spark cannot write there: {}",
+        "give it Hadoop's connector, for s3:// with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION",
+    ),
+)
+
+
+class TaskError(Exception):
+    """What a worker raises in an IndexdError's place: its line, and the whole of it in a form that survives as text."""
+
+
+def sealed(error: IndexdError) -> TaskError:
+    """To be raised by a worker ``from None``; `job_error` opens it in the driver."""
+    return TaskError(f"[sealed:{base64.b64encode(pickle.dumps(error)).decode()}] {error.line()}")
+
+
+def job_error(error: BaseException) -> IndexdError:
+    """`error`, one of ENGINE_ERRORS, as what it means; to be raised ``from`` it."""
+    if ended := jvm_error(error):
+        return ended
+    text = str(error)
+    if seal := _SEALED.search(text):
+        opened = pickle.loads(base64.b64decode(seal[1]))
+        assert isinstance(opened, IndexdError)
+        return opened
+    ours = _OURS.search(text)
+    kind = getattr(errors, ours[1], None) if ours else None
+    if ours and isinstance(kind, type) and issubclass(kind, IndexdError):
+        # Not by its constructor, which may ask for more than the text tells.
+        found = kind.__new__(kind, ours[2])
+        found.hint = kind.default_hint
+        return found
+    for pattern, line, hint in _KNOWN:
+        if known := re.search(pattern, text):
+            return SparkError(line.format(_one_line(known[0])), hint)
+    return SparkError(f"a job on Spark failed: {_reason(text)}")
+
+
+def jvm_error(error: BaseException) -> SparkError | None:
+    """What `error` means when the JVM that this process started has ended; None when it has not, or there is none."""
+    if not isinstance(error, (Py4JError, *_CONNECTION_ERRORS)) or isinstance(error, Py4JJavaError):
+        return None
+    # Not imported: a Connect client need not have it.
+    context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
+    process = getattr(getattr(context, "_gateway", None), "proc", None)
+    if process is None:
+        return None
+    try:
+        code = process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    how = signal.Signals(-code).name if -code in set(signal.Signals) else f"exit code {code}"
+    return SparkError(
+        f"Spark's JVM has ended ({how})", "start again; if the kernel killed it for want of memory, dmesg says so"
+    )
+
+
+def _reason(text: str) -> str:
+    raised = [match for match in _RAISED.finditer(text.partition("\n\tat ")[0]) if "SparkException" not in match[1]]
+    if "Traceback (most recent call last)" in text and raised:
+        return _one_line(f"{raised[-1][1]}: {raised[-1][2]}")
+    if lost := _REASON.search(text):
+        return _one_line(f"{_JAVA_CLASS.sub('', lost[2])} (on {lost[1]})")
+    if causes := _CAUSE.findall(text):
+        return _one_line(_JAVA_CLASS.sub("", causes[-1]))
+    return _one_line(next((line for line in text.splitlines() if line.strip()), "without a word"))
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LINE_MAX else f"{text[:_LINE_MAX]}..."
+
+
+# In place of Spark's own Python daemon.
+
 _ENDED = 1  # as for any worker that cannot go on: its process is not used again
+_worker = daemon.worker
 
 
 def quiet_worker(sock: socket.socket, authenticated: bool) -> int:
@@ -327,8 +413,6 @@ def quiet_print(*words: object, **more: Any) -> None:
     if not isinstance(sys.exc_info()[1], BrokenPipeError):
         print(*words, **more)  # noqa: T201 - it stands for pyspark's own
 
-
-_worker = daemon.worker
 
 if __name__ == "__main__":
     daemon.worker = quiet_worker

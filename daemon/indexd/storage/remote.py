@@ -175,25 +175,13 @@ def _info(operation: str, path: RemotePath) -> fs.FileInfo:
         return system.get_file_info([place])[0]
 
 
-def _list(path: RemotePath, *, deep: bool = False) -> list[fs.FileInfo]:
+def _list(path: RemotePath) -> list[fs.FileInfo]:
     from pyarrow import fs  # noqa: PLC0415 - heavy and optional: locate() has loaded it
 
     system, place = locate(path)
     with named("list", path):
-        return list(system.get_file_info(fs.FileSelector(place, recursive=deep)))
+        return list(system.get_file_info(fs.FileSelector(place)))
 
 
 def _stamp_of(info: fs.FileInfo) -> Stamp:
     return Stamp(info.size or 0, info.mtime_ns or 0, 0)
-
-
-def files_below(path: RemotePath) -> dict[str, int]:
-    """Name below ``path``, with ``/``, and bytes of every file at any depth; none where nothing has that name."""
-    _, place = locate(path)
-    try:
-        found = _list(path, deep=True)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return {}
-    return {info.path[len(place) :].lstrip("/"): info.size or 0 for info in found if info.is_file}

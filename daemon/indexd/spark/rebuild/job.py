@@ -1,18 +1,16 @@
-"""OUT.building: where a rebuild on Spark makes everything, beside its target, until it is renamed at the end.
+"""Rebuilds a whole data directory from a commitlog by tasks: the same files as the one-process rebuild makes.
 
-::
+Stage one reads each split of the log once and writes a run. The runs are chained; their sums say which entries each
+index file holds. Stage two builds each index file, queue and sparse index from the runs, with the builders that the
+daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and manifest, and renames it.
+
+Everything is made beside the target, until it is renamed at the end::
 
     OUT.building/lock        as that of a data directory: one rebuild at a time
     OUT.building/job         a word that executors have to find there
     OUT.building/runs/       what stage one makes; kept when a job fails, for one that resumes
     OUT.building/attempts/   what stage two makes, a directory an attempt
     OUT.building/...         a data directory, once it is committed; manifest.json is its last file
-
-A whole data directory from a commitlog, by tasks: the same files as the one-process rebuild makes.
-
-Stage one reads each split of the log once and writes a run. The runs are chained; their sums say which entries each
-index file holds. Stage two builds each index file, queue and sparse index from the runs, with the builders that the
-daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and manifest, and renames it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from indexd import __version__
 from indexd.commitlog.evidence import FrameReader
@@ -39,12 +37,8 @@ from indexd.flush.pipeline import write_down
 from indexd.index.format import FileMark
 from indexd.recovery.open import check_store, frame_size_max, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, check_target
-from indexd.spark.rebuild import build_index, build_queues, build_sparse, stage_one
-from indexd.spark.rebuild.build_index import IndexBuilt, IndexTask
-from indexd.spark.rebuild.build_queues import QueuesBuilt, QueuesResult, QueuesTask
-from indexd.spark.rebuild.build_sparse import SparseBuilt, SparseTask
-from indexd.spark.rebuild.run_format import MAGIC
-from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild import stage_one
+from indexd.spark.rebuild.runs import MAGIC, Run
 from indexd.spark.rebuild.stage_one import (
     SplitTask,
     StageOne,
@@ -54,6 +48,7 @@ from indexd.spark.rebuild.stage_one import (
     stand_behind,
     uncovered_of,
 )
+from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesResult, QueuesTask, SparseTask, Task
 from indexd.spark.splits import Split, plan_splits
 from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
@@ -135,31 +130,10 @@ class JobDirectory:
             self._disk.unlink(path)
 
 
-def attempt_of(directory: Path) -> Path:
-    """A name beside ``directory`` that no other attempt has."""
-    return directory.with_name(f"{directory.name}.{uuid.uuid4().hex[:12]}")
-
-
-Task = IndexTask | QueuesTask | SparseTask
-Built = IndexBuilt | QueuesBuilt | SparseBuilt
+RunTasks = Callable[..., list[Any]]
+"""tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
 # Splits that did not chain are read again one after the other; a log that changes so often is not to be rebuilt now.
 _MENDS_MAX = 1000
-# What a row of each kind costs a task of stage two, about, in bytes of run.
-_ENTRY_COST, _UNIT_COST, _SPARSE_COST = 40, 40, 16
-
-
-class RunTasks(Protocol):
-    """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
-
-    def __call__(
-        self,
-        work: Callable[[Any], Any],
-        items: Sequence[Any],
-        *,
-        sizes: Sequence[int],
-        progress: Callable[[int, int], None],
-    ) -> list[Any]:
-        """``sizes`` of the items in bytes; ``progress`` is told how many of them all are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,39 +282,34 @@ class _Rebuild:
             return ask_what_stands(self._log_limit, frames, end)
 
     def _stage_two(self, runs: Sequence[Run]) -> tuple[tuple[FileMark, ...], QueuesResult | None, SparseMark | None]:
-        config, job = self._config, self._job
-        index: list[IndexTask] = build_index.plan(runs, config, job.attempts)
-        queues: list[QueuesTask] = []
-        sparse: list[SparseTask] = []
-        if config.outputs.consume_queue:
-            queues = build_queues.plan(runs, config, job.attempts)
-        if config.outputs.sparse:
-            sparse = build_sparse.plan(runs, config, job.attempts)
+        config, job, disk = self._config, self._job, Disk()
+        index = IndexTask.plan(runs, config, job.attempts)
+        queues = QueuesTask.plan(runs, config, job.attempts) if config.outputs.consume_queue else []
+        sparse = SparseTask.plan(runs, config, job.attempts) if config.outputs.sparse else []
         built = self._largest_first(runs, [*index, *queues, *sparse])
         queues_at, sparse_at = len(index), len(index) + len(queues)
         index_built, queues_built, sparse_built = built[:queues_at], built[queues_at:sparse_at], built[sparse_at:]
-        build_index.collect(index, index_built)
-        files, disk = job.files, Disk()
-        queues_done = sparse_done = None
         # First whether all is what was planned; then it is moved.
+        IndexTask.check(index, index_built)
+        queues_done = sparse_done = None
         if config.outputs.consume_queue:
-            queues_done = build_queues.collect(runs, queues, queues_built, config)
+            queues_done = QueuesTask.collect(runs, queues, queues_built, config)
         if config.outputs.sparse:
-            sparse_done = build_sparse.collect(sparse, sparse_built, config)
-        mark = build_index.commit(disk, index, index_built, files.index)
+            sparse_done = SparseTask.collect(sparse, sparse_built, config)
+        mark = IndexTask.commit(disk, index, index_built, job.files.index)
         if config.outputs.consume_queue:
-            build_queues.commit(disk, queues_built, files.consumequeue)
+            QueuesTask.commit(disk, queues_built, job.files.consumequeue)
         if config.outputs.sparse:
-            build_sparse.commit(disk, sparse_built, files.sparse)
+            SparseTask.commit(disk, sparse_built, job.files.sparse)
         return mark, queues_done, sparse_done
 
     def _largest_first(self, runs: Sequence[Run], tasks: Sequence[Task]) -> list[Any]:
         # None is left when all others are done. Results in the order of ``tasks``.
-        order = sorted(range(len(tasks)), key=lambda number: -_cost(tasks[number]))
+        order = sorted(range(len(tasks)), key=lambda number: -tasks[number].cost)
         work = partial(_build, tuple(run.slim() for run in runs))
-        costs = [_cost(tasks[number]) for number in order]
         half = self._size // 2
-        built = self._in_tasks(work, [tasks[number] for number in order], costs, half, self._size - half)
+        ordered = [tasks[number] for number in order]
+        built = self._in_tasks(work, ordered, [task.cost for task in ordered], half, self._size - half)
         found = dict(zip(order, built, strict=True))
         return [found[number] for number in range(len(tasks))]
 
@@ -364,19 +333,8 @@ def _is_doubtful(runs: Sequence[Run], segment_size: int) -> bool:
 
 def _build(runs: Sequence[Run], task: Task) -> Built:
     """The work of stage two, below a name that no other attempt has."""
-    attempt = attempt_of(task.directory)
-    if isinstance(task, IndexTask):
-        return build_index.work(runs, replace(task, directory=attempt))
-    if isinstance(task, QueuesTask):
-        return build_queues.work(runs, replace(task, directory=attempt))
-    return build_sparse.work(runs, replace(task, directory=attempt))
-
-
-def _cost(task: Task) -> int:
-    if isinstance(task, IndexTask):
-        # The slots are written whole, however few entries there are.
-        return task.entries * _ENTRY_COST + task.layout.hash_slot_num * 4
-    return task.rows * _UNIT_COST if isinstance(task, QueuesTask) else task.messages * _SPARSE_COST
+    directory = task.directory.with_name(f"{task.directory.name}.{uuid.uuid4().hex[:12]}")
+    return replace(task, directory=directory).work(runs)
 
 
 def _check_seen(runs: Sequence[Run]) -> None:

@@ -1,12 +1,11 @@
-"""Stage one of a rebuild: a task reads one split of the log once and writes a run.
+"""Stage one of a rebuild: a task reads one split of the log once and writes a run; the driver chains the runs.
 
-It also notes the evidence of its split, as the daemon does while it builds. A run that an earlier rebuild has left is
-taken over when it was made of the same, is whole, and the log still says what was noted of it.
+A task also notes the evidence of its split, as the daemon does while it builds. A run that an earlier rebuild has left
+is taken over when it was made of the same, is whole, and the log still says what was noted of it.
 
-The chain of runs: each has to begin where the one before it ended, as one process would have read the log.
-
-Splits are planned where messages begin, but a log is another process's memory: it is cut, written on, and holds bytes
-that are no frame. What does not chain is read again from where the run before it stands.
+Each run has to begin where the one before it ended, as one process would have read the log. Splits are planned where
+messages begin, but a log is another process's memory: it is cut, written on, and holds bytes that are no frame. What
+does not chain is read again from where the run before it stands.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The log as a table: the Spark data source ``rocketmq_commitlog``, in batches and as a stream, and its rows.
 
 ``columns``       the schema of a message and its version
-``datasource``    the data source itself
+``datasource``    the data source itself: its readers of a DataFrame and of a streaming query
 ``options``       what ``option(...)`` may say
-``batch``         a DataFrame of the log: partitions, and the reader of one
+``log_end``       where the log ends now, and whether it is still the same log
 ``rows``          the messages of a split as Arrow record batches
-``log_end``       where the log ends now
-``rows_kernel``  from frames to Arrow's buffers
+``rows_kernel``   from frames to Arrow's buffers
 """

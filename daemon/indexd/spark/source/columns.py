@@ -25,10 +25,6 @@ RocketMQ calls two things msgId. Here it is the one that every stored frame has 
 ``viewMessage`` and ``indexd query message`` take. What clients print as msgId is ``coalesce(uniqKey, msgId)``.
 
 Names and types of a version stay; a column that is added comes last and makes no new version.
-
-Arrow arrays around numpy's memory: without ``pyarrow.array``, which loads pandas to ask whether it was given that.
-
-A second less for each worker that starts, and twenty megabytes of its memory.
 """
 
 from __future__ import annotations
@@ -36,13 +32,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from indexd.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 SCHEMA_VERSION = 1
 #: The key of the schema's metadata that says the version.
@@ -87,6 +86,13 @@ def arrow_schema(columns: Sequence[str] = DEFAULT_COLUMNS) -> pa.Schema:
     return pa.schema([SCHEMA.field(name) for name in columns], metadata=SCHEMA.metadata)
 
 
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """The schema of these columns as Spark has it; the same as the batches', nullability included."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - optional where a log is only read
+
+    return from_arrow_schema(arrow_schema(columns))
+
+
 def parse_columns(text: str | None) -> tuple[str, ...]:
     """Names between commas, in any case; ``*`` is all of them, body too; None all but body. UsageError otherwise."""
     if text is None:
@@ -111,7 +117,10 @@ def parse_columns(text: str | None) -> tuple[str, ...]:
 
 
 def numbers(values: NDArray[Any]) -> pa.Array:
-    """The array of these numbers, not copied: who makes it gives its memory away."""
+    """The array of these numbers, not copied: who makes it gives its memory away.
+
+    Without ``pyarrow.array``, which loads pandas to ask whether it was given that: a second of each worker's start.
+    """
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 

@@ -1,13 +1,15 @@
-"""Where the log ends now, or a stretch of so many bytes does: an offset at which a message ends and one may begin.
+"""Finds where the log ends now, plans the splits up to there, and tells later whether it is still the same log.
 
-Found by the daemon's own reader, so the newest frame counts by the same rules. Closed segments are not read: the next
-one begins where they end.
+An end is an offset at which a message ends and one may begin, found by the daemon's own reader, so that the newest
+frame counts by the same rules. Closed segments are not read: the next one begins where they end.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +19,22 @@ from indexd.commitlog.format import BLANK_SIZE, Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
-from indexd.errors import DiskError
+from indexd.errors import DiskError, DisturbedError
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import once
+from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 
 _PAUSE = 0.002
 # So many newest messages one after the other, none of which stayed the newest: what is there by now is enough.
 _NEWEST_MAX = 3
+
+Position = dict[str, Any]
+"""``{"offset": n, "message": m, "crc": c}``: everything before physical offset n has been read, m is where the last
+message before it begins, and c the CRC-32 of that frame (its first 64 KiB). m and c are left out where a segment has
+just begun. What they cannot show is a log that was cut before m while its bytes still stand; it shows when the broker
+writes over them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class LogEnd:
 
     def __init__(self, disk: Disk, config: Config) -> None:
         self._disk = disk
+        self._config = config
         # Neither key hashes nor the columns of a queue are needed to see where messages end.
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         index = config.index.model_copy(update={"flavour": "3.x"})
@@ -59,25 +70,39 @@ class LogEnd:
         """The segments as they were listed last."""
         return self._reader.log
 
+    @property
+    def first(self) -> int:
+        """Where the log begins; 0 without segments."""
+        return self.log.min_offset or 0
+
     def refresh(self) -> None:
         """List the segments again."""
         self._reader.refresh()
 
-    def evidence(self, message: int) -> int | None:
-        """The CRC-32 of the frame at ``message`` as it is now (its first 64 KiB); None if none stands there."""
+    def position(self, end: End) -> Position:
+        """What to keep of ``end``, to know later whether the log is still the one that was read up to there."""
+        if end.message is not None:
+            with FrameReader(self._disk, self.log) as frames:
+                found = frames.evidence(end.message)
+            if found is not None:
+                return {"offset": end.offset, "message": end.message, "crc": found.crc}
+        return {"offset": end.offset}
+
+    def check_same(self, position: Position) -> None:
+        """DisturbedError unless the log is still the one that was read up to ``position``, as far as it can tell."""
+        where, message = position["offset"], position.get("message")
+        if self.log.segments and where > self.log.segments[-1].end:
+            raise DisturbedError(f"the log was cut: it ends at {self.log.segments[-1].end}, before {where}")
+        if message is None or message < self.first:
+            return
         with FrameReader(self._disk, self.log) as frames:
             found = frames.evidence(message)
-        return None if found is None else found.crc
-
-    def store_timestamp(self, message: int) -> int | None:
-        """Of the frame at ``message``, ms; None if none stands there."""
-        with FrameReader(self._disk, self.log) as frames:
-            found = frames.evidence(message)
-        return None if found is None else found.store_timestamp
-
-    def is_closed(self, segment: Segment) -> bool:
-        """Whether a later segment holds anything: then nothing more is written into this one."""
-        return any(self.is_in_use(later) for later in self.log.segments if later.base >= segment.end)
+            is_same = found is not None and found.crc == position.get("crc")
+            # Where a segment was over, nothing may follow that was not there before.
+            if found is not None and is_same and message + found.size < where:
+                is_same = frames.evidence(message + found.size) is None
+        if not is_same:
+            raise DisturbedError(f"the log was cut or written anew before {where}, up to where it was read")
 
     def from_here(self, begin: int, end: int | None = None) -> End:
         """The last end of a message from ``begin``, where a message or a segment begins, up to ``end``.
@@ -110,6 +135,37 @@ class LogEnd:
         finally:
             reader.close()
 
+    def plan(self, begin: int, end: int, size: int | None) -> list[Split]:
+        """The splits of log bytes ``[begin, end)``, both of which are where messages begin or end: all of them.
+
+        What holds no message is in them, too: only a reader knows a blank record from bytes that are no frame.
+        """
+        if begin >= end:
+            return []
+        splits = plan_splits(self._disk, self._config, size=size, slots=machine_slots(), begin=begin, end=end)
+        if not splits or splits[0].begin >= end:
+            return [Split(begin, end)]
+        if splits[0].begin > begin:
+            splits.insert(0, Split(begin, splits[0].begin))
+        last = splits[-1]
+        splits[-1] = Split(last.begin, min(last.end, end))
+        return splits if last.end >= end else [*splits, Split(last.end, end)]
+
+    def trimmed(self, splits: list[Split]) -> list[Split]:
+        """The same splits, the last one without what the log does not hold yet."""
+        if not splits:
+            return []
+        last = splits[-1]
+        self.refresh()
+        segment = self.log.at(last.begin)
+        later = [] if segment is None else [each for each in self.log.segments if each.base >= segment.end]
+        if segment is None or last.end < segment.end or any(map(self._is_in_use, later)):
+            return splits
+        found = self.from_here(last.begin, last.end)
+        if found.corrupt is not None:
+            return splits  # the task that meets it says so, or passes over it
+        return [*splits[:-1], replace(last, end=found.offset)] if found.offset > last.begin else splits[:-1]
+
     def _last_segment(self, begin: int, end: int | None) -> int:
         # Where to begin to look: at the last segment before ``end`` that is in use, if none is missing in between.
         following: list[Segment] = []
@@ -120,9 +176,9 @@ class LogEnd:
             elif segment.base == last_end and (end is None or segment.base <= end):
                 following.append(segment)
                 last_end = segment.end
-        return next((segment.base for segment in reversed(following) if self.is_in_use(segment)), begin)
+        return next((segment.base for segment in reversed(following) if self._is_in_use(segment)), begin)
 
-    def is_in_use(self, segment: Segment) -> bool:
+    def _is_in_use(self, segment: Segment) -> bool:
         """Whether the segment holds anything: a broker makes one ahead."""
         try:
             with self._disk.open_read(segment.path) as file:
@@ -131,6 +187,11 @@ class LogEnd:
             if not error.is_missing:
                 raise
             return False  # expired just now, or not made yet
+
+
+def machine_slots() -> int:
+    """How many tasks at once to plan for: right for local masters; elsewhere splitSize says it better."""
+    return len(os.sched_getaffinity(0))
 
 
 class _Patience:

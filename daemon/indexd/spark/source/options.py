@@ -1,4 +1,4 @@
-"""What ``option(...)`` may say to the data source ``rocketmq_commitlog``, and what it comes to.
+"""Reads the options of the data source ``rocketmq_commitlog``, and turns hints about flags into hints about options.
 
 Names in any case, with or without ``_``. The source's own:
 
@@ -10,8 +10,6 @@ startOffset          physical offset: messages that begin there or behind it
 endOffset            physical offset: messages that begin before it
 startTime            ms since the epoch: messages stored then or later
 endTime              ms since the epoch: messages stored before it
-timeSlack            how far the broker's clock may have gone back, as ``1h``: segments are left out by when their first
-                     messages were stored. A clock that stepped by more loses rows; default: none is left out by guess
 splitSize            log of one task, default: a segment, or less when that makes too few tasks; bytes, or ``64MiB``
 corrupt              ``fail`` (default) or ``skip``: unreadable bytes behind which the log goes on
 config               a configuration file of indexd (TOML)
@@ -22,18 +20,6 @@ onExpired            of a stream: ``fail`` (default) or ``skip``: segments that 
 
 Every key of indexd's configuration is one too: ``segmentSize`` (taken from the files where nobody gives it), ``data``
 (a data directory of indexd: its sparse indexes say for sure where ``startTime`` begins), ``brokerConf``, ...
-
-Which part of the log can hold messages of a time range; what is read is then looked at row by row all the same.
-
-Nothing is left out by guess unless somebody asks for it. The sparse indexes of a data directory say for sure before
-which offset every message is older: each segment's has its largest time. The smallest is not known, so the end of a
-range leaves nothing out.
-
-With ``timeSlack`` the first message of each segment must do: the log is taken to be in order of time but for the
-slack, by which the broker's clock may have gone back. A clock that was off by more inside a segment, and was right
-again at the next one's begin, then leaves messages out.
-
-Errors that end up in Spark's own text keep their hint, which names options where the command line has flags.
 """
 
 from __future__ import annotations
@@ -44,38 +30,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from indexd.config import KEYS, Config, load, parse_millis, parse_size
+from indexd.config import KEYS, Config, load, parse_size
 from indexd.errors import DiskError, IndexdError, UsageError
 from indexd.query.by_time import scan_start
 from indexd.query.source import open_index
 from indexd.spark.source.columns import parse_columns
-from indexd.spark.source.log_end import LogEnd
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for
 
 FORMAT = "rocketmq_commitlog"
-
-_BATCH_ONLY = ("startoffset", "endoffset")
-_STREAM_ONLY = ("startingoffset", "maxbytespertrigger", "onexpired")
-_OWN = {
-    name.lower(): name
-    for name in (
-        "path", "columns", "topics", "startOffset", "endOffset", "startTime", "endTime", "timeSlack", "splitSize",
-        "corrupt", "config", "startingOffset", "maxBytesPerTrigger", "onExpired",
-    )
-}  # fmt: skip
-_KEYS = {key.replace("_", ""): key for key in KEYS}
-_DEFAULT = "default"
-
-OPTIONS_HINT = f"there are {', '.join(_OWN.values())}, and every key of indexd's configuration"
-"""What to say where the command line would name its help."""
-
 Policy = Literal["fail", "skip"]
+_DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +58,6 @@ class SourceOptions:
     end_offset: int | None
     start_time: int | None
     end_time: int | None
-    #: None: no segment is left out by the time of its first message.
-    time_slack: int | None
     split_size: int | None
     #: ``earliest``, ``latest`` or a physical offset.
     starting_offset: str | int
@@ -103,38 +70,99 @@ class SourceOptions:
         return not self.config.provenance.get("data", _DEFAULT).startswith(_DEFAULT)
 
 
+def _integer(text: str, least: int = -(1 << 63)) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError("is not a whole number") from None
+    if value < least == 0:
+        raise ValueError("is negative")
+    if not least <= value < 1 << 63:
+        raise ValueError("is not in 64 bits")
+    return value
+
+
+def _size(text: str) -> int:
+    value = parse_size(text)
+    if value < 1:
+        raise ValueError("is less than 1")
+    return value
+
+
+def _starting_offset(text: str) -> str | int:
+    word = text.strip().lower()
+    try:
+        return word if word in ("earliest", "latest") else _integer(text, 0)
+    except ValueError:
+        raise ValueError("is not earliest, latest or a physical offset") from None
+
+
+def _policy(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("fail", "skip"):
+        raise ValueError("is not one of fail, skip")
+    return word
+
+
+def _topics(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(","))
+
+
+_BATCH_ONLY: dict[str, Callable[[str], Any]] = {
+    "startOffset": partial(_integer, least=0),
+    "endOffset": partial(_integer, least=0),
+}
+_STREAM_ONLY: dict[str, Callable[[str], Any]] = {
+    "startingOffset": _starting_offset,
+    "maxBytesPerTrigger": _size,
+    "onExpired": _policy,
+}
+_OWN: dict[str, Callable[[str], Any]] = {
+    "path": str,
+    "columns": parse_columns,
+    "topics": _topics,
+    "startTime": _integer,
+    "endTime": _integer,
+    "splitSize": _size,
+    "corrupt": _policy,
+    "config": Path,
+    **_BATCH_ONLY,
+    **_STREAM_ONLY,
+}
+_NAMES = {name.lower(): name for name in _OWN}
+_KEYS = {key.replace("_", ""): key for key in KEYS}
+
+OPTIONS_HINT = f"there are {', '.join(_OWN)}, and every key of indexd's configuration"
+"""What to say where the command line would name its help."""
+
+
 def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
     """Raises UsageError for what is wrong or unknown, and what reading a configuration does."""
-    own, keys = _sorted_out(options)
-    for name in _STREAM_ONLY if not is_stream else _BATCH_ONLY:
-        if name in own:
-            hint = "use startOffset and endOffset" if not is_stream else "use startingOffset, startTime and endTime"
-            raise UsageError(f"{_OWN[name]} is no option of a {'stream' if is_stream else 'batch'}", hint)
-    value = partial(_value, own)
-    policies = ("fail", "skip")
-    corrupt = value("corrupt", lambda text: _one_of(text, policies))
-    if corrupt is not None:
-        keys["on_corrupt"] = "skip" if corrupt == "skip" else "stop"
+    texts, keys = _sorted_out(options)
+    for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
+        if name in texts:
+            hint = "use startingOffset, startTime and endTime" if is_stream else "use startOffset and endOffset"
+            raise UsageError(f"{name} is no option of a {'stream' if is_stream else 'batch'}", hint)
+    own = {name: _parsed(name, text) for name, text in texts.items()}
+    if "corrupt" in own:
+        keys["on_corrupt"] = "skip" if own["corrupt"] == "skip" else "stop"
     if "path" in own:
         keys["store"] = own["path"]
-    file = own.get("config")
-    config = with_known_segment_size(load(keys, Path(file) if file is not None else None, {}))
+    config = with_known_segment_size(load(keys, own.get("config"), {}))
     if not config.store.commit_log_directories:
         raise UsageError("no store is given", "give load() the broker's storePathRootDir, or the option commitLogPaths")
-    topics = own.get("topics")
     return SourceOptions(
         config=config,
-        columns=parse_columns(own.get("columns")),
-        topics=None if topics is None else frozenset(word.strip() for word in topics.split(",")),
-        start_offset=value("startoffset", _whole),
-        end_offset=value("endoffset", _whole),
-        start_time=value("starttime", _integer),
-        end_time=value("endtime", _integer),
-        time_slack=value("timeslack", parse_millis),
-        split_size=value("splitsize", _positive_size) or config.spark.split_size or None,
-        starting_offset=value("startingoffset", _starting_offset, "earliest"),
-        max_bytes_per_trigger=value("maxbytespertrigger", _positive_size),
-        on_expired=value("onexpired", lambda text: _one_of(text, policies), "fail"),
+        columns=own.get("columns") or parse_columns(None),
+        topics=own.get("topics"),
+        start_offset=own.get("startOffset"),
+        end_offset=own.get("endOffset"),
+        start_time=own.get("startTime"),
+        end_time=own.get("endTime"),
+        split_size=own.get("splitSize") or config.spark.split_size or None,
+        starting_offset=own.get("startingOffset", "earliest"),
+        max_bytes_per_trigger=own.get("maxBytesPerTrigger"),
+        on_expired=own.get("onExpired", "fail"),
     )
 
 
@@ -143,11 +171,11 @@ def check_names(options: Mapping[str, str]) -> None:
     _sorted_out(options)
 
 
-def with_known_segment_size(config: Config, disk: Disk | None = None) -> Config:
+def with_known_segment_size(config: Config) -> Config:
     """The configuration with the size that the log's files have, where nobody gave another."""
     if config.provenance.get("segment_size", _DEFAULT) != _DEFAULT:
         return config
-    disk = disk or disk_for(config)
+    disk = disk_for(config)
     for directory in config.store.commit_log_directories:
         try:
             files = disk.list_dir(directory)
@@ -162,126 +190,12 @@ def with_known_segment_size(config: Config, disk: Disk | None = None) -> Config:
     return config
 
 
-def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | None]]:
-    # The source's own options, and keys of the configuration.
-    own: dict[str, str] = {}
-    keys: dict[str, str | None] = {}
-    for option, text in options.items():
-        name = option.lower().replace("_", "")
-        if name in _OWN:
-            own[name] = text
-        elif name in _KEYS:
-            keys[_KEYS[name]] = text
-        elif name == "paths":
-            # What Spark makes of load([a, b]).
-            raise UsageError(
-                f"one store is loaded at a time, not {text[:256]}",
-                "load each and union them; the directories of one store's log are the option commitLogPaths",
-            )
-        else:
-            near = difflib.get_close_matches(name[:64], [*_OWN, *_KEYS], n=1)
-            hint = f"did you mean {_OWN.get(near[0]) or _KEYS[near[0]]}?" if near else OPTIONS_HINT
-            raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
-    return own, keys
+def begin_of_time(disk: Disk, config: Config, start_time: int) -> int | None:
+    """The physical offset before which every message is older, by the sparse indexes of the data directory.
 
-
-def _value(own: Mapping[str, str], name: str, parse: Callable[[str], Any], default: object = None) -> Any:
-    if name not in own:
-        return default
-    try:
-        return parse(own[name])
-    except ValueError as error:
-        raise UsageError(f"{_OWN[name]} = {own[name][:64]!r} {error}") from None
-
-
-def _integer(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError("is not a whole number") from None
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("is not in 64 bits")
-    return value
-
-
-def _whole(text: str) -> int:
-    value = _integer(text)
-    if value < 0:
-        raise ValueError("is negative")
-    return value
-
-
-def _positive_size(text: str) -> int:
-    value = parse_size(text)
-    if value < 1:
-        raise ValueError("is less than 1")
-    return value
-
-
-def _starting_offset(text: str) -> str | int:
-    word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return word
-    try:
-        return _whole(text)
-    except ValueError:
-        raise ValueError("is not earliest, latest or a physical offset") from None
-
-
-def _one_of(text: str, words: tuple[str, ...]) -> str:
-    word = text.strip().lower()
-    if word not in words:
-        raise ValueError(f"is not one of {', '.join(words)}")
-    return word
-
-
-_NEVER, _ALWAYS = -(1 << 63), (1 << 63) - 1
-
-
-def time_range(disk: Disk, options: SourceOptions, log_end: LogEnd) -> tuple[int | None, int | None]:
-    """(begin, end): physical offsets outside of which no message is of the time asked for; None sets no bound.
-
-    A message begins at each, or a segment. Raises what opening a data directory does where one is given.
+    A message begins there, or a segment; None where they do not tell. Raises what opening a data directory does.
     """
-    start_time, end_time = options.start_time, options.end_time
-    slack = options.time_slack
-    begin = end = None
-    if start_time is not None and options.has_data:
-        begin = _by_sparse_indexes(disk, options, start_time)
-    if slack is None or (start_time is None and end_time is None):
-        return begin, end
-    log_end.refresh()
-    bases, times = _first_messages(log_end)
-    if start_time is not None and begin is None:
-        begin = segment_before(bases, times, start_time - slack)
-    if end_time is not None:
-        end = segment_behind(bases, times, end_time + slack)
-    return begin, end
-
-
-def segment_before(bases: list[int], times: list[int | None], time: int) -> int | None:
-    """The last segment up to whose first message all first messages are older than ``time``; an unknown one is not."""
-    newest = accumulate((_ALWAYS if found is None else found for found in times), max)
-    older = [base for base, found in zip(bases, newest, strict=True) if found < time]
-    return older[-1] if older else None
-
-
-def segment_behind(bases: list[int], times: list[int | None], time: int) -> int | None:
-    """The first segment from which on all first messages are of ``time`` or later; an unknown one is not."""
-    oldest = list(accumulate((_NEVER if found is None else found for found in reversed(times)), min))[::-1]
-    later = [base for base, found in zip(bases, oldest, strict=True) if found >= time]
-    return later[0] if later else None
-
-
-def _first_messages(log_end: LogEnd) -> tuple[list[int], list[int | None]]:
-    # Of the segments in use: where they begin, and the store time of what stands there.
-    segments = [segment for segment in log_end.log.segments if log_end.is_in_use(segment)]
-    bases = [segment.base for segment in segments]
-    return bases, [log_end.store_timestamp(base) for base in bases]
-
-
-def _by_sparse_indexes(disk: Disk, options: SourceOptions, start_time: int) -> int | None:
-    index = open_index(disk, options.config)
+    index = open_index(disk, config)
     try:
         look = index.look()
         coverage = look.queue_coverage
@@ -295,6 +209,36 @@ def _by_sparse_indexes(disk: Disk, options: SourceOptions, start_time: int) -> i
         index.close()
 
 
+def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | None]]:
+    # The source's own options, and keys of the configuration.
+    own: dict[str, str] = {}
+    keys: dict[str, str | None] = {}
+    for option, text in options.items():
+        name = option.lower().replace("_", "")
+        if name in _NAMES:
+            own[_NAMES[name]] = text
+        elif name in _KEYS:
+            keys[_KEYS[name]] = text
+        elif name == "paths":
+            # What Spark makes of load([a, b]).
+            raise UsageError(
+                f"one store is loaded at a time, not {text[:256]}",
+                "load each and union them; the directories of one store's log are the option commitLogPaths",
+            )
+        else:
+            near = difflib.get_close_matches(name[:64], [*_NAMES, *_KEYS], n=1)
+            hint = f"did you mean {_NAMES.get(near[0]) or _KEYS[near[0]]}?" if near else OPTIONS_HINT
+            raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
+    return own, keys
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return _OWN[name](text)
+    except ValueError as error:
+        raise UsageError(f"{name} = {text[:64]!r} {error}") from None
+
+
 _HELP = re.compile(r"see indexd --help( for all of them)?")
 # With the value that a hint may give; what is behind ``indexd`` is a command, and stays one.
 _FLAG = re.compile(r"(?<!indexd )--([a-z]+(?:-[a-z]+)*)(?:[ =](skip\b|\d+))?")
@@ -303,19 +247,17 @@ _OTHER_NAMES = {"on-corrupt": "corrupt", "store": "path"}
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback."""
+    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback.
+
+    A hint for the command line becomes one for ``option(...)``: ``--segment-size 5`` is ``the option segmentSize=5``.
+    """
     try:
         yield
     except IndexdError as error:
-        error.hint = with_options(error.hint)
+        error.hint = _FLAG.sub(_option, _HELP.sub(OPTIONS_HINT, error.hint))
         if error.hint and error.hint not in getattr(error, "__notes__", ()):
             error.add_note(error.hint)
         raise
-
-
-def with_options(hint: str) -> str:
-    """A hint for the command line as one for ``option(...)``: ``--segment-size 5`` is ``the option segmentSize=5``."""
-    return _FLAG.sub(_option, _HELP.sub(OPTIONS_HINT, hint))
 
 
 def _option(flag: re.Match[str]) -> str:

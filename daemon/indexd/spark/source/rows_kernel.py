@@ -1,22 +1,15 @@
-"""From frames to Arrow's buffers: where each part of a message stands, and many parts copied one behind the other.
+"""Finds where the parts of messages stand in frames, and copies many parts one behind the other into Arrow's buffers.
 
 ``locate`` looks into frames that a decoder has accepted, read a second time: so it trusts none of them, and says when
 one is another now. It copies nothing but numbers; ``gather`` then copies one column after the other into buffers of
-the exact size. What is inside the properties, ``texts_kernel`` finds.
-
-What stands in the properties of many messages: every pair, the pieces of KEYS, UNIQ_KEY and TAGS, as positions.
-
-The rules of spec rocketmq-store 2.4. What is rare is left to the plain decoder, and the row is marked as slow:
-properties that are no UTF-8, that hold a name twice, or very many names or keys.
+the exact size. ``locate_texts`` finds what stands in the properties: every pair, the pieces of KEYS, UNIQ_KEY and TAGS
+(spec rocketmq-store 2.4). What is rare is left to the plain decoder, and the row is marked as slow.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import (
@@ -38,35 +31,20 @@ NO_ROOM = 1
 CHANGED = 2
 
 
-class Spans(NamedTuple):
-    """Where the parts of each row stand in the frames, from the first byte to behind the last; absent ones are empty.
-
-    Row r has the pairs ``pair_start[r]`` to ``pair_start[r + 1]``, each a name and a value, and so the pieces of KEYS.
-    """
-
-    born_timestamp: NDArray[np.int64]
-    reconsume_times: NDArray[np.int32]
-    prepared_offset: NDArray[np.int64]
-    born_host: NDArray[np.int32]
-    store_host: NDArray[np.int32]
-    body: NDArray[np.uint32]
-    body_end: NDArray[np.uint32]
-    properties: NDArray[np.uint32]
-    properties_end: NDArray[np.uint32]
-    uniq_key: NDArray[np.uint32]
-    uniq_key_end: NDArray[np.uint32]
-    tags: NDArray[np.uint32]
-    tags_end: NDArray[np.uint32]
-    pair_start: NDArray[np.int32]
-    name: NDArray[np.uint32]
-    name_end: NDArray[np.uint32]
-    value: NDArray[np.uint32]
-    value_end: NDArray[np.uint32]
-    key_start: NDArray[np.int32]
-    key: NDArray[np.uint32]
-    key_end: NDArray[np.uint32]
-    is_slow: NDArray[np.uint8]
-
+#: What ``locate`` fills, a row of an int64 array each: numbers, ids of hosts, and first bytes, with the byte behind the
+#: last one in the row that follows; what is absent is empty. IS_SLOW is 0 for a plain row, or 1, or NOT_ASCII.
+BORN_TIMESTAMP, RECONSUME_TIMES, PREPARED_OFFSET, BORN_HOST, STORE_HOST = range(5)
+BODY, PROPERTIES, UNIQ_KEY, TAGS = range(5, 13, 2)
+IS_SLOW = 13
+FIELDS = 14
+#: Not known to be plain before its properties are known to be UTF-8.
+NOT_ASCII = 2
+#: A message with more properties, or with more keys, is a slow row.
+PAIRS_MAX = 64
+#: What ``locate_texts`` has to have room for before it takes another row: one more than counts tells that there are.
+ROOM = PAIRS_MAX + 1
+#: What ``gather`` may write too much.
+SLACK = 8
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -76,7 +54,6 @@ _4 = np.uint64(4)
 _8 = np.uint64(8)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _BYTE = np.uint64(0xFF)
-_NIBBLE = np.uint64(0xF)
 _MAGIC_V1 = np.uint64(frame.MAGIC_V1)
 _MAGIC_V2 = np.uint64(frame.MAGIC_V2)
 _BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
@@ -84,7 +61,6 @@ _STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
 _ANY_V6 = _BORN_V6 | _STORE_V6
 _HOST_V6 = np.uint64(20)
 _FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
-_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -111,18 +87,18 @@ def _open_frame(frames, base, pos, size, store_timestamp):  # type: ignore[no-un
 
 
 @numba.njit(nogil=True, cache=True)
-def locate(frames, base, phy_offsets, sizes, store_timestamps, want_hosts, spans, hosts):  # type: ignore[no-untyped-def]
-    """Fixed fields, hosts, body and properties of the messages at ``phy_offsets`` of ``frames`` (uint8) into ``spans``.
+def locate(frames, base, phy_offsets, sizes, store_timestamps, want_hosts, found, hosts):  # type: ignore[no-untyped-def]
+    """Fixed fields, hosts, body and properties of the messages at ``phy_offsets`` of ``frames`` (uint8) into ``found``.
 
     ``frames[0]`` stands at physical offset ``base`` (uint64); offsets int64, sizes int32 and times int64 are those that
     were decoded. ``hosts``: TopicArrays of the hosts met so far, by their bytes as stored. Returns (LOCATED, NO_ROOM
     for another host, or CHANGED; rows done).
     """
-    # Taken out of their tuples once: a field of a tuple costs two reference counts at every access.
-    born_timestamps, reconsume_times, prepared = spans.born_timestamp, spans.reconsume_times, spans.prepared_offset
-    born_hosts, store_hosts, bodies, body_ends = spans.born_host, spans.store_host, spans.body, spans.body_end
-    all_properties, properties_ends = spans.properties, spans.properties_end
+    # Taken out of their tuple once: a field of a tuple costs two reference counts at every access.
     host_table, host_starts, host_data, hosts_known = hosts.table, hosts.start, hosts.data, hosts.known
+    born_timestamps, reconsume_times, prepared = found[BORN_TIMESTAMP], found[RECONSUME_TIMES], found[PREPARED_OFFSET]
+    born_hosts, store_hosts, bodies, body_ends = found[BORN_HOST], found[STORE_HOST], found[BODY], found[BODY + 1]
+    all_properties, properties_ends = found[PROPERTIES], found[PROPERTIES + 1]
     row, rows = _0, np.uint64(len(phy_offsets))
     born_before, store_before, flags_before = _0, _0, _0
     born_id, store_id = np.int64(-1), np.int64(-1)
@@ -151,12 +127,12 @@ def locate(frames, base, phy_offsets, sizes, store_timestamps, want_hosts, spans
             if born_id < np.int64(0) or store_id < np.int64(0):
                 return NO_ROOM, row
             born_before, store_before = born, stored
-            born_hosts[row], store_hosts[row] = np.int32(born_id), np.int32(store_id)
+            born_hosts[row], store_hosts[row] = born_id, store_id
         born_timestamps[row] = np.int64(load_u64(frames, pos + np.uint64(40)))
-        reconsume_times[row] = np.int32(signed_32(load_u32(frames, stored + store_size)))
+        reconsume_times[row] = np.int64(np.int32(signed_32(load_u32(frames, stored + store_size))))
         prepared[row] = np.int64(load_u64(frames, stored + store_size + _4))
-        bodies[row], body_ends[row] = np.uint32(body), np.uint32(body_end)
-        all_properties[row], properties_ends[row] = np.uint32(properties), np.uint32(pos + size)
+        bodies[row], body_ends[row] = np.int64(body), np.int64(body_end)
+        all_properties[row], properties_ends[row] = np.int64(properties), np.int64(pos + size)
         row += _1
     return LOCATED, row
 
@@ -198,40 +174,6 @@ def _store_word(data, i, word):  # type: ignore[no-untyped-def]
     data[i + np.uint64(7)] = np.uint8((word >> np.uint64(56)) & _BYTE)
 
 
-@numba.njit(nogil=True, cache=True)
-def offset_ids(hosts, store_hosts, phy_offsets, offsets, data):  # type: ignore[no-untyped-def]
-    """Offset message ids (spec 9.7) into ``data`` and their ``offsets`` (int32): hex of the host as stored and the
-    physical offset; the bytes written. ``data`` has room for 56 bytes a row.
-    """
-    at = _0
-    row, rows = _0, np.uint64(len(phy_offsets))
-    offsets[0] = 0
-    while row < rows:
-        host = np.uint64(store_hosts[row])
-        i, last = np.uint64(hosts.start[host]), np.uint64(hosts.start[host + _1])
-        while i < last:
-            byte = np.uint64(hosts.data[i])
-            data[at] = _HEX[byte >> _4]
-            data[at + _1] = _HEX[byte & _NIBBLE]
-            at += _2
-            i += _1
-        offset = np.uint64(phy_offsets[row])
-        shift = np.uint64(64)
-        while shift > _0:
-            shift -= _4
-            data[at] = _HEX[(offset >> shift) & _NIBBLE]
-            at += _1
-        row += _1
-        offsets[row] = np.int32(at)
-    return at
-
-
-#: A message with more properties, or with more keys, is a slow row.
-PAIRS_MAX = 64
-#: What ``locate_texts`` has to have room for before it takes another row: one more than counts tells that there are.
-ROOM = PAIRS_MAX + 1
-
-_5 = np.uint64(5)
 _EACH_1 = np.uint64(0x0101010101010101)
 _EACH_7D = np.uint64(0x7D7D7D7D7D7D7D7D)
 _EACH_7F = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -242,47 +184,6 @@ _WORD_UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "big"))
 _SPACE = np.uint64(0x20)
 _PAIRS_MAX = np.uint64(PAIRS_MAX)
 _ROOM = np.uint64(ROOM)
-
-
-@numba.njit(nogil=True)
-def is_utf8(buffer, start, end):  # type: ignore[no-untyped-def]
-    """Whether ``buffer[start:end]`` is UTF-8 of which nothing has to be replaced: no surrogates, nothing overlong."""
-    i = start
-    while i < end:
-        b1 = load_u8(buffer, i)
-        if b1 < np.uint64(0x80):
-            i += _1
-            continue
-        # How many bytes follow, and between which two the first of them must be.
-        low, high = np.uint64(0x80), np.uint64(0xBF)
-        if b1 >= np.uint64(0xC2) and b1 <= np.uint64(0xDF):
-            more = _1
-        elif b1 >= np.uint64(0xE0) and b1 <= np.uint64(0xEF):
-            more = _2
-            if b1 == np.uint64(0xE0):
-                low = np.uint64(0xA0)
-            elif b1 == np.uint64(0xED):
-                high = np.uint64(0x9F)
-        elif b1 >= np.uint64(0xF0) and b1 <= np.uint64(0xF4):
-            more = _3
-            if b1 == np.uint64(0xF0):
-                low = np.uint64(0x90)
-            elif b1 == np.uint64(0xF4):
-                high = np.uint64(0x8F)
-        else:
-            return False
-        if end - i <= more:
-            return False
-        b2 = load_u8(buffer, i + _1)
-        if b2 < low or b2 > high:
-            return False
-        k = _2
-        while k <= more:
-            if load_u8(buffer, i + k) & np.uint64(0xC0) != np.uint64(0x80):
-                return False
-            k += _1
-        i += more + _1
-    return True
 
 
 @numba.njit(nogil=True)
@@ -298,7 +199,7 @@ def _last_word(buffer, i, end):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _put_pairs(buffer, start, end, names, name_ends, values, value_ends, first):  # type: ignore[no-untyped-def]
-    # (pairs, whether they are all and ASCII): the properties that count (spec 2.4), in one pass of eight bytes a step.
+    # (pairs, whether all of it is ASCII): the properties that count (spec 2.4), in one pass of eight bytes a step.
     # Inlined as source: an array that a function takes in a loop like this costs two reference counts a step.
     pairs, bytes_seen = first, _0
     name, name_end = start, _0  # no first U+0001 yet
@@ -324,12 +225,12 @@ def _put_pairs(buffer, start, end, names, name_ends, values, value_ends, first):
                 name_end = at
             elif byte == _2:
                 if name_end > name and name_end + _1 < at and pairs - first <= _PAIRS_MAX:
-                    names[pairs], name_ends[pairs] = np.uint32(name), np.uint32(name_end)
-                    values[pairs], value_ends[pairs] = np.uint32(name_end + _1), np.uint32(at)
+                    names[pairs], name_ends[pairs] = np.int64(name), np.int64(name_end)
+                    values[pairs], value_ends[pairs] = np.int64(name_end + _1), np.int64(at)
                     pairs += _1
                 name, name_end = at + _1, _0
         i += _8
-    return pairs, pairs - first <= _PAIRS_MAX and bytes_seen & _EACH_80 == _0
+    return pairs, bytes_seen & _EACH_80 == _0
 
 
 @numba.njit(inline="always")
@@ -343,11 +244,11 @@ def _note_texts(buffer, names, name_ends, values, value_ends, first, pairs, foun
         if size == _4:
             word = load_u32(buffer, name)
             if word == _WORD_KEYS:
-                found[_0], found[_1] = values[pair], value_ends[pair]
+                found[0], found[1] = values[pair], value_ends[pair]
             elif word == _WORD_TAGS:
-                found[_2], found[_3] = values[pair], value_ends[pair]
+                found[2], found[3] = values[pair], value_ends[pair]
         elif size == _8 and load_u64(buffer, name) == _WORD_UNIQ_KEY:
-            found[_4], found[_5] = values[pair], value_ends[pair]
+            found[4], found[5] = values[pair], value_ends[pair]
         # A bit for what two names of one row rarely have in common.
         bit = _1 << ((size + load_u8(buffer, name) * np.uint64(7)) & np.uint64(63))
         if seen & bit != _0 and _is_named_before(buffer, name, size, names, name_ends, first, pair):
@@ -380,25 +281,26 @@ def _put_keys(buffer, start, end, pieces, piece_ends, first):  # type: ignore[no
         if i > piece:
             if keys - first >= _PAIRS_MAX:
                 return False, first
-            pieces[keys] = np.uint32(piece)
-            piece_ends[keys] = np.uint32(i)
+            pieces[keys], piece_ends[keys] = np.int64(piece), np.int64(i)
             keys += _1
         i += _1
     return True, keys
 
 
 @numba.njit(nogil=True, cache=True)
-def locate_texts(frames, rows, want_texts, want_properties, spans):  # type: ignore[no-untyped-def]
-    """What the properties of so many rows hold, which ``locate`` has found, into ``spans``.
+def locate_texts(frames, rows, want_texts, want_properties, found, all_pairs, all_keys, all_starts):  # type: ignore[no-untyped-def]
+    """What the properties of so many rows hold, which ``locate`` has found, into ``found`` and the other three.
 
-    Returns (LOCATED or NO_ROOM for another row's pairs or pieces, pairs, pieces of KEYS).
+    Row r has the pairs ``all_starts[0, r]`` to ``all_starts[0, r + 1]``, each a name and a value with their ends, and
+    by ``all_starts[1]`` its pieces of KEYS. Returns (LOCATED or NO_ROOM for another row's pairs or pieces, pairs,
+    pieces). A slow row may have any of them.
     """
-    all_properties, properties_ends, is_slow = spans.properties, spans.properties_end, spans.is_slow
-    names, name_ends, values, value_ends = spans.name, spans.name_end, spans.value, spans.value_end
-    uniq_keys, uniq_key_ends, all_tags, tags_ends = spans.uniq_key, spans.uniq_key_end, spans.tags, spans.tags_end
-    pair_start, key_start, pieces, piece_ends = spans.pair_start, spans.key_start, spans.key, spans.key_end
+    all_properties, properties_ends, is_slow = found[PROPERTIES], found[PROPERTIES + 1], found[IS_SLOW]
+    uniq_keys, uniq_key_ends, all_tags, tags_ends = found[UNIQ_KEY], found[UNIQ_KEY + 1], found[TAGS], found[TAGS + 1]
+    names, name_ends, values, value_ends = all_pairs[0], all_pairs[1], all_pairs[2], all_pairs[3]
+    pieces, piece_ends, pair_start, key_start = all_keys[0], all_keys[1], all_starts[0], all_starts[1]
     pairs_max, keys_max = np.uint64(len(names)), np.uint64(len(pieces))
-    found = np.zeros(6, dtype=np.uint32)
+    texts = np.zeros(6, dtype=np.int64)
     row, pairs, keys = _0, _0, _0
     pair_start[0] = key_start[0] = 0
     while row < rows:
@@ -406,20 +308,19 @@ def locate_texts(frames, rows, want_texts, want_properties, spans):  # type: ign
             return NO_ROOM, pairs, keys
         start, end = np.uint64(all_properties[row]), np.uint64(properties_ends[row])
         first = pairs
-        pairs, is_plain = _put_pairs(frames, start, end, names, name_ends, values, value_ends, first)
-        if not is_plain:
-            is_plain = pairs - first <= _PAIRS_MAX and is_utf8(frames, start, end)
-        found[:] = np.uint32(0)
-        if not _note_texts(frames, names, name_ends, values, value_ends, first, pairs, found):
+        pairs, is_ascii = _put_pairs(frames, start, end, names, name_ends, values, value_ends, first)
+        is_plain = pairs - first <= _PAIRS_MAX
+        texts[:] = 0
+        if not _note_texts(frames, names, name_ends, values, value_ends, first, pairs, texts):
             is_plain = not want_properties and is_plain
         if want_texts:
             if is_plain:
-                is_plain, keys = _put_keys(frames, np.uint64(found[_0]), np.uint64(found[_1]), pieces, piece_ends, keys)
-            all_tags[row], tags_ends[row] = found[_2], found[_3]
-            uniq_keys[row], uniq_key_ends[row] = found[_4], found[_5]
+                is_plain, keys = _put_keys(frames, np.uint64(texts[0]), np.uint64(texts[1]), pieces, piece_ends, keys)
+            all_tags[row], tags_ends[row] = texts[2], texts[3]
+            uniq_keys[row], uniq_key_ends[row] = texts[4], texts[5]
         if not want_properties or not is_plain:
             pairs = first
-        is_slow[row] = np.uint8(0) if is_plain else np.uint8(1)
+        is_slow[row] = 0 if is_plain and is_ascii else NOT_ASCII if is_plain else 1
         row += _1
         pair_start[row], key_start[row] = np.int32(pairs), np.int32(keys)
     return LOCATED, pairs, keys

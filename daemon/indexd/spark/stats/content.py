@@ -109,7 +109,9 @@ def count_split(config: Config, selection: Selection, known: pa.Table | None, sp
             yield from counter.drained(is_last=False)
     yield from counter.drained(is_last=True)
     if known is None:
-        ended = {"next": reader.next_offset, "unreadable": reader.unreadable_at, "skipped": reader.skipped_bytes}
+        read = reader.split_reader
+        unreadable_at = read.unreadable.offset if read.unreadable else None
+        ended = {"next": read.next_offset, "unreadable": unreadable_at, "skipped": reader.skipped_bytes}
         row = _rows(SPLIT, 1, text=[json.dumps(counter.seen | ended)], at=[split.begin])
         yield from row.append_column("sampled", pa.array([True])).to_batches()
 
