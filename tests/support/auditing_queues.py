@@ -47,7 +47,7 @@ def build_queues(config: Config) -> None:
     root = store_of(config)
     queues = ConsumeQueueStore(Disk(), root / "consumequeue", config.store.consume_queue_file_size, 1000)
     for batch in batches_of(root / "commitlog", config.store.segment_size):
-        queues.put_batch(batch)
+        queues.build(batch)
     queues.publish()
     queues.close()
 

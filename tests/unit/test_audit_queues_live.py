@@ -48,7 +48,7 @@ def broker_of(config: Config) -> ConsumeQueueStore:
 
 def dispatch(broker: ConsumeQueueStore, work: list[DispatchBatch], pause: float = 0) -> None:
     for batch in work:
-        broker.put_batch(batch)
+        broker.build(batch)
         broker.publish()
         time.sleep(pause)
 
