@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.audit.causes.judge import hole_causes
-from indexd.audit.standing import look_around
+from indexd.audit.causes import hole_causes, look_at_store
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.data_directory import SEGMENT, T0, spec
@@ -211,7 +210,7 @@ def test_whenever_it_is_killed_the_hole_is_an_unclean_stop(seed: int, index_num:
         broker.stopped()
         found = checked(broker.config)
         assert len(found.holes) <= 1
-        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        judged = hole_causes(found, look_at_store(Disk(), broker.config), broker.config)
         assert [cause.what for cause in judged] == ["unclean-stop"] * len(found.holes), judged
 
 
@@ -227,7 +226,7 @@ def test_whichever_full_files_are_deleted_the_holes_say_so(seed: int, index_num:
         for number in data.draw(st.sets(st.sampled_from(full), min_size=1)):
             files[number].unlink()
         found = checked(broker.config)
-        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        judged = hole_causes(found, look_at_store(Disk(), broker.config), broker.config)
         begins = {message.phy_offset for message in broker.messages}
         for hole, cause in zip(found.holes, judged, strict=True):
             behind = min((begin for begin in begins if begin >= hole.end), default=0)

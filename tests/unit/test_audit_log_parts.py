@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from indexd.audit import AuditOptions, AuditReport, Part, audit_here, audit_task, plan_audit
+from indexd.audit.page import verdict_line, verdict_state
 from indexd.audit.plan import AuditTask
 from indexd.audit.report import run_audit
-from indexd.audit.verdict import verdict_line, verdict_state
-from indexd.cli.audit import page_of_words
 from indexd.storage.disk import Disk
-from support.auditing import audit
+from support.auditing import audit, words_of
 from support.data_directory import SEGMENT
 from support.indexing_broker import Broker
 
@@ -67,7 +66,7 @@ def test_a_segment_that_is_missing_is_the_first_thing_said(broker: Broker) -> No
     (left_out,) = summary["leftOut"]
     assert (left_out["beginOffset"], left_out["endOffset"], left_out["entries"]) == (SEGMENT, 2 * SEGMENT, entries)
     assert left_out["missing"]
-    assert any(line.startswith("log-missing, 1 finding: ") for line in page_of_words(report))
+    assert any(line.startswith("log-missing, 1 finding: ") for line in words_of(report))
     # The index holds: what is wrong is the log.
     assert report.audit.is_sound
 
@@ -79,7 +78,7 @@ def test_however_the_log_is_cut_a_missing_part_is_one_finding(broker: Broker) ->
     assert whole.counts == {"log-missing": 1}
     later = next(m.phy_offset for m in broker.messages if m.phy_offset >= 3 * SEGMENT)
     for cuts in ([2 * SEGMENT], [SEGMENT, later], [later]):
-        assert replace(audit(broker.config, cuts=cuts), strays=whole.strays) == whole
+        assert replace(audit(broker.config, cuts=cuts), orphans=whole.orphans) == whole
 
 
 def test_bytes_that_cannot_be_read_are_no_clean_bill(broker: Broker) -> None:
@@ -129,7 +128,7 @@ def expiring(broker: Broker, after: int, count: int) -> AuditReport:
 
 
 def covered(report: AuditReport) -> list[str]:
-    words = list(page_of_words(report))
+    words = words_of(report)
     at = next(number for number, line in enumerate(words) if line.startswith("covered: "))
     return words[at:]
 

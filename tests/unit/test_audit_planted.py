@@ -59,7 +59,8 @@ def test_a_wrong_time_difference(config: Config, number: int) -> None:
     path = files(config)[1]
     change_entry(path, number, TIME, entry_of(path, number).time_diff + 5)
     found = checked(config)
-    assert whats(found) == {"entry-time-difference-first" if number == 1 else "entry-time-difference"}
+    # Entry 1 counts from a file that may be gone: nobody can say.
+    assert whats(found) == (set() if number == 1 else {"entry-time-difference"})
     assert found.missing_keys == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.storage.lock import BrokerLock
 from support.data_directory import T0
-from support.indexing_broker import Broker, one, says, standing_of
+from support.indexing_broker import Broker, one, says, state_of
 
 RUNS = BrokerLock(True, 4711, "lock")
 
@@ -24,7 +24,7 @@ def test_the_tail_of_a_broker_that_runs(broker: Broker) -> None:
     broker.dispatch(broker.messages[:70])
     broker.stopped()
     first = broker.messages[70].store_timestamp
-    fresh = standing_of(broker, lock=RUNS, looked_at=first + 2000)
+    fresh = state_of(broker, lock=RUNS, looked_at=first + 2000)
     says(one(broker, fresh), "not-dispatched-yet", "a broker runs (pid 4711)", "its first message was 2 s old")
     late = replace(fresh, looked_at=first + 10_000_000)
     says(one(broker, late), "index-off", "which is not full")
@@ -37,10 +37,10 @@ def test_the_tail_of_a_broker_that_runs(broker: Broker) -> None:
 def test_the_tail_behind_a_full_file(broker: Broker) -> None:
     broker.dispatch(broker.messages[:60])
     broker.stopped()
-    late = standing_of(broker, lock=RUNS)
+    late = state_of(broker, lock=RUNS)
     says(one(broker, late), "roll-over-failure", "which is full")
     says(one(broker), "file-deleted", "which is full")
-    killed = standing_of(broker, has_abort=True)
+    killed = state_of(broker, has_abort=True)
     says(one(broker, killed), "unclean-stop", "there is an abort file")
 
 
@@ -51,7 +51,7 @@ def test_the_tail_that_the_next_start_mends(broker: Broker) -> None:
     says(one(broker), "not-dispatched-yet", "dispatches again from log byte 0 on: that mends it")
     last = broker.messages[broker.segment_at(80)]
     flushed = StoreCheckpoint(last.store_timestamp + 3000, last.store_timestamp + 3000, 0)
-    later = standing_of(broker, checkpoint=flushed)
+    later = state_of(broker, checkpoint=flushed)
     says(one(broker, later), "index-off", f"again from log byte {last.phy_offset} on: that mends it from there on only")
 
 
@@ -64,7 +64,7 @@ def test_a_copy_whose_index_is_older_than_its_log(broker: Broker) -> None:
 
 def test_no_index_at_all(broker: Broker) -> None:
     says(one(broker), "unknown", "there is no index file")
-    had = standing_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
+    had = state_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
     says(one(broker, had), "file-deleted", "by the checkpoint there was a full index file")
 
 
