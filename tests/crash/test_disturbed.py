@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.index.format import IndexLayout
+from indexd.query import open_data
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
 from support.reopened import cut_at, write_on
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
@@ -25,7 +26,7 @@ UNSAFE, BUSY, INTERNAL = 3, 5, 70
 
 
 def check_mended(daemon: Daemon, store: Path, end: int) -> None:
-    """Once all is indexed again, its files are those of an undisturbed build.
+    """Once all is indexed again, its files are those of an undisturbed build, and it says the same of what they hold.
 
     Bytes of a longer log that stand behind ``end`` keep it from saying that it has caught up: no broker can be asked.
     """
@@ -34,6 +35,15 @@ def check_mended(daemon: Daemon, store: Path, end: int) -> None:
     whole = daemon.data.with_name("undisturbed")
     rebuild(store, whole, *SIZES)
     assert_same_index(daemon.data, whole)
+    assert said(daemon.data) == said(whole)
+
+
+def said(data: Path) -> tuple[Any, ...]:
+    """What a data directory says that it covers, and whether that is all."""
+    with open_data(data) as opened:
+        coverage = opened.coverage()
+    frontier = json.loads((data / "frontier").read_bytes())
+    return coverage.begin, coverage.end, coverage.uncovered, coverage.complete, frontier["messages"]
 
 
 def after(daemon: Daemon, event: str, count: int = 1) -> dict[str, Any]:

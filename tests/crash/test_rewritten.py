@@ -13,11 +13,13 @@ import pytest
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import read_frontier
+from indexd.query import open_data as open_query
 from indexd.recovery import recover as recover_module
 from indexd.recovery.open import open_data
 from indexd.storage.disk import Disk
 from support.daemon import assert_same_index, index_files
 from support.naive import naive_frames
+from support.reading import patch
 from support.reopened import Reopened, config_for, cut_at, reopen, undisturbed, write_on
 from support.small_log import SEGMENT_SIZE, messages, write_log
 
@@ -214,3 +216,37 @@ def test_what_is_written_while_a_start_compares_is_noticed_at_the_first_look(
             outputs.check_log()
         monkeypatch.undo()
     check(config, tmp_path, unclean=True)
+
+
+@pytest.mark.parametrize("damage", [bytes(4), b"\xff" * 4], ids=["zeros", "junk"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_cut_behind_damage_and_before_what_was_noted_is_found(
+    config: Config, tmp_path: Path, damage: bytes, forced: bool
+) -> None:
+    """What was noted behind the damage is left of the longer log: the cut lies between."""
+    known = offsets(config)
+    inside = [offset for offset in known if offset // SEGMENT_SIZE == known[-1] // SEGMENT_SIZE]
+    patch(tmp_path / "store" / "commitlog" / f"{inside[0]:020d}", inside[10] - inside[0] + 4, damage)
+    with cut_at(tmp_path / "store", inside[15]) as writer:
+        write_on(writer, 1, seed=99)
+    assert reopen(config, unclean=True, forced=forced).resumed_at == inside[15]
+
+
+def test_queues_are_filled_again_over_what_cannot_be_read(config: Config, tmp_path: Path) -> None:
+    known = offsets(config)
+    config = config_for(tmp_path / "store", tmp_path / "data", on_corrupt="skip")
+    path = tmp_path / "store" / "commitlog" / f"{known[-1] // SEGMENT_SIZE * SEGMENT_SIZE:020d}"
+    patch(path, known[-30] % SEGMENT_SIZE, bytes(known[-28] - known[-30]))
+    shutil.rmtree(config.store.data / "consumequeue")
+    for _ in range(2):
+        came_to = reopen(config, unclean=True)
+        assert came_to.recovered.dropped_entries == 0
+        frontier = read_frontier(Disk(), config.store.data / "frontier")
+        assert frontier is not None
+        assert any(gap.begin <= known[-30] and known[-28] <= gap.end for gap in frontier.uncovered)
+    with open_query(config.store.data) as data:
+        assert not data.coverage().complete
+        frames = naive_frames(tmp_path / "store" / "commitlog", SEGMENT_SIZE)
+        last = [frame for frame in frames if frame.sys_flag & 0xC in (0x0, 0x8)][-1]
+        hits = data.by_queue(last.topic, last.queue_id, last.cq_offset).hits
+        assert [hit.unit.phy_offset for hit in hits][:1] == [last.phy_offset]

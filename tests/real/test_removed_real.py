@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.flush.frontier import UNPROVEN, Uncovered
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Uncovered
 from indexd.query import open_data
 from support.daemon import Daemon, compile_kernels, indexd
 from support.naive import naive_frames
@@ -61,7 +61,12 @@ def check_nothing_removed(data: Path, end: int) -> None:
     with open_data(data) as opened:
         coverage = opened.coverage()
         print(data.name, coverage.to_json())
-        assert (coverage.uncovered, coverage.end) == ((), end)
+        assert (coverage.complete, coverage.uncovered, coverage.end) == (True, (), end)
+
+
+def is_complete(data: Path) -> bool:
+    with open_data(data) as opened:
+        return opened.coverage().complete
 
 
 @pytest.fixture(scope="module")
@@ -94,29 +99,55 @@ def cut(store: Path) -> int:
 
 
 def test_no_removed_message_is_found_running_killed_and_stopped(removed: Path) -> None:
-    store, beside = removed / "store", removed / "beside"
+    store, through, beside = removed / "store", removed / "through", removed / "beside"
     shutil.copytree(removed / "killed", removed / "recovered")
-    whole, end = frames_of(store), cut(store)
-    with Daemon(store, beside, *FLAGS) as running:
-        running.wait_state(lambda row: bool(row["messages"] == CUT_AT))
-        with Broker(removed / "after", store=store) as broker:
-            send(broker, "new", 1)
-            assert [frame.phy_offset for frame in frames_of(store)] == [frame.phy_offset for frame in whole]
-            running.wait_state(lambda row: bool(row["caughtUp"] and row["phyOffset"] == end))
-            check_nothing_removed(beside, end)
-            running.kill()
-            for data in (beside, removed / "killed", removed / "stopped"):
-                with Daemon(store, data, *FLAGS) as daemon:
-                    daemon.wait_state(lambda row: bool(row["caughtUp"] and row["phyOffset"] == end))
+    shutil.copytree(removed / "killed", through)
+    whole = frames_of(store)
+    with Daemon(store, through, *FLAGS) as during:
+        during.wait_state(lambda row: bool(row["caughtUp"] and row["messages"] == SENT))
+        end = cut(store)
+        # It may be damage as well: nobody can be asked.
+        during.wait_state(lambda row: [gap[2] for gap in row["uncovered"]] == [DOUBTED])
+        with Daemon(store, beside, *FLAGS) as running:
+            running.wait_state(lambda row: bool(row["messages"] == CUT_AT))
+            with Broker(removed / "after", store=store) as broker:
+                # The broker is back, and has written nothing yet.
+                during.wait_state(lambda row: bool(row["staleHead"] and row["messages"] == CUT_AT))
+                assert found(through, "old", range(SENT)) == list(range(CUT_AT))
+                assert is_complete(through)
+                send(broker, "new", 1)
+                assert [frame.phy_offset for frame in frames_of(store)] == [frame.phy_offset for frame in whole]
+                for data, daemon in ((through, during), (beside, running)):
+                    daemon.wait_state(
+                        lambda row: bool(row["caughtUp"] and row["phyOffset"] == end and row["staleHead"])
+                    )
                     check_nothing_removed(data, end)
-                    assert daemon.terminate() == 0
-                check_nothing_removed(data, end)
-            for words in (("rebuild", "--out", removed / "rebuilt"), ("--recover", "--data", removed / "recovered")):
-                done = indexd(*words, "--store", store, *FLAGS)
-                assert done.returncode == 0, done.stderr
-                check_nothing_removed(Path(words[-1]), end)
-            broker.kill()
+                    daemon.kill()
+                check_others(removed, end)
+                broker.kill()
+    # What the broker has said holds without it, until something is written there.
+    for data in (through, removed / "stopped"):
+        with Daemon(store, data, *FLAGS) as daemon:
+            daemon.wait_state(lambda row: bool(row["caughtUp"]))
+            check_nothing_removed(data, end)
+            assert daemon.terminate() == 0
+        check_nothing_removed(data, end)
     check_said_while_nobody_can_be_asked(store, removed / "alone", end)
+
+
+def check_others(removed: Path, end: int) -> None:
+    """Started, recovered and rebuilt beside the broker."""
+    store = removed / "store"
+    for data in (removed / "through", removed / "beside", removed / "killed", removed / "stopped"):
+        with Daemon(store, data, *FLAGS) as daemon:
+            daemon.wait_state(lambda row: bool(row["caughtUp"] and row["phyOffset"] == end and row["staleHead"]))
+            check_nothing_removed(data, end)
+            assert daemon.terminate() == 0
+        check_nothing_removed(data, end)
+    for words in (("rebuild", "--out", removed / "rebuilt"), ("--recover", "--data", removed / "recovered")):
+        done = indexd(*words, "--store", store, *FLAGS)
+        assert done.returncode == 0, done.stderr
+        check_nothing_removed(Path(words[-1]), end)
 
 
 def check_said_while_nobody_can_be_asked(store: Path, data: Path, end: int) -> None:

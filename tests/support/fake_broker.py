@@ -80,3 +80,24 @@ class FakeBroker:
                 stream.read(size - 4 - (word & 0xFFFFFF))
                 self.requests.append(header)
                 self.answer(connection, header)
+
+
+class Named:
+    """A LogLimit: a broker that is asked about suspects and names ``offset``, None while it does not answer.
+
+    ``is_fresh``: its answer is newer than what stands in the log. ``asked`` is where.
+    """
+
+    bounds = False
+
+    def __init__(self, offset: int | None = None) -> None:
+        self.offset = offset
+        self.is_fresh = True
+        self.asked: list[int] = []
+
+    def ask(self, position: int, head: bytes = b"") -> int | None:
+        self.asked.append(position)
+        return self.offset
+
+    def ends_at(self, position: int, head: bytes) -> bool:
+        return self.is_fresh and self.offset == position

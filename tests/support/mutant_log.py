@@ -232,7 +232,7 @@ class MutantLog:
             path.write_bytes(bytes(self.segment_size))
         else:
             data = path.read_bytes()
-            path.write_bytes(data[: 0 if how == "truncate" else self.rand.randrange(1, len(data) + 1)])
+            path.write_bytes(data[: 0 if how == "truncate" else self.rand.randrange(1, max(len(data), 1) + 1)])
         return f"segment {base}: {how}"
 
     def _tail(self) -> str:

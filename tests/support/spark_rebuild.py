@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from indexd.commitlog.tail import LogLimit
     from indexd.config import Config
 
 #: With which the logs of ``small_log`` come to some splits a segment.
@@ -51,15 +52,22 @@ def split_in(config: Config, size: int) -> Config:
 
 
 def by_tasks(
-    config: Config, out: Path, size: int = 0, run_tasks: Any = run_here, *, resume: bool = False
+    config: Config,
+    out: Path,
+    size: int = 0,
+    run_tasks: Any = run_here,
+    *,
+    resume: bool = False,
+    log_limit: LogLimit | None = None,
 ) -> SparkRebuilt:
     """Rebuild by tasks into ``out``."""
-    return rebuild(split_in(config, size), Disk(), out, run_tasks, lambda *_: None, slots=2, resume=resume)
+    config = split_in(config, size)
+    return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, resume=resume, log_limit=log_limit)
 
 
-def by_one(config: Config, out: Path) -> Rebuilt:
+def by_one(config: Config, out: Path, log_limit: LogLimit | None = None) -> Rebuilt:
     """Rebuild in one process."""
-    return one_process(config, Disk(), out, lambda *_: None)
+    return one_process(config, Disk(), out, lambda *_: None, log_limit)
 
 
 def frontier_of(data: Path) -> Frontier:

@@ -21,6 +21,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
+from support.reading import patch
 
 if TYPE_CHECKING:
     pass
@@ -260,3 +261,28 @@ def test_the_answer_names_the_message(store: QueueStore) -> None:
         assert (answer.queue_offset, answer.phy_offset, answer.why) == (30, None, "behind the last message")
         answer = query_time(index, "T", 1, T0)
         assert (answer.queue_offset, answer.why) == (None, "no such queue")
+
+
+def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:
+    """The broker's answer in the queue, behind a later message; the first in the log that was stored at the time."""
+    times = [0, 90, 20, 30, 100, 10]
+    offsets = store.append(*[spec(T0 + time) for time in times])
+    store.build()
+    with store.index() as index:
+        found = query_time(index, "T", 0, T0 + 30)
+        assert (found.queue_offset, found.phy_offset) == (6, None)
+        found = query_time(index, "T", 0, T0 + 5)
+        assert (found.queue_offset, found.phy_offset) == (1, offsets[1])
+        for asked, number in ((1, 1), (30, 1), (91, 4), (101, None)):
+            whole = query_log_time(index, T0 + asked)
+            assert whole.phy_offset == (None if number is None else offsets[number])
+
+
+def test_a_search_that_meets_an_unreadable_message_is_not_complete(store: QueueStore) -> None:
+    offsets = store.append(*[spec(T0 + 10 * number) for number in range(30)])
+    store.build()
+    patch(store.root / "commitlog" / f"{0:020d}", offsets[14] + 4, bytes(4))
+    with store.index() as index:
+        answer = query_time(index, "T", 0, T0 + 140)
+    assert not answer.coverage.complete
+    assert "cut off" in str(answer.coverage.to_json()["why"])

@@ -33,6 +33,9 @@ class Named:
         self.offset = self.newer
         return self.offset
 
+    def ends_at(self, position: int, head: bytes) -> bool:
+        return self.offset == position
+
 
 def write(store: Path, count: int) -> list[int]:
     """Messages, and where each ends."""

@@ -13,6 +13,7 @@ from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError
 from indexd.recovery.compare import WholeLog
+from support.fake_broker import Named
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
 
 BIG = 1 << 20
@@ -22,20 +23,6 @@ def write(directory: Path, times: list[int], *, start: int = 0, size: int = SEGM
     """Messages of one size, stored at these times; where they stand."""
     with CommitLogWriter(directory, size, start_offset=start) as writer:
         return [writer.append(FrameSpec("T", b"x" * 50, {"KEYS": f"k{at:09d}"}, store_timestamp=at)) for at in times]
-
-
-class Named:
-    """A broker that is asked about suspects; ``offset`` None: it does not answer."""
-
-    bounds = False
-
-    def __init__(self, offset: int | None = None) -> None:
-        self.offset = offset
-        self.asked: list[int] = []
-
-    def ask(self, position: int, head: bytes = b"") -> int | None:
-        self.asked.append(position)
-        return self.offset
 
 
 class Read:
@@ -87,6 +74,8 @@ def test_frames_of_a_removed_longer_log_are_not_taken_when_the_broker_is_asked(t
     read = Read(tmp_path, named).on()
     assert (read.offsets, read.unproven_from) == (offsets[:kept], None)
     assert set(named.asked) == {offsets[kept]}
+    read.clock.now += 1.0
+    assert read.on().reader.position == offsets[kept]
     assert not read.reader.is_undecided
     # It was the broker's last word: silent from now on, it did not make them its own.
     named.offset = None
@@ -178,6 +167,107 @@ def test_a_writer_at_work_does_not_hold_up_what_stands_there(tmp_path: Path) -> 
             clock.now += 0.015625
         assert read > 90
         reader.close()
+
+
+# --- what the broker does not know ---
+
+
+def look(reader: LogReader, clock: Clock) -> list[object]:
+    """What stands at the end, looked at until bytes that are none would be corrupt: each thing once."""
+    found: list[object] = []
+    for _ in range(5):
+        found.append(reader.poll())
+        clock.now += 5.0
+    return [item for number, item in enumerate(found) if item not in found[:number]]
+
+
+def torn(directory: Path, kind: str) -> int:
+    """30 messages; where the log of 20 ends that a broker's crash has left of them."""
+    offsets = write(directory, list(range(1000, 1030)))
+    path, at = directory / f"{0:020d}", offsets[20]
+    size = offsets[21] - at
+    damage = {"magic": (at + 4, bytes(4)), "half a frame": (at + 60, bytes(SEGMENT_SIZE - at - 60)),
+              "a frame of zeros": (at, bytes(size)), "garbage": (at, b"\x7f" * 200)}[kind]  # fmt: skip
+    patch(path, *damage)
+    return at
+
+
+TORN = ["magic", "half a frame", "a frame of zeros", "garbage"]
+
+
+@pytest.mark.parametrize("kind", TORN)
+@pytest.mark.parametrize("policy", [False, True])
+def test_bytes_that_the_broker_does_not_know_are_the_end(tmp_path: Path, kind: str, policy: bool) -> None:
+    end = torn(tmp_path, kind)
+    clock = Clock()
+    reader = open_reader(tmp_path, clock, position=end, skip_corrupt=policy)
+    reader.log_limit = named = Named(end)
+    found = look(reader, clock)
+    told = [item for item in found if isinstance(item, DispatchBatch)]
+    assert [item for item in found if item not in told] == [NotYetWritten(end)]
+    assert [(item.rows, item.end_offset) for item in told] == [(0, end)]
+    head = (tmp_path / f"{0:020d}").read_bytes()[end : end + 76]
+    assert told[0].stale_head == head
+    assert not reader.is_undecided
+    # It said so once, and what stands there did not change since.
+    named.offset = None
+    assert look(reader, clock) == [NotYetWritten(end)]
+    reader.close()
+    again = open_reader(tmp_path, clock, position=end, skip_corrupt=policy)
+    again.deny(head)
+    assert look(again, clock) == [NotYetWritten(end)]
+    write(tmp_path, [6000], start=end)
+    found = look(again, clock)
+    assert any(isinstance(item, DispatchBatch) and item.columns.store_timestamp[0] == 6000 for item in found)
+    again.close()
+
+
+def test_bytes_that_the_broker_has_written_are_damage(tmp_path: Path) -> None:
+    end = torn(tmp_path, "garbage")
+    clock = Clock()
+    reader = open_reader(tmp_path, clock, position=end)
+    for offset in (BIG, None):
+        reader.log_limit = Named(offset)
+        assert any(isinstance(item, Corrupt) for item in look(reader, clock))
+    reader.close()
+
+
+def test_an_answer_from_before_the_bytes_stood_there_settles_nothing(tmp_path: Path) -> None:
+    offsets, kept = cut(tmp_path)
+    named = Named(offsets[kept])
+    named.is_fresh = False
+    read = Read(tmp_path, named).on()
+    assert read.offsets == offsets[:kept]
+    read.clock.now += 1.0
+    assert read.reader.poll() == NotYetWritten(offsets[kept])
+    assert read.reader.is_undecided
+    named.is_fresh = True
+    assert read.reader.poll() == NotYetWritten(offsets[kept])
+    assert read.reader.is_undecided
+    read.clock.now += 1.0
+    told = read.reader.poll()
+    assert isinstance(told, DispatchBatch)
+    assert told.stale_head is not None
+    assert not read.reader.is_undecided
+
+
+def test_what_was_seen_and_is_gone_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros for a moment between the look along the heads and the reading of the frames."""
+    offsets = write(tmp_path, list(range(1000, 1030)))
+    reader = open_reader(tmp_path, time.monotonic, settle=0.001, corrupt_after=0.001)
+    fill, calls = reader._cursor.fill, []
+
+    def fill_once_with_zeros(offset: int, size: int) -> int:
+        count = fill(offset, size)
+        calls.append(offset)
+        if len(calls) == 2:
+            reader._cursor.buffer[:count] = 0
+        return count
+
+    monkeypatch.setattr(reader._cursor, "fill", fill_once_with_zeros)
+    found = [item for item in WholeLog(reader) if isinstance(item, DispatchBatch)]
+    assert sum(item.rows for item in found) == len(offsets)
+    reader.close()
 
 
 # --- behind damage ---

@@ -21,11 +21,13 @@ from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support import small_log
 from support.beside_log import frames, spec, write
+from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
 from support.odd_log import OddMessage, some_messages, write_odd
 from support.reopened import config_for
+from support.same_index import assert_same_index
 from support.small_log import BASE_TIME, messages, write_log
-from support.spark_rebuild import assert_same_data, assert_same_rebuild, by_one, by_tasks
+from support.spark_rebuild import assert_same_data, assert_same_rebuild, by_one, by_tasks, frontier_of
 
 SEGMENT_SIZE = 16 << 10
 
@@ -255,3 +257,28 @@ def test_frames_behind_the_end_of_a_cut_log_end_it_or_are_passed_over_to_and_unp
     assert found.messages == sum(one < at for one in offsets) + len(later) + len(behind)
     assert found.skipped_bytes == behind[0] - end
     assert found.unproven_bytes == found.phy_offset - behind[0]
+
+
+@pytest.mark.parametrize("size", [0, 500, 3000])
+@pytest.mark.parametrize("kind", ["older", "half a frame", "the clock", "garbage"])
+def test_the_broker_is_asked_as_one_process_asks_it(tmp_path: Path, kind: str, size: int) -> None:
+    store = tmp_path / "store"
+    offsets = write_messages(store, 600)
+    inside = [one for one in offsets if one > offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE]
+    at = inside[len(inside) // 4]
+    spec = next(messages(2))
+    later = [replace(spec, store_timestamp=spec.store_timestamp + 10_000_000 + number) for number in range(3)]
+    end = write(store, later, SEGMENT_SIZE, at=at)
+    if kind in ("half a frame", "garbage"):
+        damage(store, end, bytes(60) if kind == "half a frame" else b"\x7f" * 60)
+    elif kind == "the clock":
+        end = write(store, islice(messages(3), 5), SEGMENT_SIZE, at=end)
+    one = by_one(odd_config(tmp_path), tmp_path / "one", Named(end))
+    many = by_tasks(odd_config(tmp_path), tmp_path / "many", size, log_limit=Named(end))
+    assert (one.phy_offset, one.unproven_bytes, one.unreadable) == (end, 0, None)
+    found = many.rebuilt
+    assert (found.phy_offset, found.messages, found.unproven_bytes, found.unreadable) == (end, one.messages, 0, None)
+    ours, theirs = frontier_of(tmp_path / "many"), frontier_of(tmp_path / "one")
+    assert ours.stale_head is not None
+    assert (ours.stale_head, ours.uncovered, ours.messages) == (theirs.stale_head, (), theirs.messages)
+    assert_same_index(tmp_path / "many", tmp_path / "one")

@@ -142,14 +142,16 @@ def _here(config: Config, out: Path) -> Rebuilt:
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
         from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - loads numba
+        from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - loads numba
+        from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
         from indexd.storage.remote import disk_for  # noqa: PLC0415 - the same
 
-        with ProgressBar("rebuild") as bar:
+        disk = disk_for(config)
+        with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
             tasks = partial(run_tasks, spark)
-            return build(config, disk_for(config), out, tasks, bar.to, slots=slots(spark), resume=resume)
+            return build(config, disk, out, tasks, bar.to, slots=slots(spark), resume=resume, log_limit=limit)
 
 
 def _row(out: str, result: Rebuilt, process_seconds: float) -> dict[str, Any]:

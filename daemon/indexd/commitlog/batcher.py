@@ -104,6 +104,8 @@ class DispatchBatch:
     unproven_from: int | None = None
     #: What later messages are compared with, ms; None: what those before it said.
     newest_timestamp: int | None = None
+    #: How the bytes at ``end_offset`` begin that are no message of the log: the broker says that it ends there.
+    stale_head: bytes | None = None
 
     @property
     def keys(self) -> int:
@@ -150,7 +152,7 @@ def before(batch: DispatchBatch, end: int) -> DispatchBatch:
 
 
 def no_messages(offset: int, topics: TopicTable) -> DispatchBatch:
-    """A batch of nothing at all, which says that everything before ``offset`` is proven."""
+    """A batch of nothing at all, which tells what is known of the log that ends at ``offset``."""
     columns = make_columns(0, 0)
     columns.key_start[0] = 0
     return DispatchBatch(columns, 0, offset, offset, topics, crc=0)

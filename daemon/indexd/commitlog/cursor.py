@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import Batcher, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
-from indexd.commitlog.segments import Segment, SegmentList, list_segments
+from indexd.commitlog.segments import Segment, SegmentList, list_segments, written_end
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
@@ -135,6 +135,12 @@ class SegmentCursor:
     def has_bytes(self, offset: int) -> bool:
         """Whether anything but zeros stands at ``offset`` in the open segment."""
         return bool(self.buffer[: self.fill(offset, BLANK_SIZE)].any())
+
+    def is_written(self, offset: int) -> bool:
+        """Whether anything but zeros stands at ``offset`` in the open segment or behind it."""
+        assert self.segment is not None
+        assert self._file is not None
+        return written_end(self._file, self.segment, offset) > offset
 
     def spare_pages(self) -> None:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""

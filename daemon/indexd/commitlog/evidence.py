@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE, NotYetWritten
-from indexd.commitlog.segments import Segment, SegmentList, end_within, is_zero, list_segments
+from indexd.commitlog.segments import Segment, SegmentList, list_segments, written_end
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
 
@@ -173,8 +173,6 @@ def newest(points: tuple[Evidence, ...], distance: int) -> tuple[Evidence, ...]:
 _OPEN_FILES_MAX = 16
 # One read brings most messages whole; a longer one takes a second.
 _FIRST_READ = 4096
-# Zeros are looked through so far before the rest of a segment is taken to be written from the front.
-_ZEROS_SIZE = 64 << 10
 # Of all lookups, so that no two states of any two of them are taken for the same.
 _STATES = count()
 
@@ -229,10 +227,7 @@ class MessageLookup:
         opened = self._file_at(phy_offset)
         if opened is None:
             return phy_offset
-        file, segment = opened
-        data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
-        known = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
-        return max(end_within(file, segment, known), phy_offset)
+        return written_end(*opened, phy_offset)
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         segment = self._segments.get(phy_offset - phy_offset % self._segment_size)

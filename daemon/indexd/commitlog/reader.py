@@ -44,6 +44,7 @@ from indexd.commitlog.tail import (
     allows,
     first_older,
     has_nul,
+    head_at,
     limit_at,
     next_proven,
     stand_of,
@@ -136,6 +137,8 @@ _U64 = np.uint64
 # A frame whose topic or properties hold a NUL may be one whose last bytes are not there yet: wait this much longer.
 _NUL_SETTLE_FACTOR = 20
 _TAIL_SIZE_MIN = 4096
+# So much of what the broker does not know must stay as it is: most frames are shorter.
+_STALE_SIZE = 64 << 10
 # At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
 _QUIET_LOOKS = 9
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
@@ -183,8 +186,13 @@ class LogReader:
         self._taken_until: int | None = None
         # Nothing before this is a suspect: the broker has named it.
         self._vouched_until = 0
-        # A suspect that the broker does not know: where it stands, and how it begins.
+        # What stands where the broker's log ends: where, and how it begins; and what was told of that.
         self._denied: tuple[int, bytes] | None = None
+        self._told: tuple[int, bytes] | None = None
+        # What was seen is to be looked at once more, or the broker is still to be asked about it.
+        self._is_open = False
+        # The listing since which it was looked what stands behind a quiet end.
+        self._looked_behind = 0.0
         # How much is read at the end of the log: little while it is quiet.
         self._tail_size = _TAIL_SIZE_MIN
         # The last batch filled the buffer, so there is more: the reader is catching up.
@@ -202,6 +210,7 @@ class LogReader:
 
     def poll(self) -> Poll:
         """The next stretch of the log. A DispatchBatch moves ``position`` behind it; so does Skipped."""
+        self._is_open = False
         if (proven := self._proven()) is not None:
             return proven
         if self._clock() >= self.refresh_due:
@@ -227,19 +236,52 @@ class LogReader:
         self._vouched_until = limit or 0
         if limit is None or limit >= self._segment.end:
             return self._read_closed() if self._is_closed else self._read_tail(limit)
-        return self._read_tail(limit) if self.position < limit else NotYetWritten(self.position)
+        return self._read_tail(limit) if self.position < limit else self._stay()
 
     def _limit(self) -> int | None:
         # How far the bytes may be believed; None: they decide.
         limit = self.log_limit
-        if limit is None or limit.bounds:
-            return limit_at(limit, self._cursor, self.position)
-        if self._denied is not None:
-            head = self._head_here()
-            if self._denied == (self.position, head):  # so it stays while the broker is silent
-                return limit.ask(self.position, head) or self.position
+        vouched = limit_at(limit, self._cursor, self.position)
+        if vouched is None and self._denied is not None:
+            if self._denied == (self.position, self._head_here()):  # so it stays while the broker is silent
+                vouched = None if limit is None else limit.ask(*self._denied)
+                return self.position if vouched is None else vouched
             self._denied = None
-        return None
+        return vouched
+
+    def deny(self, head: bytes) -> None:
+        """What stands at ``position`` and begins with ``head`` is no message of the log: the broker has said so."""
+        self._denied = self._told = self.position, head
+
+    def _stay(self) -> DispatchBatch | NotYetWritten:
+        # Where the log ends by the broker's word: told once, when it named this very end and was asked after the bytes
+        # stood here, for so long that no message is being written in their place.
+        limit, here = self.log_limit, (self.position, self._head_here())
+        is_empty = not any(here[1]) and here != self._denied
+        if limit is None or limit.offset != self.position or here == self._told or is_empty:
+            self._settling.clear()
+            return NotYetWritten(self.position)
+        if not limit.ends_at(*here):
+            self._is_open = not limit.bounds  # whose last word holds, however old it is
+            return NotYetWritten(self.position)
+        data = self._cursor.buffer[: self._cursor.fill(self.position, _STALE_SIZE)].tobytes()
+        wait = self._options.settle * _NUL_SETTLE_FACTOR
+        if not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
+            return NotYetWritten(self.position)
+        self._settling.clear()
+        self._told = here
+        told = no_messages(self.position, self._batcher.topics)
+        return replace(told, unproven_from=self.unproven_from, stale_head=here[1])
+
+    def _is_end(self) -> bool:
+        # Whether the broker says that its log ends here, whatever stands here.
+        here = self.position, self._head_here()
+        vouched = None if self.log_limit is None else self.log_limit.ask(*here)
+        if vouched is None or vouched > self.position:
+            return False
+        self._denied = here
+        self._settling.clear()
+        return True
 
     def set_options(self, options: ReaderOptions) -> None:
         """Read on with other options; the segment size must stay."""
@@ -248,12 +290,12 @@ class LogReader:
     @property
     def is_settling(self) -> bool:
         """A whole frame stands at ``position`` and only has to stay as it is for the settle time."""
-        return self._settling.is_frame and self.is_undecided
+        return self._settling.is_frame and self._settling.offset == self.position
 
     @property
     def is_undecided(self) -> bool:
-        """Bytes stand at ``position`` that only time will tell from a frame, or a frame that has to settle."""
-        return self._settling.offset == self.position
+        """Bytes stand at ``position`` that only time or the broker will tell from a frame, or a frame has to settle."""
+        return self._is_open or self._settling.offset == self.position
 
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
@@ -282,7 +324,7 @@ class LogReader:
         return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules, sum_up=sum_up)
 
     def _head_here(self) -> bytes:
-        return self._cursor.buffer[: self._cursor.fill(self.position, HEAD_SIZE)].tobytes()
+        return head_at(self._cursor, self.position)
 
     def frames_follow(self) -> bool:
         """Whether the log goes on behind unreadable bytes at ``position``, as far as can be told (``take_older``)."""
@@ -300,17 +342,18 @@ class LogReader:
         self._settling.clear()
 
     def _next_of_log(self) -> int | None:
-        # The next proven frame, if it is of this log: a later one is not older than what was read, the broker knows it,
-        # or what stands here is a damaged frame and no cut.
+        # The next proven frame, if it is of this log: the broker knows it or, while that is silent, a later one is not
+        # older than what was read, or what stands here is a damaged frame and no cut.
         found = self._next_proven(NEVER)
         if found is None or self._is_closed:
             return found
         timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
-        if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
-            return found
-        vouched = None if self.log_limit is None else self.log_limit.ask(found)
+        limit = self.log_limit
+        vouched = None if limit is None or limit.bounds else limit.ask(found)
         if vouched is not None:
             return found if found < vouched else None
+        if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
+            return found
         is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
         return found if is_wanted else None
 
@@ -357,10 +400,10 @@ class LogReader:
 
     def _take_and_deny(self, batch: DispatchBatch, end: int) -> DispatchBatch | NotYetWritten:
         # What stands behind ``end`` was there before the broker said that its log ends there.
-        taken = self._take_proven(before(batch, end)) if end > self.position else NotYetWritten(self.position)
+        taken = self._take_proven(before(batch, end)) if end > self.position else None
         self._denied = self.position, self._head_here()
         self._settling.clear()
-        return taken
+        return self._stay() if taken is None else taken
 
     def _proven(self) -> DispatchBatch | None:
         # The broker answers at last: what was taken without it is the log's, or is not.
@@ -446,8 +489,8 @@ class LogReader:
             return self._doubt(reason, min(limit, HEAD_SIZE))
         if outcome is Outcome.END_OF_FILE:  # no head follows it, but the broker has named a later offset
             return self._end_of_segment()
-        # What was seen is gone: the log was cut back. Look again.
-        self._complete_until = 0
+        # What was seen is gone: the log was cut back, or is being written anew. Look again.
+        self._complete_until, self._is_open = 0, vouched is None
         return NotYetWritten(self.position)
 
     def _read_newest(self, limit: int) -> Poll:
@@ -468,7 +511,14 @@ class LogReader:
             return self._doubt(Reason.UNFINISHED, self._cursor.fill(self.position, HEAD_SIZE))
         self._settling.clear()
         self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, _QUIET_LOOKS
-        return NotYetWritten(self.position)
+        return self._stay() if self._is_before_stale_bytes() else NotYetWritten(self.position)
+
+    def _is_before_stale_bytes(self) -> bool:
+        # Half a frame, or zeros before bytes that are written, which are not the log's: looked for once a listing.
+        if self.log_limit is None or self._looked_behind == self.refresh_due:
+            return False
+        self._looked_behind = self.refresh_due
+        return self._cursor.is_written(self.position) and self._is_end()
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
@@ -495,7 +545,8 @@ class LogReader:
         wait = 0.0 if reason is Reason.DLEDGER else self._options.corrupt_after
         if wait and not self._settling.unchanged_for(self.position, data, wait, is_frame=False):
             return NotYetWritten(self.position)
-        return self._meet_corrupt(reason)
+        is_end = reason is not Reason.DLEDGER and self._is_end()
+        return self._stay() if is_end else self._meet_corrupt(reason)
 
     def _meet_corrupt(self, reason: Reason) -> Corrupt | Skipped:
         path = self._segment.path

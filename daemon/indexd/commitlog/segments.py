@@ -134,6 +134,8 @@ def _votes(files: Sequence[tuple[Path, int, int]], segment_size: int) -> tuple[i
 
 # What is looked at a step: of 1 GiB, 18 of them.
 _BLOCK_SIZE = 4096
+# Zeros are looked through so far before the rest of a segment is taken to be written from the front.
+_ZEROS_SIZE = 64 << 10
 
 
 def log_end(disk: Disk, log: SegmentList, known: int) -> int:
@@ -171,6 +173,13 @@ def end_within(file: DiskFile, segment: Segment, known: int) -> int:
         return segment.base
     last = file.pread(_BLOCK_SIZE, (low - 1) * _BLOCK_SIZE).rstrip(b"\0")
     return segment.base + (low - 1) * _BLOCK_SIZE + len(last)
+
+
+def written_end(file: DiskFile, segment: Segment, phy_offset: int) -> int:
+    """Behind the last byte from ``phy_offset`` on that is not zero, as far as it can be halved; itself if none is."""
+    data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
+    known = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
+    return max(end_within(file, segment, known), phy_offset)
 
 
 def is_zero(data: bytes) -> bool:

@@ -15,6 +15,7 @@ Behind damage: where the next frame begins that proves itself by its own offset,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import Batcher
 from indexd.commitlog.cursor import SegmentCursor
+from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, FLAG_STORE_HOST_V6, HEAD_SIZE, MAGIC_V1, Outcome
 from indexd.commitlog.kernel import Rules, find_frame
 
@@ -100,6 +102,17 @@ def first_older(times: NDArray[np.int64], newest: int) -> int | None:
     return first if older[first] else None
 
 
+# Between two looks whether the broker has answered.
+_PAUSE = 0.002
+# A frame up to its store timestamp, however long its hosts.
+_STAMPED_SIZE = 76
+
+
+def head_at(cursor: SegmentCursor, position: int) -> bytes:
+    """The first bytes at ``position`` of the open segment, so many that a frame which is written there changes them."""
+    return cursor.buffer[: cursor.fill(position, _STAMPED_SIZE)].tobytes()
+
+
 class LogLimit(Protocol):
     """Whoever can ask the broker; without one, the bytes alone decide."""
 
@@ -117,6 +130,22 @@ class LogLimit(Protocol):
         ``head`` is how they begin: while it stays the same, nothing was written there.
         """
 
+    def ends_at(self, position: int, head: bytes) -> bool:
+        """Whether the broker, asked when ``head`` stood at ``position`` already, named that offset."""
+
+
+def ask_what_stands(limit: LogLimit, frames: FrameReader, end: int) -> bytes | None:
+    """How the bytes at ``end`` begin, if the broker names that offset though they stand there; for no reader.
+
+    None if it names another, does not answer, or if there are none.
+    """
+    head = frames.read(end, end + _STAMPED_SIZE)
+    while head and limit.ask(end, head) == end:
+        if limit.ends_at(end, head):
+            return head
+        time.sleep(_PAUSE)
+    return None
+
 
 def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> int | None:
     """How far a reader at ``position`` may go; to be taken before the bytes are read that it allows."""
@@ -125,7 +154,7 @@ def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> in
     offset = limit.offset
     if (offset is not None and offset > position) or not cursor.has_bytes(position):
         return offset
-    return limit.ask(position, cursor.buffer[: cursor.fill(position, HEAD_SIZE)].tobytes())
+    return limit.ask(position, head_at(cursor, position))
 
 
 def allows(limit: LogLimit | None, position: int) -> bool:

@@ -59,6 +59,7 @@ class Progress:
     #: Less than ``phy_offset`` while queues and sparse indexes are built after the key index.
     refill_offset: int | None = None
     newest_timestamp: int | None = None
+    stale_head: bytes | None = None
 
     @property
     def beside(self) -> tuple[QueuesProgress | SparseProgress, ...]:
@@ -140,6 +141,7 @@ class Flusher:
             store_timestamp=progress.store_timestamp,
             messages=progress.messages,
             newest_timestamp=progress.newest_timestamp,
+            stale_head=progress.stale_head,
             uncovered=progress.uncovered,
             index=progress.index.files,
             queues=progress.queues.marks if progress.queues is not None else None,
@@ -280,16 +282,30 @@ class Witness:
         return tuple(self._points)
 
     def remember_tail(self, end: int) -> None:
-        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came."""
-        if end == 0 or (self._tail and self._tail[-1].end >= end):
-            return
+        """All before physical offset ``end`` is built: remember its last bytes, if they were not noted as they came.
+
+        Also those in between that could not be read: a broker may cut its log there, and write on.
+        """
+        tail: deque[Stretch] = deque()
+        for stretch in self._tail:
+            if tail:
+                tail.extend(self._standing(tail[-1].end, stretch.begin))
+            tail.append(stretch)
+        tail.extend(self._standing(tail[-1].end if tail else 0, end))
+        self._tail = tail
+
+    def _standing(self, begin: int, end: int) -> list[Stretch]:
+        # The last bytes of [begin, end), as they are now.
+        if begin >= end:
+            return []
         if self._log.at(end - 1) is None:
             self._list()
         segment = self._log.at(end - 1)
-        if segment is not None:
-            begin = max(end - _TAIL_SIZE, segment.base, self._tail[-1].end if self._tail else 0)
-            with FrameReader(self._disk, self._log) as frames:
-                self._tail.append(Stretch(begin, end, zlib.crc32(frames.read(begin, end))))
+        if segment is None:
+            return []
+        begin = max(begin, end - _TAIL_SIZE, segment.base)
+        with FrameReader(self._disk, self._log) as frames:
+            return [Stretch(begin, end, zlib.crc32(frames.read(begin, end)))]
 
     def check(self) -> None:
         """Look at the newest bytes and at some of the newest points; DisturbedError if the log has changed there."""
@@ -406,6 +422,7 @@ class Outputs:
         self.messages = frontier.messages
         self.newest_timestamp = frontier.newest_timestamp
         self.uncovered = frontier.uncovered
+        self.stale_head = frontier.stale_head
 
     def __repr__(self) -> str:
         return f"Outputs([{self.begin_offset}, {self.phy_offset}), messages={self.messages}, {self.index})"
@@ -421,7 +438,7 @@ class Outputs:
             self.uncovered = add_uncovered(self.uncovered, Uncovered(item.begin, item.end, item.reason))
             if item.is_expired and self.queues is not None:
                 self.queues.begin_anew()
-            self.phy_offset = item.end
+            self.phy_offset, self.stale_head = item.end, None
             return
         if item.end_offset > self.phy_offset:  # else it is built, and only the log could not be looked at
             for build in self._builders[self._built :]:
@@ -437,10 +454,11 @@ class Outputs:
     def _note_unproven(self, batch: DispatchBatch) -> None:
         if batch.newest_timestamp is not None:
             self.newest_timestamp = batch.newest_timestamp
+        self.stale_head = batch.stale_head
+        reason = next((gap.reason for gap in self.uncovered if gap.is_unproven), UNPROVEN)
         self.uncovered = tuple(gap for gap in self.uncovered if not gap.is_unproven)
         if batch.unproven_from is not None:
-            gap = Uncovered(batch.unproven_from, batch.end_offset, UNPROVEN)
-            self.uncovered = add_uncovered(self.uncovered, gap)
+            self.uncovered = add_uncovered(self.uncovered, Uncovered(batch.unproven_from, batch.end_offset, reason))
 
     def leave_out(self, gap: Uncovered) -> None:
         """A range of what is built already cannot be read any more."""
@@ -473,6 +491,7 @@ class Outputs:
             store_timestamp=self.store_timestamp,
             messages=self.messages,
             newest_timestamp=self.newest_timestamp,
+            stale_head=self.stale_head,
             uncovered=self.uncovered,
             evidence=self.witness.points(),
         )

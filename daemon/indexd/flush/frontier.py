@@ -6,7 +6,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "commitLogPaths": ["/data/store/commitlog"], "segmentSize": 1073741824,
      "flavour": "5.4", "hashSlotNum": 5000000, "indexNum": 20000000,
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
-     "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]],
+     "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]], "staleHead": null or "00ff...",
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
      "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
      "sparse": null or {"interval": 4096, ...},
@@ -15,7 +15,9 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "crc32": of the object without this key}
 
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
-UNPROVEN one are there, and only nobody knows whether they are the log's: they are older than ``newestTimestamp``. While
+UNPROVEN or DOUBTED one are there, and only nobody knows whether they are the log's; those of an UNPROVEN one are older
+than ``newestTimestamp``. ``staleHead``: how the bytes at ``phyOffset`` began when the broker, asked about them, named
+that offset as its log's end; while they begin so, nothing there and behind is a message of the log. While
 ConsumeQueues or sparse indexes are filled after the key index, they lack some of ``[refillOffset, phyOffset)``.
 ``evidence`` says what stood in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its
 slots, each null while it is not known; ``scrubbedAt`` is null or when the last whole scrub began, ms.
@@ -59,6 +61,8 @@ from indexd.storage.disk import Disk
 FORMAT = 1
 #: Why messages that are in the outputs may have been removed from the log.
 UNPROVEN = "older than a message before them: the clock went back, or they were removed; no broker has answered yet"
+#: The same of messages behind one that stood there and cannot be read any more.
+DOUBTED = "behind bytes that are no frame any more: damaged, or the log was cut there; no broker has answered yet"
 # More ranges than this are merged into one, the two nearest first: the file must not grow without a bound.
 UNCOVERED_MAX = 1000
 
@@ -77,7 +81,7 @@ class Uncovered:
     @property
     def is_unproven(self) -> bool:
         """See the class."""
-        return self.reason == UNPROVEN
+        return self.reason in (UNPROVEN, DOUBTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Frontier:
     evidence: tuple[Evidence, ...] = ()
     #: None: as ``store_timestamp``.
     newest_timestamp: int | None = None
+    #: What no message of the log is, at ``phy_offset``; None: nothing is known of what stands there.
+    stale_head: bytes | None = None
 
     @property
     def left_out(self) -> tuple[Uncovered, ...]:
@@ -138,6 +144,7 @@ class Frontier:
             "storeTimestamp": self.store_timestamp,
             "messages": self.messages,
             "newestTimestamp": self.newest_timestamp,
+            "staleHead": None if self.stale_head is None else self.stale_head.hex(),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in self.uncovered],
             "index": [
                 {
@@ -188,6 +195,7 @@ class Frontier:
                 store_timestamp=int(data["storeTimestamp"]),
                 messages=int(data["messages"]),
                 newest_timestamp=_optional(data.get("newestTimestamp")),
+                stale_head=None if data.get("staleHead") is None else bytes.fromhex(data["staleHead"]),
                 uncovered=tuple(Uncovered(int(b), int(e), str(why)) for b, e, why in data["uncovered"]),
                 index=tuple(
                     FileMark(

@@ -88,20 +88,39 @@ class Coverage:
         }
 
 
-def make_coverage(
-    begin: int, end: int, uncovered: tuple[Uncovered, ...], log: LogView, behind: Behind | None, daemon_pid: int | None
-) -> Coverage:
+class Known(NamedTuple):
+    """What an index knows of the log: bytes ``[begin, end)``, but for ``uncovered``.
+
+    ``published``: how far queues are, None: by their marks. ``stale_head``: how bytes at ``end`` begin that the broker
+    did not know; None for nothing.
+    """
+
+    begin: int
+    end: int
+    uncovered: tuple[Uncovered, ...]
+    published: int | None
+    stale_head: bytes | None
+
+
+def make_coverage(known: Known, log: LogView, behind: Behind | None, daemon_pid: int | None) -> Coverage:
     """The coverage, with those uncovered ranges alone that hold log which is still there.
 
     ``behind``: where a running daemon stands at bytes that are no frame; without it the log itself is looked at.
     """
-    first = max(begin, log.begin or 0)
-    met = tuple(gap for gap in uncovered if gap.end > first and gap.begin < end)
-    return Coverage(begin, end, log.begin, behind or find_behind(log, end), met, daemon_pid)
+    first, end = max(known.begin, log.begin or 0), known.end
+    met = tuple(gap for gap in known.uncovered if gap.end > first and gap.begin < end)
+    return Coverage(known.begin, end, log.begin, behind or find_behind(log, end, known.stale_head), met, daemon_pid)
 
 
-def find_behind(log: LogView, end: int) -> Behind | None:
-    """What may be a message at ``end`` or behind it; None when the log ends there, be it in zeros that are not used."""
+def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behind | None:
+    """What may be a message at ``end`` or behind it; None when the log ends there, be it in zeros that are not used.
+
+    It does where ``stale_head`` still stands there: nothing was written since the broker named that end.
+    """
+    if stale_head:
+        with log.frame_reader() as frames:
+            if frames.read(end, end + len(stale_head)) == stale_head:
+                return None
     zeros: int | None = None
     for segment in log.segments:
         if segment.end <= end:
@@ -186,12 +205,10 @@ def _has_message(log: LogView, phy_offset: int) -> bool:
     return isinstance(log.at(phy_offset), Message)
 
 
-def progress(
-    frontier: Frontier, state: dict[str, Any], pid: int | None
-) -> tuple[int, int, tuple[Uncovered, ...], int | None]:
-    """Begin offset, end offset, what lies uncovered, and how far queues are published; None for the last: by marks."""
+def progress(frontier: Frontier, state: dict[str, Any], pid: int | None) -> Known:
+    """By the word of the daemon ``pid`` that runs, else by the frontier."""
     if state.get("pid") != pid or not isinstance(state.get("phyOffset"), int):
-        return frontier.begin_offset, frontier.phy_offset, frontier.uncovered, None
+        return Known(frontier.begin_offset, frontier.phy_offset, frontier.uncovered, None, frontier.stale_head)
     begin = state.get("beginOffset", frontier.begin_offset)
     uncovered = frontier.uncovered
     if isinstance(state.get("uncovered"), list):
@@ -201,7 +218,11 @@ def progress(
         published = min(published, state["filledOffset"])
     elif frontier.filled_offset < frontier.phy_offset:
         published = min(published, frontier.filled_offset)
-    return int(begin), state["phyOffset"], uncovered, published
+    try:
+        stale_head = bytes.fromhex(state.get("staleHead") or "")
+    except (TypeError, ValueError):
+        stale_head = None
+    return Known(int(begin), state["phyOffset"], uncovered, published, stale_head)
 
 
 def stands_at(state: dict[str, Any], pid: int | None) -> Behind | None:

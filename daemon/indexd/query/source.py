@@ -115,7 +115,7 @@ class QueryIndex:
         pid = owner_pid(self.files.lock)
         frontier = self._frontier.get()
         state = self._state.get() if pid else {}
-        begin, end, uncovered, published = progress(frontier, state, pid)
+        known = progress(frontier, state, pid)
         files: list[tuple[str, FileMark | None]] = [(mark.name, mark) for mark in frontier.index]
         names = self._names.get() if pid is not None or files else []
         if self._names.times_made != self._opened_at:
@@ -128,10 +128,10 @@ class QueryIndex:
             files.extend((name, None) for name, size in newer if size == size_wanted)
             if any(size != size_wanted for _, size in newer):
                 self._names.forget()  # it grows, and its directory does not tell
-        coverage = make_coverage(begin, end, uncovered, self.log, stands_at(state, pid), pid)
+        coverage = make_coverage(known, self.log, stands_at(state, pid), pid)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
-        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published)
+        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, known.published)
 
     def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
         """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""

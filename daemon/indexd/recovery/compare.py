@@ -71,14 +71,17 @@ class Compared:
     queues_until: int | None = None
     #: What is known of the log behind the last damage; ``before_anchor`` counts up to there.
     since: Evidence | None = None
+    #: Where damage was passed over.
+    damaged: tuple[int, ...] = ()
 
     def copy(self) -> Compared:
         """What agrees so far."""
         return replace(self, tail=self.tail.copy())
 
-    def pass_over(self, behind: Evidence) -> None:
-        """There is damage before ``behind``: nobody knows how many messages it held."""
+    def pass_over(self, phy_offset: int, behind: Evidence) -> None:
+        """There is damage at ``phy_offset``, before ``behind``: nobody knows how many messages it held."""
         self.since, self.before_anchor = behind, self.messages
+        self.damaged += (phy_offset,)
 
     def add(self, batch: DispatchBatch, stop: int, anchor: int) -> None:
         """The rows of ``batch`` before physical offset ``stop`` agree."""
@@ -200,7 +203,6 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
     # Behind a stretch that cannot be read nobody knows what units it came to: they are compared anew from there on.
     compared, compared_until, queues = Compared(), begin, comparison.queues_from(begin)
     sound = compared.copy()
-    unreadable: list[int] = []
     while reader.position < end or not cursor.is_done:
         poll = reader.poll()
         if isinstance(poll, NotYetWritten) and reader.is_settling:
@@ -215,8 +217,7 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
                 agreed = Agreed(stop, compared, f"the log holds no message at offset {stop}")
                 return _without_more(queues, Agreed(begin, sound), agreed)
             # Frame by frame from the next one on: the log may have been cut behind it, and before what is known.
-            unreadable.append(poll.offset)
-            compared.pass_over(behind)
+            compared.pass_over(poll.offset, behind)
             reader.pass_over(behind.phy_offset)
         if not isinstance(poll, DispatchBatch):
             begin = compared_until = reader.position
@@ -245,8 +246,9 @@ def _walk(cursor: _Cursor, flavour: Flavour, comparison: Comparison, on_progress
             compared.queues_until = begin
             return Agreed(None, compared)
         return Agreed(begin, sound, f"the queues hold more than the log from offset {begin} on")
-    if unreadable:
-        return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {unreadable[0]}")
+    if compared.damaged:
+        at = compared.damaged[0]
+        return Agreed(None, compared, f"what the log still says agrees; it is unreadable at offset {at}")
     return Agreed(None, compared, "every entry agrees with the log" if comparison.is_whole else "")
 
 

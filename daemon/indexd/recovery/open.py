@@ -32,7 +32,7 @@ from indexd.config.units import RemotePath
 from indexd.consumequeue import queues as queue_units
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.flusher import Flusher, Outputs, Witness
-from indexd.flush.frontier import Frontier, read_frontier, write_frontier
+from indexd.flush.frontier import DOUBTED, Frontier, Uncovered, read_frontier, write_frontier
 from indexd.index import file as index_file
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
@@ -345,6 +345,8 @@ def _go_on(reader: LogReader, base: Frontier, *, is_clean: bool) -> None:
     reader.newest_timestamp = proven or reader.newest_timestamp
     reader.last_timestamp = base.store_timestamp or reader.last_timestamp
     reader.unproven_from = base.unproven_from
+    if base.stale_head is not None:
+        reader.deny(base.stale_head)
 
 
 def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit | None) -> RecoveryPlan:
@@ -369,21 +371,34 @@ def _base(
     # What is true after the recovery, and building goes on from.
     if recovered.phy_offset is None or standing is None:
         return replace(known, commit_log_paths=paths, begin_offset=begin, phy_offset=begin, store_timestamp=0,
-                       newest_timestamp=None, messages=0, uncovered=(), evidence=(), index=())  # fmt: skip
+                       newest_timestamp=None, messages=0, uncovered=(), evidence=(), index=(),
+                       stale_head=None)  # fmt: skip
     offset = recovered.phy_offset
     base = replace(known, commit_log_paths=paths, phy_offset=offset)
     if offset == known.phy_offset:
-        return base
+        return _doubted(base, recovered.compared.damaged)
     gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
     newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
     is_proven = all(not gap.is_unproven for gap in gaps)
-    return replace(
+    base = replace(
         base,
         uncovered=gaps,
+        stale_head=None,
         store_timestamp=recovered.compared.store_timestamp or newest,
         newest_timestamp=None if is_proven else known.newest_timestamp,
         messages=standing.messages_counted(recovered.compared, offset),
     )
+    return _doubted(base, recovered.compared.damaged)
+
+
+def _doubted(base: Frontier, damaged: tuple[int, ...]) -> Frontier:
+    # Behind damage in the newest segment stand messages that were the log's, unless the broker cuts it there.
+    newest = (base.phy_offset - 1) // base.segment_size * base.segment_size
+    first = next((at for at in damaged if at >= newest), None)
+    if first is None or (base.unproven_from is not None and base.unproven_from <= first):
+        return base
+    gaps = [*base.left_out, Uncovered(first, base.phy_offset, DOUBTED)]
+    return replace(base, uncovered=tuple(sorted(gaps, key=lambda gap: gap.begin)))
 
 
 def _comparison(standing: Standing, beside: Beside, end: int) -> Comparison:

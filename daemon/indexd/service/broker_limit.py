@@ -281,6 +281,8 @@ class BrokerLimit:
         self._asked = self._next_ask = 0.0
         # Where the reader waits and what stands there, and how long it leaves between two questions about that.
         self._waits_for: tuple[int, bytes] | None = None
+        # The same, as it was before the last question that was answered.
+        self._answered_for: tuple[int, bytes] | None = None
         self._pause = _ASK_SECONDS
         self._position: int | None = None
         # Where the reader was at the last look, at how many looks in turn it could not go on, and what stood there.
@@ -310,6 +312,10 @@ class BrokerLimit:
             finally:
                 self._lock.release()
         return self.offset
+
+    def ends_at(self, position: int, head: bytes) -> bool:
+        """Whether the broker, asked when ``head`` stood at ``position`` already, named that offset."""
+        return self.offset == position and self._answered_for == (position, head)
 
     @property
     def address(self) -> str | None:
@@ -368,9 +374,11 @@ class BrokerLimit:
             self._admin.close()
 
     def _question(self) -> None:
+        waits_for = self._waits_for
         answer = self._admin.offsets()
         self._asked = self._clock()
         if isinstance(answer, Offsets):
+            self._answered_for = waits_for
             self.offset, self.silence, self._retry = answer.end, None, _RETRY_SECONDS_MIN
             self._next_ask = self._asked + self._pause
         else:

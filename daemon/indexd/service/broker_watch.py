@@ -25,7 +25,7 @@ from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.facts import BrokerFacts
 from indexd.config.load import DEFAULT, FACT_KEYS, INT_KEYS, TEXT_KEYS, index_key, read_broker_conf, writes_index
-from indexd.config.units import printable
+from indexd.config.units import RemotePath, printable
 from indexd.errors import DiskError, UsageError
 from indexd.service.broker_limit import NOT_ASKED, BrokerFinder, BrokerLimit
 from indexd.storage.disk import Disk, Stamp
@@ -265,8 +265,9 @@ def suspects_limit(config: Config, disk: Disk) -> BrokerLimit:
 
 
 def _lock_of(store: Path | None) -> BrokerLock:
-    if store is None:
-        return BrokerLock(None, None, "unknown", "no store is given, only commitlog directories")
+    if store is None or isinstance(store, RemotePath):
+        what = "no store is given, only commitlog directories" if store is None else "the store is on another machine"
+        return BrokerLock(None, None, "unknown", what)
     return look_at_lock(store / "lock")
 
 

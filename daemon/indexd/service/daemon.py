@@ -242,7 +242,9 @@ class Daemon:
         self._finished.set()
 
     async def _persist(self, progress: Progress) -> None:
-        if progress.phy_offset == self.flusher.frontier.phy_offset and not has_work(progress) and not self._must_flush:
+        known, has_news = self.flusher.frontier, self._must_flush or has_work(progress)
+        stands = progress.phy_offset, progress.uncovered, progress.stale_head
+        if stands == (known.phy_offset, known.uncovered, known.stale_head) and not has_news:
             return
         self._must_flush = False
         loop = asyncio.get_running_loop()

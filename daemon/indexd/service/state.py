@@ -285,6 +285,7 @@ class DaemonState:
             "drains": tally.drains,
             "lastDrainMilliseconds": _millis(tally.drain_seconds),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in built.uncovered],
+            "staleHead": None if built.stale_head is None else built.stale_head.hex(),
             "uncoveredBytes": sum(max(gap.end - max(gap.begin, begin), 0) for gap in built.uncovered),
             "corrupt": None if corrupt is None else {"offset": corrupt.offset, "reason": corrupt.reason},
             "problems": {stage: error.line() for stage, error in tally.problems.items()},

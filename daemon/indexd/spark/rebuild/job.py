@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from indexd import __version__
+from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import NEVER
+from indexd.commitlog.tail import NEVER, LogLimit, ask_what_stands
 from indexd.config import Config
 from indexd.config.load import check_outside
-from indexd.errors import DiskError, DisturbedError, IndexdError, UnsafeStoreError
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError
 from indexd.flush.flusher import Flusher, Progress
 from indexd.index.file import IndexMark
 from indexd.recovery.open import check_store, frame_size_max, fresh_frontier
@@ -178,9 +179,11 @@ def rebuild(
     *,
     slots: int,
     resume: bool = False,
+    log_limit: LogLimit | None = None,
 ) -> SparkRebuilt:
     """Build ``out`` from the store, which ``disk`` reads; ``on_progress`` gets (bytes done, bytes in all).
 
+    ``log_limit`` is asked about suspects, and about unreadable bytes, by this process alone.
     ``slots``: how many tasks run at a time. When it fails, finished runs are kept for one with ``resume``; that takes
     over those that were made with the same configuration of a log that has not changed.
     """
@@ -191,7 +194,7 @@ def rebuild(
     job.open(resume=resume)
     try:
         started = time.monotonic()
-        found = _Rebuild(config, disk, store, job, run_tasks, on_progress).run(slots, resume=resume)
+        found = _Rebuild(config, disk, store, job, run_tasks, on_progress, log_limit).run(slots, resume=resume)
         seconds = time.monotonic() - started
     except BaseException as error:
         if job.abandon() and isinstance(error, IndexdError):
@@ -211,7 +214,11 @@ class _Rebuild:
         job: JobDirectory,
         run_tasks: RunTasks,
         on_progress: Callable[[int, int], None],
+        log_limit: LogLimit | None,
     ) -> None:
+        self._log_limit = log_limit
+        # Where the broker says that its log ends, once it was asked.
+        self._vouched: int | None = None
         self._config = config
         self._disk = disk
         self._store = store
@@ -231,6 +238,8 @@ class _Rebuild:
         index, queues, sparse = self._stage_two(runs)
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, store.segment_size)
+        if self._vouched is not None:
+            stand = stand._replace(unproven_from=None)
         progress = Progress(
             index=index,
             queues=queues.progress if queues is not None else None,
@@ -241,6 +250,7 @@ class _Rebuild:
             messages=sum(run.messages for run in runs),
             uncovered=uncovered_of(runs, stand),
             newest_timestamp=stand.newest if stand.newest != NEVER else None,
+            stale_head=self._stale_head(ends[-1] if ends else begin),
             evidence=evidence_of(runs, store.segment_size),
         )
         Flusher(Disk(), self._job.files, fresh_frontier(config, self._store)).persist(progress)
@@ -269,12 +279,32 @@ class _Rebuild:
         tasks = [SplitTask(split, left.get(split)) for split in splits]
         found = self._in_tasks(work, tasks, [split.size for split in splits], 0, self._size // 2)
         for _ in range(_MENDS_MAX):
-            runs, missing = chain(found, begin, end, segment_size)
+            problem, runs, missing = None, list[Run](), None
+            try:
+                runs, missing = chain(found, begin, end, segment_size)
+            except CorruptDataError as error:
+                problem = error
+            if missing is None and self._vouched is None and (problem or _is_doubtful(runs, segment_size)):
+                self._vouched = None if self._log_limit is None else self._log_limit.ask(end)
+                if self._vouched is not None and self._vouched < end:
+                    end = self._vouched
+                    found = [item for item in found if item.split.end <= end]
+                    continue
+            if problem is not None:
+                raise problem
             if missing is None:
                 _check_seen(runs)
                 return runs
             found += self._in_tasks(work, [SplitTask(missing)], [missing.size], self._size // 2, self._size // 2)
         raise DisturbedError("the log changes faster than it can be read", "run the rebuild again")
+
+    def _stale_head(self, end: int) -> bytes | None:
+        if self._log_limit is None or self._vouched != end:
+            return None
+        store = self._config.store
+        log = list_segments(self._disk, store.commit_log_directories, store.segment_size)
+        with FrameReader(self._disk, log) as frames:
+            return ask_what_stands(self._log_limit, frames, end)
 
     def _stage_two(self, runs: Sequence[Run]) -> tuple[IndexMark, QueuesResult | None, SparseProgress | None]:
         config, job = self._config, self._job
@@ -323,6 +353,12 @@ class _Rebuild:
             self._on_progress(done + (share * now // total if total else share), self._size)
 
         return self._run_tasks(work, items, sizes=sizes, progress=tell)
+
+
+def _is_doubtful(runs: Sequence[Run], segment_size: int) -> bool:
+    # Whether the log ends in what the broker alone knows.
+    is_unproven = stand_behind(runs, segment_size).unproven_from is not None
+    return is_unproven or (bool(runs) and runs[-1].unreadable is not None)
 
 
 def _build(runs: Sequence[Run], task: Task) -> Built:
