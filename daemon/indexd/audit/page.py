@@ -21,7 +21,7 @@ from indexd.audit.report import NO_MESSAGE, AuditReport
 from indexd.config.units import printable
 from indexd.findings import Finding
 from indexd.pages.markup import element, foreign, page_style
-from indexd.pages.wording import show_duration, show_local, show_name, show_number, show_share, show_size
+from indexd.pages.wording import show_duration, show_local, show_name, show_number, show_size
 
 MEANINGS = {
     "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
@@ -271,7 +271,6 @@ def audit_page(report: AuditReport) -> str:
         "number": show_number,
         "full": "{:,}".format,
         "size": show_size,
-        "share": show_share,
         "name": show_name,
         "line": printable,
         "foreign": _foreign,

@@ -32,10 +32,11 @@ from indexd.audit.result import FlavourRange, Notes
 from indexd.commitlog import segments
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
+from indexd.config.units import RemotePath
 from indexd.errors import DiskError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk
-from indexd.storage.lock import OURS, lock_holder
+from indexd.storage.lock import look_at_lock
 
 #: Behind every offset: the last stretch goes on to the end of the log, wherever that is.
 NEVER = 1 << 62
@@ -94,21 +95,9 @@ class AuditPlan:
     notes: Notes = field(default_factory=Notes)
 
 
-def is_live(disk: Disk, store: Path) -> bool:
-    """Whether a broker is at work: it locks the first byte of STORE/lock from its start to its end.
-
-    The lock is asked for, never taken. A copy of a store is not live.
-    """
-    try:
-        with disk.open_read(store / "lock") as file:
-            # Behind a URI lies a copy.
-            return file.fileno() >= 0 and lock_holder(file.fileno()) not in (None, OURS)
-    except DiskError as error:
-        if not (error.is_missing or error.is_forbidden):
-            raise
-        return not error.is_missing
-    except OSError:
-        return True
+def is_live(store: Path) -> bool:
+    """Whether a broker is at work, or may be: it locks STORE/lock, which is asked for and never taken. No copy is."""
+    return not isinstance(store, RemotePath) and look_at_lock(store / "lock", None).alive is not False
 
 
 def plan_audit(
@@ -129,7 +118,7 @@ def plan_audit(
     folder, layout, store, disk = folder or index_folder(config), layout_of(config), config.store, scattered(disk)
     log = list_segments(disk, store.commit_log_directories, store.segment_size)
     log_begin, log_end = log.min_offset or 0, log.segments[-1].end if log.segments else 0
-    live = store.store is not None and is_live(disk, store.store)
+    live = store.store is not None and is_live(store.store)
     written = segments.log_end(disk, log, log_begin)
     if live:
         _wait_for_dispatch(disk, folder, written)

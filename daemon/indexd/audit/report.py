@@ -157,7 +157,7 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
         return parts
 
     store, manner = config.store.store, []
-    if options.yields and store is not None and is_live(disk, store):
+    if options.yields and store is not None and is_live(store):
         take_lowest_priority()
         manner.append("at the lowest priority of CPU and disk")
     if config.limits.read_rate_max:
