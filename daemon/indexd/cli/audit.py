@@ -71,11 +71,11 @@ def audit(args: argparse.Namespace, config: Config) -> int:
 
     Raises UsageError for a FILE that cannot be written there, before anything is read.
     """
-    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, and other commands need no audit
-
     _check_places(args, config)
     page = args.report.resolve() if args.report is not None else None
     prepare_compiler()
+    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, for which all is prepared now
+
     report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
     with until_reader_leaves():
         if wants_json(args):
