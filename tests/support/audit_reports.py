@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from indexd.audit.causes.words import Cause
-from indexd.audit.crash import CrashCost
-from indexd.audit.flavour import FlavourRange
-from indexd.audit.ground import BrokerFile
-from indexd.audit.holes import Hole
-from indexd.audit.part import FileSeen, Gap
+from indexd.audit.causes import Cause, CrashCost, SegmentStart, StoreState
+from indexd.audit.files import BrokerFile
 from indexd.audit.plan import AuditPlan
 from indexd.audit.report import AuditReport
-from indexd.audit.standing import SegmentStart, Standing
-from indexd.audit.whole import Audit
+from indexd.audit.result import Audit, FileSeen, FlavourRange, Gap, Hole
 from indexd.findings import Finding
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.storage.lock import BrokerLock
@@ -40,7 +35,7 @@ class Made:
         self.findings: list[Finding] = []
         self.counts: Counter[str] = Counter()
         self.store = "/data/rocketmq/store"
-        self.standing = Standing(
+        self.state = StoreState(
             lock=BrokerLock(False, None, "none"),
             has_lock_file=True,
             has_abort=False,
@@ -86,6 +81,8 @@ class Made:
         return Audit(
             log_begin=self.begin,
             log_end=self.end,
+            log_begin_now=self.begin,
+            expired=(),
             unreadable=None,
             messages=messages,
             keyed_messages=messages,
@@ -112,6 +109,7 @@ class Made:
             Path(self.store) / "index",
             self.begin,
             self.end,
+            self.end,
             tuple(_broker_file(file) for file in self.files),
             (FlavourRange(0, "5.4"),),
             is_flavour_given=False,
@@ -122,7 +120,7 @@ class Made:
             store=self.store,
             plan=plan,
             audit=self.audit(more_holes),
-            standing=self.standing,
+            state=self.state,
             causes=tuple(cause for _, cause in sorted(self.holes, key=lambda pair: pair[0].begin)),
             crash=self.crash,
             answers=None,
@@ -134,7 +132,7 @@ class Made:
 
 def with_pid(made: Made, pid: int) -> None:
     """A broker is at work there."""
-    made.standing = replace(made.standing, lock=BrokerLock(True, pid, "lock"))
+    made.state = replace(made.state, lock=BrokerLock(True, pid, "lock"))
 
 
 def evenly(made: Made, count: int, size: int, causes: Sequence[Cause]) -> None:

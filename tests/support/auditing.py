@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexd.audit import Audit, AuditPlan, audit_task, join, plan_audit
+from indexd.audit import Audit, AuditPlan, AuditReport, audit_task, join, plan_audit
+from indexd.audit.page import lines
+from indexd.cli.output import show_bytes, show_time
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
 from indexd.index.file import IndexService
@@ -79,6 +81,11 @@ def audit_plan(plan: AuditPlan, config: Config, order: Iterable[int] | None = No
 def rows_of(found: Audit) -> list[dict[str, Any]]:
     """What --json says."""
     return list(found.rows())
+
+
+def words_of(report: AuditReport) -> list[str]:
+    """What a terminal shows."""
+    return list(lines(report, show_bytes, show_time))
 
 
 def key_texts(message: NaiveMessage, flavour: str) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from indexd.audit import audit_task, plan_audit
-from indexd.audit.queues_found import QueuesAudit, join_queues, plan_queues
+from indexd.audit import audit_task, join, plan_audit
+from indexd.audit.queues import QueuesAudit, join_queues, why_not
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, Unit
 from indexd.consumequeue.store import ConsumeQueueStore
@@ -59,11 +60,18 @@ def store_of(config: Config) -> Path:
 
 def audit_queues(config: Config, cuts: Sequence[int] = (), *, backwards: bool = False) -> QueuesAudit:
     """What ``--queues`` finds; ``cuts`` are where messages begin."""
+    if (reason := why_not(Disk(), config)) is not None:
+        return QueuesAudit(reason)
     plan = plan_audit(Disk(), config, cuts=cuts)
-    plan_queues(Disk(), config, plan)
+    plan.tasks = [replace(task, queues=True) for task in plan.tasks]
     tasks = plan.tasks[::-1] if backwards else plan.tasks
     parts = [audit_task(task, Disk(), config) for task in tasks]
-    return join_queues(plan, parts[::-1] if backwards else parts)
+    parts = parts[::-1] if backwards else parts
+    found = join(plan, parts)
+    gaps = [(gap.begin, gap.end) for gap in found.gaps]
+    seen = [part.queues for part in parts if part.queues is not None]
+    bounds = (found.log_begin_now, found.log_end)
+    return join_queues(Disk(), config, bounds, gaps, seen, is_live=plan.is_live)
 
 
 def messages_of(config: Config) -> list[NaiveMessage]:

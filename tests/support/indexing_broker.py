@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from indexd.audit import Audit
-from indexd.audit.causes.judge import Cause, hole_causes
-from indexd.audit.standing import Standing, look_around
+from indexd.audit.causes import Cause, StoreState, hole_causes, look_at_store
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -69,21 +68,21 @@ def checked(config: Config) -> Audit:
     return found
 
 
-def causes(broker: Broker, standing: Standing | None = None, *, check: bool = True) -> list[Cause]:
+def causes(broker: Broker, state: StoreState | None = None, *, check: bool = True) -> list[Cause]:
     broker.store.root.joinpath("index").mkdir(exist_ok=True)
-    standing = standing or look_around(Disk(), broker.config)
+    state = state or look_at_store(Disk(), broker.config)
     found = checked(broker.config) if check else audit(broker.config)
-    judged = list(hole_causes(found, standing, broker.config))
+    judged = list(hole_causes(found, state, broker.config))
     assert len(judged) == len(found.holes)
     # However the log is cut: what a cause is judged by must not depend on it.
     for cut in (broker.messages[17].phy_offset, broker.messages[-3].phy_offset):
         again = audit(broker.config, cuts=[cut])
-        assert (again.holes, again.strays) == (found.holes, found.strays)
+        assert (again.holes, again.orphans) == (found.holes, found.orphans)
     return judged
 
 
-def one(broker: Broker, standing: Standing | None = None) -> Cause:
-    (cause,) = causes(broker, standing)
+def one(broker: Broker, state: StoreState | None = None) -> Cause:
+    (cause,) = causes(broker, state)
     return cause
 
 
@@ -94,6 +93,6 @@ def says(cause: Cause, what: str, *texts: str) -> None:
         assert text in evidence, evidence
 
 
-def standing_of(broker: Broker, **changes: object) -> Standing:
+def state_of(broker: Broker, **changes: object) -> StoreState:
     """What stands around its index now, changed as a test wants it."""
-    return replace(look_around(Disk(), broker.config), **changes)  # type: ignore[arg-type]  # as the tests name them
+    return replace(look_at_store(Disk(), broker.config), **changes)  # type: ignore[arg-type]  # as the tests name them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.audit.causes.judge import hole_causes
-from indexd.audit.standing import look_around
+from indexd.audit.causes import hole_causes, look_at_store
+from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock
 from support.data_directory import SEGMENT, T0, spec
-from support.indexing_broker import LAYOUT, Broker, causes, checked, one, says
+from support.indexing_broker import LAYOUT, Broker, causes, checked, one, says, state_of
 from support.naive import NaiveIndexFile, NaiveIndexService
 
 
@@ -211,7 +213,7 @@ def test_whenever_it_is_killed_the_hole_is_an_unclean_stop(seed: int, index_num:
         broker.stopped()
         found = checked(broker.config)
         assert len(found.holes) <= 1
-        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        judged = hole_causes(found, look_at_store(Disk(), broker.config), broker.config)
         assert [cause.what for cause in judged] == ["unclean-stop"] * len(found.holes), judged
 
 
@@ -227,10 +229,69 @@ def test_whichever_full_files_are_deleted_the_holes_say_so(seed: int, index_num:
         for number in data.draw(st.sets(st.sampled_from(full), min_size=1)):
             files[number].unlink()
         found = checked(broker.config)
-        judged = hole_causes(found, look_around(Disk(), broker.config), broker.config)
+        judged = hole_causes(found, look_at_store(Disk(), broker.config), broker.config)
         begins = {message.phy_offset for message in broker.messages}
         for hole, cause in zip(found.holes, judged, strict=True):
             behind = min((begin for begin in begins if begin >= hole.end), default=0)
             # A file that ends with a segment is missed as one that a crash threw away would be.
             is_told = behind // SEGMENT == hole.last // SEGMENT
             assert cause.what in ({"file-deleted"} if is_told else {"file-deleted", "unclean-stop"}), judged
+
+
+RUNS = BrokerLock(True, 4711, "lock")
+
+
+def test_the_tail_of_a_broker_that_runs(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:70])
+    broker.stopped()
+    first = broker.messages[70].store_timestamp
+    fresh = state_of(broker, lock=RUNS, looked_at=first + 2000)
+    says(one(broker, fresh), "not-dispatched-yet", "a broker runs (pid 4711)", "its first message was 2 s old")
+    late = replace(fresh, looked_at=first + 10_000_000)
+    says(one(broker, late), "index-off", "which is not full")
+    lag = replace(late, checkpoint=StoreCheckpoint(logics_msg_timestamp=first - 1000))
+    says(one(broker, lag), "not-dispatched-yet", "the ConsumeQueues end there, too")
+    queued = replace(late, checkpoint=StoreCheckpoint(logics_msg_timestamp=first + 5000))
+    says(one(broker, queued), "index-off", "messages of it are in the ConsumeQueues")
+
+
+def test_the_tail_behind_a_full_file(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:60])
+    broker.stopped()
+    late = state_of(broker, lock=RUNS)
+    says(one(broker, late), "roll-over-failure", "which is full")
+    says(one(broker), "file-deleted", "which is full")
+    killed = state_of(broker, has_abort=True)
+    says(one(broker, killed), "unclean-stop", "there is an abort file")
+
+
+def test_the_tail_that_the_next_start_mends(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:70])
+    broker.stopped()
+    (broker.store.root / "abort").write_bytes(b"")
+    says(one(broker), "not-dispatched-yet", "dispatches again from log byte 0 on: that mends it")
+    last = broker.messages[broker.segment_at(80)]
+    flushed = StoreCheckpoint(last.store_timestamp + 3000, last.store_timestamp + 3000, 0)
+    later = state_of(broker, checkpoint=flushed)
+    says(one(broker, later), "index-off", f"again from log byte {last.phy_offset} on: that mends it from there on only")
+
+
+def test_a_copy_whose_index_is_older_than_its_log(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:75])
+    broker.stopped()
+    (broker.store.root / "lock").unlink()
+    says(one(broker), "not-dispatched-yet", "this is a copy", "the index was copied before the log")
+
+
+def test_no_index_at_all(broker: Broker) -> None:
+    says(one(broker), "unknown", "there is no index file")
+    had = state_of(broker, checkpoint=StoreCheckpoint(index_msg_timestamp=T0))
+    says(one(broker, had), "file-deleted", "by the checkpoint there was a full index file")
+
+
+def test_a_broker_that_is_told_not_to_index(broker: Broker) -> None:
+    broker.dispatch(broker.messages[:70])
+    broker.stopped()
+    facts = broker.config.broker.model_copy(update={"index_file_write_enable": False})
+    broker.config = broker.config.model_copy(update={"broker": facts})
+    says(one(broker), "index-off", "indexFileWriteEnable is false in broker.conf")

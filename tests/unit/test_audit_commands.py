@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ import pytest
 
 from support.auditing import config_of_golden, index_log, restart_of_killed_broker
 from support.daemon import compile_kernels, indexd_here
+from support.data_directory import SEGMENT
 from support.goldens import Golden, unpack
+from support.indexing_broker import LAYOUT, Broker
 
 
 @pytest.fixture
@@ -43,12 +49,12 @@ def test_a_sound_store(golden: Golden) -> None:
     first, *more = done.stdout.splitlines()
     assert first == "all 18,402 keys findable; nothing wrong in the index files"
     assert [line.split(":")[0] for line in more if ": " in line][-4:] == ["crash", "broker", "flavour", "covered"]
-    assert more[-2] == "flavour: 5.4 (by its entries; headers count every slot: since 4.7.1)"
+    assert more[-2] == "flavour: 5.4 (by its entries)"
     assert more[-1].startswith(
         f"covered: {golden.root}, log bytes 0 to 2740160 (2.6 MiB, 4,000 messages), 1 index file"
     )
     found = rows(golden)
-    assert [row["kind"] for row in found] == ["file", *["answers"] * 6, "samples", "crash", "summary"]
+    assert [row["kind"] for row in found] == ["file", *["answers"] * 3, "samples", "crash", "summary"]
     assert (found[-1]["keys"], found[-1]["findableKeys"], found[-1]["store"]) == (18402, 18402, str(golden.root))
     assert found[-1]["sound"]
     assert stamps(golden.root) == before
@@ -102,7 +108,7 @@ def test_a_finding(golden: Golden) -> None:
 def test_a_flavour_that_is_given(golden: Golden) -> None:
     done = indexd_here(*words(golden, "--flavour", "4.7"))
     assert done.returncode == 1
-    assert "flavour: 4.7 (as given; headers count every slot: since 4.7.1)" in done.stdout
+    assert "flavour: 4.7 (as given)" in done.stdout
     assert "  and 2,573 more; --json has the first 100 of each file" in done.stdout
 
 
@@ -158,3 +164,56 @@ def test_a_page_that_cannot_be_written(golden: Golden, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (70, 1)
     assert "cannot create" in done.stderr
     assert done.stdout.startswith("all 18,402 keys findable")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    compile_kernels()
+    broker = Broker(tmp_path)
+    broker.dispatch(broker.messages)
+    broker.stopped()
+    return broker.store.root
+
+
+def command_of(store: Path, *more: object) -> tuple[object, ...]:
+    sizes = ("--hash-slot-num", LAYOUT.hash_slot_num, "--index-num", LAYOUT.index_num)
+    return ("audit", "--store", store, "--segment-size", SEGMENT, *sizes, "--samples", 0, *more)
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Path]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        yield tmp_path / "socket"
+
+
+@pytest.mark.parametrize("option", ["--report", "--resume"])
+def test_what_is_no_plain_file_is_left_as_it_is(store: Path, tmp_path: Path, listening: Path, option: str) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    null = Path("/dev/null")
+    for path in (pipe, link, listening, null):
+        before = os.lstat(path)
+        done = indexd_here(*command_of(store, option, path))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert f"{option} {path} is no plain file" in done.stderr
+        after = os.lstat(path)
+        assert (after.st_ino, stat.S_IFMT(after.st_mode)) == (before.st_ino, stat.S_IFMT(before.st_mode))
+
+
+def test_a_link_to_a_page_is_followed(store: Path, tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link"
+    page.write_text("an older one", "utf-8")
+    link.symlink_to(page)
+    assert indexd_here(*command_of(store, "--report", link)).returncode == 0
+    assert link.is_symlink()
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(store: Path, tmp_path: Path) -> None:
+    lock, link = store / "lock", tmp_path / "page.html.tmp"
+    link.symlink_to(lock)
+    assert indexd_here(*command_of(store, "--report", tmp_path / "page.html")).returncode == 0
+    assert link.is_symlink()
+    assert lock.read_bytes() == b"lock"

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.audit import plan_audit
-from indexd.audit.crash import CrashCost, crash_cost, dispatch_start
-from indexd.audit.standing import SegmentStart, Standing, look_around
+from indexd.audit.causes import CrashCost, SegmentStart, StoreState, crash_cost, dispatch_start, look_at_store
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -34,13 +33,13 @@ def broker(tmp_path: Path) -> Broker:
     return broker
 
 
-def standing_of(broker: Broker, checkpoint: StoreCheckpoint | None, **changes: object) -> Standing:
-    standing = look_around(Disk(), broker.config)
-    return replace(standing, checkpoint=checkpoint, **changes)  # type: ignore[arg-type]  # as the tests name them
+def state_of(broker: Broker, checkpoint: StoreCheckpoint | None, **changes: object) -> StoreState:
+    state = look_at_store(Disk(), broker.config)
+    return replace(state, checkpoint=checkpoint, **changes)  # type: ignore[arg-type]  # as the tests name them
 
 
-def cost(broker: Broker, standing: Standing) -> CrashCost:
-    return crash_cost(Disk(), broker.config, plan_audit(Disk(), broker.config), standing)
+def cost(broker: Broker, state: StoreState) -> CrashCost:
+    return crash_cost(Disk(), broker.config, plan_audit(Disk(), broker.config), state)
 
 
 def flushed(broker: Broker, number: int, index: int | None = None) -> StoreCheckpoint:
@@ -57,8 +56,8 @@ def test_it_is_what_the_next_start_loses(seed: int, index_num: int, indexed: int
         broker.dispatch(broker.messages[:indexed])
         broker.stopped()
         at = data.draw(st.integers(0, indexed - 1))
-        standing = standing_of(broker, flushed(broker, at), has_abort=True)
-        expected = cost(broker, standing)
+        state = state_of(broker, flushed(broker, at), has_abort=True)
+        expected = cost(broker, state)
         # Before the crash all is findable up to the last message that was dispatched.
         assert audit(broker.config).missing_keys == 2 * (90 - indexed)
 
@@ -84,7 +83,7 @@ def test_the_open_file_goes_and_the_full_ones_stay(tmp_path: Path) -> None:
     broker = Broker(tmp_path, messages=99)
     broker.dispatch(broker.messages)
     broker.stopped()
-    found = cost(broker, standing_of(broker, flushed(broker, 98)))
+    found = cost(broker, state_of(broker, flushed(broker, 98)))
     assert found.thrown == (broker.files[-1].name,)
     assert broker.segment_at(98) > 80
     assert (found.keys, found.lost_keys) == (38, 2 * (broker.segment_at(98) - 80))
@@ -98,15 +97,15 @@ def test_the_open_file_goes_and_the_full_ones_stay(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_exactly_where_the_checkpoint_does_stays(broker: Broker) -> None:
     end = broker.service.files[-1].end_timestamp
-    assert cost(broker, standing_of(broker, flushed(broker, 89, end))).thrown == ()
-    found = cost(broker, standing_of(broker, flushed(broker, 89, end - 1)))
+    assert cost(broker, state_of(broker, flushed(broker, 89, end))).thrown == ()
+    found = cost(broker, state_of(broker, flushed(broker, 89, end - 1)))
     assert len(found.thrown) == 1
-    (line,) = cost(broker, standing_of(broker, flushed(broker, 89, end), lock=BrokerLock(True, 1, "lock"))).lines()
+    (line,) = cost(broker, state_of(broker, flushed(broker, 89, end), lock=BrokerLock(True, 1, "lock"))).lines()
     assert line == "if the broker were killed right now, its next start would throw away no index file"
 
 
 def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(broker: Broker) -> None:
-    found = cost(broker, standing_of(broker, None, has_abort=True))
+    found = cost(broker, state_of(broker, None, has_abort=True))
     assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (5, 180, 0, 0)
     first, second = found.lines()
     assert first.startswith("there is no checkpoint: an unclean start trusts no index file")
@@ -117,7 +116,7 @@ def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(broker: Broke
 def test_with_message_index_safe_nothing_is_lost(broker: Broker) -> None:
     facts = broker.config.broker.model_copy(update={"message_index_safe": True})
     broker.config = broker.config.model_copy(update={"broker": facts})
-    found = cost(broker, standing_of(broker, flushed(broker, 89)))
+    found = cost(broker, state_of(broker, flushed(broker, 89)))
     assert (found.keys, found.lost_keys) == (20, 0)
     assert found.dispatch_offset == broker.messages[broker.segment_at(79)].phy_offset
 
@@ -125,7 +124,7 @@ def test_with_message_index_safe_nothing_is_lost(broker: Broker) -> None:
 def test_a_broker_that_does_not_index_builds_nothing_again(broker: Broker) -> None:
     facts = broker.config.broker.model_copy(update={"message_index_enable": False})
     broker.config = broker.config.model_copy(update={"broker": facts})
-    found = cost(broker, standing_of(broker, flushed(broker, 0, 0)))
+    found = cost(broker, state_of(broker, flushed(broker, 0, 0)))
     assert (len(found.thrown), found.keys, found.lost_keys) == (5, 180, 180)
     assert "nothing would build them again: indexing is off" in found.lines()[0]
 
@@ -134,7 +133,7 @@ def test_entries_of_messages_that_have_expired_are_no_loss(broker: Broker) -> No
     (segment, *_) = sorted((broker.store.root / "commitlog").iterdir())
     segment.unlink()
     first = next(message for message in broker.messages if message.phy_offset >= broker.store.segment)
-    found = cost(broker, standing_of(broker, flushed(broker, 0, 0)))
+    found = cost(broker, state_of(broker, flushed(broker, 0, 0)))
     assert found.keys == 2 * (90 - broker.messages.index(first))
     assert (found.lost_keys, found.dispatch_offset) == (0, first.phy_offset)
 
@@ -142,11 +141,11 @@ def test_entries_of_messages_that_have_expired_are_no_loss(broker: Broker) -> No
 def test_a_file_that_expires_meanwhile_and_one_of_another_size(broker: Broker) -> None:
     plan = plan_audit(Disk(), broker.config)
     broker.files[0].unlink()
-    found = crash_cost(Disk(), broker.config, plan, standing_of(broker, flushed(broker, 0, 0)))
+    found = crash_cost(Disk(), broker.config, plan, state_of(broker, flushed(broker, 0, 0)))
     assert (len(found.thrown), found.keys) == (5, 140)
     with broker.files[0].open("r+b") as file:
         file.truncate(LAYOUT.file_size // 2)
-    found = cost(broker, standing_of(broker, flushed(broker, 0, 0)))
+    found = cost(broker, state_of(broker, flushed(broker, 0, 0)))
     assert (len(found.thrown), found.keys) == (4, 100)
 
 
@@ -187,5 +186,5 @@ def test_whose_next_start_it_is(broker: Broker) -> None:
         ({"has_abort": True}, "next-start"),
         ({"has_abort": False}, "later"),
     ):
-        found = cost(broker, standing_of(broker, checkpoint, **changes))
+        found = cost(broker, state_of(broker, checkpoint, **changes))
         assert (found.when, found.to_json()["when"]) == (when, when)

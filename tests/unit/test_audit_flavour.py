@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from indexd.audit.flavour import NAMES, detect_flavours
-from indexd.audit.plan import layout_of, plan_audit
+from indexd.audit.files import FLAVOUR_NAMES as NAMES
+from indexd.audit.files import detect_flavours, layout_of
+from indexd.audit.plan import plan_audit
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout

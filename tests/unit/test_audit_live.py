@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
-import subprocess
-import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from indexd.audit import Audit, audit_task, join, plan_audit, task
-from indexd.audit.live import is_live
+from indexd.audit import Audit, AuditPlan, audit_task, join, plan, plan_audit
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
+from indexd.consumequeue.format import UNIT
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import WholeLog, once
-from indexd.storage.disk import Disk
-from indexd.storage.names import segment_name
-from support.auditing import audit, config_for, index_log, rows_of
+from indexd.storage.disk import Disk, DiskFile
+from support.auditing import config_for, index_log, rows_of
+from support.auditing_queues import audit_queues, build_queues, config_of, store_of
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.small_log import SEGMENT_SIZE, messages, write_log
 
 LAYOUT = IndexLayout(500, 2000)
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A lock that this process holds itself is not another's: tests/real has a broker that runs.
+    monkeypatch.setattr(plan, "is_live", lambda *_: True)
 
 
 @pytest.fixture
@@ -51,111 +54,72 @@ def service_of(config: Config) -> IndexService:
     return IndexService(Disk(), config.store.store / "index", LAYOUT, FLAVOURS["5.4"])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.97])
-def test_what_the_broker_indexes_meanwhile_is_found(
-    config: Config, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work, service = batches(config), service_of(config)
-    done = int(len(work) * share)
-    for batch in work[:done]:
-        service.build(batch)
-    service.publish()
-    plan = plan_audit(Disk(), config)
-    for batch in work[done:]:
-        service.build(batch)
-        service.publish()
-    service.close()
+def run(made: AuditPlan, config: Config) -> Audit:
+    return join(made, [audit_task(one, Disk(), config) for one in made.tasks])
 
-    def run() -> Audit:
-        return join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
 
-    monkeypatch.setattr(task, "is_live", lambda *_: True)
-    found = run()
+def test_what_the_broker_writes_meanwhile_is_not_asked_for(tmp_path: Path) -> None:
+    store, every = tmp_path / "store", messages(5)
+    config = config_for(store, LAYOUT, SEGMENT_SIZE)
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+        for message in islice(every, 1500):
+            writer.append(message)
+        index_log(config)
+        made, end = plan_audit(Disk(), config), writer.max_offset
+        for message in islice(every, 1500):
+            writer.append(message)
+    assert (made.is_live, made.log_end) == (True, end)
+    index_log(config, begin=end, name=20270101000000000)
+    found = run(made, config)
     assert found.is_sound, rows_of(found)
-    assert found.messages == 4000
-    # A copy that is not written any more is what it is.
-    monkeypatch.setattr(task, "is_live", lambda *_: False)
-    stopped = run()
-    assert stopped.tail is not None
-    assert stopped.counts == {}
-    assert audit(config).is_sound
+    assert (found.messages, found.log_end) == (1500, end)
 
 
-def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, service = batches(config), service_of(config)
-    for number, batch in enumerate(work):
-        if number != len(work) // 2:
-            service.build(batch)
-        if number == len(work) // 3:
-            service.publish()
-            plan = plan_audit(Disk(), config)
-    service.publish()
-    service.close()
-    monkeypatch.setattr(task, "is_live", lambda *_: True)
-    found = join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
-    (hole,) = found.holes
-    lost = work[len(work) // 2]
-    assert lost.begin_offset <= hole.begin < hole.end <= lost.end_offset
-    assert found.tail is None
-    assert found.missing_keys == hole.keys > 0
-
-
-def test_messages_that_nobody_indexes_are_waited_for_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_the_broker_puts_meanwhile_are_no_findings(config: Config) -> None:
     work, service = batches(config), service_of(config)
     for batch in work[: len(work) // 2]:
         service.build(batch)
     service.publish()
+    made = plan_audit(Disk(), config)
+    for batch in work[len(work) // 2 :]:
+        service.build(batch)
+        service.publish()
     service.close()
-    monkeypatch.setattr(task, "is_live", lambda *_: True)
-    found = audit(config)
+    found = run(made, config)
+    assert found.counts == {}
+    # They came too late to be counted: a hole that heals.
     assert found.tail is not None
     assert found.tail.begin >= work[len(work) // 2].begin_offset
-    assert found.counts == {}
 
 
-def test_a_broker_is_known_by_its_lock(tmp_path: Path) -> None:
-    assert not is_live(Disk(), tmp_path)
-    lock = tmp_path / "lock"
-    lock.write_bytes(b"lock")
-    assert not is_live(Disk(), tmp_path)
-    program = (
-        "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 0);"
-        "print(flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(lock)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert is_live(Disk(), tmp_path)
-        with lock.open("r+b") as file, pytest.raises(BlockingIOError):
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        holder.communicate()
-    assert not is_live(Disk(), tmp_path)
+def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config) -> None:
+    work, service = batches(config), service_of(config)
+    lost = len(work) // 2
+    for number, batch in enumerate(work):
+        if number != lost:
+            service.build(batch)
+    service.publish()
+    service.close()
+    found = run(plan_audit(Disk(), config), config)
+    (hole,) = found.holes
+    assert work[lost].begin_offset <= hole.begin < hole.end <= work[lost].end_offset
+    assert (found.tail, found.counts) == (None, {})
 
 
-def test_a_broker_that_is_caught_up_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All is indexed when the audit looks, and the next segment is there already, empty.
-    store = tmp_path / "store"
-    config = config_for(store, LAYOUT, SEGMENT_SIZE)
-    every = messages(5)
-    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
-        for _ in range(1500):
-            writer.append(next(every))
-        begin = writer.max_offset
-        (store / "commitlog" / segment_name(-(-begin // SEGMENT_SIZE) * SEGMENT_SIZE)).write_bytes(bytes(SEGMENT_SIZE))
-        index_log(config)
-        plan = plan_audit(Disk(), config)
-        while writer.max_offset % SEGMENT_SIZE < SEGMENT_SIZE - 20_000:
-            writer.append(next(every))
-    shutil.rmtree(store / "index")
-    index_log(config)
-    monkeypatch.setattr(task, "is_live", lambda *_: True)
-    found = join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
-    assert found.is_sound, rows_of(found)
-    assert found.log_end > begin + 10_000
+class Dispatching(Disk):
+    """At the third look at an index file the broker has put the rest into it."""
+
+    def __init__(self, path: Path, whole: bytes) -> None:
+        self.path, self.whole, self.looks = path, whole, 0
+
+    def open_read(self, path: Path) -> DiskFile:
+        self.looks += path == self.path
+        if self.looks == 3:
+            self.path.write_bytes(self.whole)
+        return super().open_read(path)
 
 
-def test_a_broker_between_two_keys_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_between_two_keys_of_a_message_is_given_a_moment(tmp_path: Path) -> None:
     store = Store(tmp_path, LAYOUT)
     for number in range(20):
         store.append(spec(T0 + number, KEYS="a b c", UNIQ_KEY=f"u{number}"))
@@ -173,9 +137,22 @@ def test_a_broker_between_two_keys_of_a_message(tmp_path: Path, monkeypatch: pyt
         data[at : at + 20] = bytes(20)
     data[36:40] = (count - 2).to_bytes(4, "big")
     path.write_bytes(data)
-    plan = plan_audit(Disk(), config)
-    path.write_bytes(whole)
-    monkeypatch.setattr(task, "is_live", lambda *_: True)
-    found = join(plan, [audit_task(one, Disk(), config) for one in plan.tasks])
+    found = run(plan_audit(Dispatching(path, whole), config), config)
     assert found.is_sound, rows_of(found)
     assert found.keys == 80
+
+
+def test_units_behind_the_end_are_the_brokers(tmp_path: Path) -> None:
+    write_log(tmp_path / "store", 500)
+    config = config_of(tmp_path / "store")
+    build_queues(config)
+    (store_of(config) / "index").mkdir()
+    assert audit_queues(config).is_sound
+    # A unit that was dispatched since the end of the log was looked for.
+    queue = store_of(config) / "consumequeue" / "OrderPaid" / "1"
+    newest = max(queue.iterdir())
+    used = len(newest.read_bytes().rstrip(b"\0"))
+    with newest.open("r+b") as file:
+        file.seek(-(-used // 20) * 20)
+        file.write(UNIT.pack(1 << 40, 100, 0))
+    assert audit_queues(config).is_sound

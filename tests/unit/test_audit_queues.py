@@ -1,27 +1,39 @@
-"""The audit of a broker's ConsumeQueues: sound ones, one fault of every kind, and the same answer however it is cut."""
+"""The audit of a broker's ConsumeQueues: sound ones, faults of every kind, and the same answer however it is cut."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from indexd.audit.queues.seen import KEPT_MAX, QUEUES_MAX, Difference, QueuesSeen
+from indexd.audit.queues import KEPT_MAX
+from indexd.cli.main import main
+from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
-from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE
+from indexd.consumequeue.format import BLANK_UNIT, EXT_ADDRESS_MAX, UNIT, UNIT_SIZE
 from support.auditing import config_of_golden
-from support.auditing_queues import COUNT, Queue, audit_queues, copy_of, entering, make_store, messages_of, store_of
+from support.auditing_queues import (
+    COUNT,
+    Queue,
+    audit_queues,
+    build_queues,
+    config_of,
+    copy_of,
+    entering,
+    make_store,
+    messages_of,
+    store_of,
+)
+from support.data_directory import T0, spec
 from support.goldens import GOLDENS, unpack
-from support.small_log import QUEUE_FILE_SIZE
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +52,10 @@ def test_the_queues_that_rocketmq_wrote_are_sound(name: str, tmp_path: Path) -> 
     config = config_of_golden(golden, consume_queue_file_size=golden.queue_file_size)
     found = audit_queues(config)
     assert found.is_sound, found.rows()
-    assert found.seen.messages == found.seen.units == len(entering(config)) > 100
+    assert found.messages == len(entering(config)) > 100
     assert found.queues == len(list((golden.root / "consumequeue").glob("*/*")))
     assert found.lines() == [
-        f"ConsumeQueues: each of {found.seen.messages:,} messages is in its queue, and nothing else is; "
+        f"ConsumeQueues: each of {found.messages:,} messages is in its queue, and nothing else is; "
         f"{found.queues} queues"
     ]
 
@@ -51,7 +63,7 @@ def test_the_queues_that_rocketmq_wrote_are_sound(name: str, tmp_path: Path) -> 
 def test_a_sound_store(config: Config) -> None:
     found = audit_queues(config)
     assert found.is_sound, found.rows()
-    assert found.seen.messages == found.seen.units == len(entering(config)) > COUNT / 2
+    assert found.messages == len(entering(config)) > COUNT / 2
     (row,) = found.rows()
     assert (row["kind"], row["sound"], row["compared"]) == ("queues", True, True)
 
@@ -66,41 +78,23 @@ FAULTS: dict[str, tuple[Callable[[Queue], None], dict[str, int], str]] = {
     "no size": (lambda q: q.change(5, size=0), {"unit-size": 1}, "at 108: unit 5: size 0"),
     "no message there": (
         lambda q: q.change(5, phy_offset=q.get(5).phy_offset + 1),
-        {"unit-missing": 1, "unit-without-message": 1},
-        "at 100: unit 5: missing; it is due for",
+        {"unit-other": 1},
+        "at 100: unit 5: points to ",
     ),
-    "another's message": (
-        lambda q: q.change(5, phy_offset=0),
-        {"unit-missing": 1, "unit-of-another-queue": 1, "unit-order": 1},
-        "at 100: unit 5: missing",
-    ),
-    "a message twice": (
-        lambda q: q.put(5, UNIT.pack(*q.get(6))),
-        {"unit-missing": 1, "unit-twice": 1},
-        "at 100: unit 5: missing",
-    ),
-    "negative": (
-        lambda q: q.change(5, phy_offset=-7),
-        {"unit-missing": 1, "unit-phy-offset": 1},
-        "at 100: unit 5: missing",
-    ),
+    "a message twice": (lambda q: q.put(5, UNIT.pack(*q.get(6))), {"unit-other": 1}, "at 100: unit 5: points to"),
+    "negative": (lambda q: q.change(5, phy_offset=-7), {"unit-other": 1}, "at 100: unit 5: points to -7, but is due"),
     "zeros": (lambda q: q.put(5, bytes(UNIT_SIZE)), {"unit-missing": 1}, "at 100: unit 5: missing"),
     "blank": (lambda q: q.put(5, BLANK_UNIT), {"unit-missing": 1}, "at 100: unit 5: missing"),
-    "far behind the log": (
-        lambda q: q.change(5, phy_offset=1 << 50),
-        {"unit-missing": 1, "unit-behind-log": 1, "unit-order": 1},
-        "at 100: unit 5: missing",
-    ),
-    "changed places": (lambda q: q.swap(5, 6), {"unit-place": 2, "unit-order": 1}, "at 100: unit 5: stands for"),
+    "changed places": (lambda q: q.swap(5, 6), {"unit-other": 2}, "at 100: unit 5: points to"),
     "short file": (
         lambda q: q.path(0).write_bytes(q.path(0).read_bytes()[:-40]),
         {"queue-file-size": 1, "unit-missing": 2},
-        "at 0: 1160 bytes, not 1200",
+        "at 0: unit 0: its file has 1160 bytes",
     ),
     "long file": (
         lambda q: q.path(0).write_bytes(q.path(0).read_bytes() + bytes(40)),
         {"queue-file-size": 1},
-        "at 0: 1240 bytes, not 1200",
+        "at 0: unit 0: its file has 1240 bytes",
     ),
 }
 
@@ -114,7 +108,7 @@ def test_a_fault(config: Config, fault: str) -> None:
     assert found.counts == counts, found.rows()
     assert not found.is_sound
     (wrong,) = found.found
-    assert wrong.path == queue.name
+    assert f"consumequeue/{wrong.topic}/{wrong.queue_id}" == queue.name
     assert any(text in f"at {one.position}: {one.text}" for one in wrong.findings), wrong.findings
     assert all((store_of(config) / queue.name).is_dir() and one.file.startswith(queue.name) for one in wrong.findings)
     assert json.loads(json.dumps(found.rows()))[0]["queueId"] == 1
@@ -126,18 +120,8 @@ def test_a_file_that_is_gone(config: Config) -> None:
     queue.path(0).unlink()
     found = audit_queues(config)
     assert found.counts == {"unit-missing": 60}
-    assert found.seen.kept[("OrderPaid", 1)]["unit-missing"][0].phy_offset == queue.messages[0].phy_offset
+    assert found.found[0].findings[0].text.endswith(f"due for the message at {queue.messages[0].phy_offset}")
     assert len(found.found[0].findings) == KEPT_MAX
-
-
-def test_files_that_do_not_follow_one_another(config: Config) -> None:
-    queue = Queue(config)
-    queue.path(60).rename(queue.path(180))
-    found = audit_queues(config)
-    assert found.counts == {"queue-file-gap": 1, "unit-place": len(queue.messages) - 60}
-    assert "the file before it ends at byte 1200" in found.findings[0].text
-    queue.path(180).rename(queue.folder / f"{1300:020d}")
-    assert set(audit_queues(config).counts) == {"queue-file-name", "unit-place"}
 
 
 def test_a_file_that_the_broker_had_no_time_to_fill(config: Config) -> None:
@@ -160,7 +144,7 @@ def test_a_queue_that_is_gone(config: Config) -> None:
     shutil.rmtree(queue.folder)
     found = audit_queues(config)
     assert found.counts == {"queue-missing": len(queue.messages)}
-    assert found.findings[0].file == queue.name
+    assert found.found[0].findings[0].file == queue.name
     topics = store_of(config) / "config" / "topics.json"
     topics.parent.mkdir()
     topics.write_text(json.dumps({"topicConfigTable": {"OrderPaid": {}}}))
@@ -185,30 +169,6 @@ def test_many_differences_are_counted_and_few_are_kept(config: Config) -> None:
     assert "and 1 queues more" in found.lines()[-1]
 
 
-def test_of_many_queues_the_first_by_name_keep_theirs_however_they_are_merged() -> None:
-    rand = random.Random(3)
-    names = [("T", number) for number in range(2 * QUEUES_MAX + 50)]
-    rows = [(rand.choice(names), phy_offset) for phy_offset in range(8_000)]
-
-    def seen(rows: list[tuple[tuple[str, int], int]]) -> QueuesSeen:
-        found = QueuesSeen()
-        for name, phy_offset in rows:
-            found.add(name, "unit-missing", 1, [Difference(phy_offset, 0)])
-        return found
-
-    whole = QueuesSeen()
-    whole.merge(seen(rows))
-    for cuts in ([1], [4000], [100, 5000, 5001], list(range(500, 8_000, 500))):
-        parts = QueuesSeen()
-        for first, last in pairwise([0, *cuts, len(rows)]):
-            parts.merge(seen(rows[first:last]))
-        assert parts == whole
-    assert len(whole.kept) == QUEUES_MAX
-    assert whole.counts.total() == len(rows)
-    kept = TypeAdapter(QueuesSeen)
-    assert kept.validate_python(json.loads(json.dumps(kept.dump_python(whole, mode="json")))) == whole
-
-
 _DAMAGE = st.sampled_from([*FAULTS, "gone"])
 
 
@@ -231,3 +191,170 @@ def test_what_is_found_does_not_depend_on_how_the_log_was_cut(made: Config, data
 
 
 QUEUES = [(topic, queue_id) for topic in ("TopicTest", "OrderPaid") for queue_id in (0, 1, 2, 3)]
+
+
+def segments(config: Config) -> list[Path]:
+    return sorted((store_of(config) / "commitlog").iterdir())
+
+
+def test_what_only_points_before_the_log_has_expired(config: Config) -> None:
+    every = len(entering(config))
+    segments(config)[0].unlink()
+    found = audit_queues(config)
+    assert found.is_sound, found.rows()
+    assert found.messages == len(entering(config)) < every
+    assert found.expired_units == every - found.messages
+    # What does not lie before them is no leftover.
+    queue = Queue(config)
+    queue.change(max(offset for offset in range(60, 120) if queue.get(offset).is_valid), phy_offset=0)
+    assert audit_queues(config).counts == {"unit-other": 1}
+
+
+def test_units_for_a_log_that_was_cut(config: Config) -> None:
+    every = len(entering(config))
+    segments(config)[-1].unlink()
+    found = audit_queues(config)
+    left = len(entering(config))
+    assert found.counts == {"unit-without-message": every - left}
+    assert found.messages == left
+    begins = [message.phy_offset for message in messages_of(config)]
+    assert audit_queues(config, begins[::100], backwards=True).rows() == found.rows()
+
+
+def test_units_for_what_cannot_be_read_stand_for_themselves(config: Config) -> None:
+    messages = messages_of(config)
+    lost = [message for message in messages if 5000 < message.phy_offset < 9000]
+    with segments(config)[0].open("r+b") as file:
+        file.seek(lost[0].phy_offset)
+        file.write(b"\xff" * (lost[-1].phy_offset + lost[-1].size - lost[0].phy_offset))
+    found = audit_queues(config)
+    assert found.is_sound, found.rows()
+    assert found.left_out_units == sum(message.sys_flag & 0xC in (0, 8) for message in lost) > 0
+    assert f"{found.left_out_units} units that point to where the log could not be read" in found.lines()[-1]
+
+
+def write(config: Config, flags: list[int], queue_offsets: dict[int, int]) -> None:
+    # One message a flag, all of one queue; before some of them its next queue offset is another.
+    with CommitLogWriter(store_of(config) / "commitlog", SEGMENT_SIZE) as writer:
+        for number, flag in enumerate(flags):
+            if number in queue_offsets:
+                writer.queue_offsets["T", 0] = queue_offsets[number]
+            writer.append(replace(spec(T0 + number), sys_flag=flag))
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Config:
+    (tmp_path / "store" / "index").mkdir(parents=True)
+    return config_of(tmp_path / "store")
+
+
+def test_transactions_and_a_queue_that_begins_late(empty: Config) -> None:
+    write(empty, [0, 4, 8, 12, 0, 4, 0], {0: 75})
+    build_queues(empty)
+    found = audit_queues(empty)
+    assert found.is_sound, found.rows()
+    assert found.messages == 4
+
+
+def test_units_behind_a_gap_of_queue_offsets_are_not_where_consumers_look(empty: Config) -> None:
+    write(empty, [0] * 70, {20: 25})
+    build_queues(empty)
+    found = audit_queues(empty)
+    assert found.counts == {"unit-missing": 5, "unit-other": 45, "unit-without-message": 5}
+
+
+def test_a_message_whose_queue_offset_was_given_twice_is_in_no_queue(empty: Config) -> None:
+    write(empty, [0] * 30, {20: 18})
+    build_queues(empty)
+    assert audit_queues(empty).counts == {"unit-other": 2}
+
+
+def test_batches_are_not_compared(config: Config) -> None:
+    root, every = store_of(config), entering(config)
+    (root / "batchconsumequeue" / "OrderPaid" / "0").mkdir(parents=True)
+    shutil.rmtree(root / "consumequeue" / "OrderPaid")
+    found = audit_queues(config)
+    assert found.is_sound, found.rows()
+    batches = [message for message in every if message.topic == "OrderPaid"]
+    assert found.skipped_messages == len(batches)
+    assert found.messages == len(every) - len(batches)
+    assert f"{len(batches):,} messages of BatchConsumeQueues" in found.lines()[-1]
+
+
+def test_messages_that_hold_batches_and_topics_without_a_name(empty: Config) -> None:
+    write(empty, [0, 0x80, 0x80 | 8, 0], {3: 1})
+    with CommitLogWriter(store_of(empty) / "commitlog", SEGMENT_SIZE, start_offset=SEGMENT_SIZE) as writer:
+        writer.append(spec(T0, topic="a/b"))
+    build_queues(empty)
+    found = audit_queues(empty)
+    assert found.is_sound, found.rows()
+    assert (found.messages, found.skipped_messages) == (2, 3)
+    assert "not compared: 3 messages of BatchConsumeQueues, LMQs and topics without a folder" in found.lines()[-1]
+
+
+def test_lmqs_and_what_is_no_queue_are_left_alone(config: Config) -> None:
+    queues = store_of(config) / "consumequeue"
+    (queues / "%LMQ%x" / "0").mkdir(parents=True)
+    (queues / "%LMQ%x" / "0" / f"{0:020d}").write_bytes(b"\x01" * QUEUE_FILE_SIZE)
+    (queues / "OrderPaid" / "notes").mkdir()
+    (queues / "OrderPaid" / "1" / "notes").write_bytes(b"x")
+    (queues / "Idle" / "0").mkdir(parents=True)
+    (queues / "Idle" / "0" / f"{0:020d}").write_bytes(bytes(QUEUE_FILE_SIZE))
+    found = audit_queues(config)
+    assert found.is_sound, found.rows()
+    assert found.skipped_queues == 1
+    assert found.lines()[-1] == "  not compared: 1 LMQs"
+
+
+def test_a_queue_that_no_message_has(config: Config) -> None:
+    folder = store_of(config) / "consumequeue" / "Ghost" / "0"
+    folder.mkdir(parents=True)
+    first, second = entering(config)[:2]
+    units = UNIT.pack(first.phy_offset, first.size, 0) + UNIT.pack(second.phy_offset + 1, 5, 0)
+    (folder / f"{0:020d}").write_bytes(units.ljust(QUEUE_FILE_SIZE, b"\0"))
+    found = audit_queues(config)
+    assert found.counts == {"unit-without-message": 2}
+    assert [one.file for one in found.found[0].findings] == [f"consumequeue/Ghost/0/{0:020d}"] * 2
+
+
+def test_an_address_of_an_extension_is_no_tags_code(config: Config) -> None:
+    queue = Queue(config)
+    queue.change(4, tags_code=EXT_ADDRESS_MAX)
+    queue.change(7, tags_code=-(1 << 63))
+    found = audit_queues(config)
+    assert found.is_sound, found.rows()
+    queue.change(4, tags_code=EXT_ADDRESS_MAX + 1)
+    assert audit_queues(config).counts == {"unit-tags-code": 1}
+
+
+def test_queues_in_rocksdb_are_not_compared(config: Config) -> None:
+    shutil.rmtree(store_of(config) / "consumequeue")
+    (store_of(config) / "consumequeue").mkdir()
+    (store_of(config) / "consumequeue" / "CURRENT").write_bytes(b"MANIFEST-000001\n")
+    found = audit_queues(config)
+    assert found.is_sound
+    assert found.lines() == ["ConsumeQueues: not compared: the broker keeps them in RocksDB (storeType=defaultRocksDB)"]
+    assert [(row["kind"], row["compared"]) for row in found.rows()] == [("queues", False)]
+
+
+def test_a_store_without_queues(config: Config) -> None:
+    shutil.rmtree(store_of(config) / "consumequeue")
+    found = audit_queues(config)
+    assert found.counts == {"queue-missing": len(entering(config))}
+
+
+def test_the_command(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["audit", "--store", str(store_of(config)), "--queues", "--samples", "0", *SIZES[:2], *SIZES[6:]]
+    arguments += ["--hash-slot-num", str(config.index.hash_slot_num), "--index-num", str(config.index.index_num)]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert "ConsumeQueues: each of " in capsys.readouterr().out
+    Queue(config).change(5, size=1)
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--json"])
+    assert ended.value.code == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (queue,) = [row for row in rows if row["kind"] == "queue"]
+    assert (queue["topic"], queue["queueId"], queue["counts"]) == ("OrderPaid", 1, {"unit-size": 1})
+    assert rows[-1]["sound"] is False

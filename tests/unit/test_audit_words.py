@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
-from indexd.audit.causes.words import make_cause
-from indexd.audit.flavour import FlavourRange
-from indexd.audit.holes import Hole
-from indexd.audit.part import Gap
-from indexd.cli.audit import page_of_words
+from indexd.audit.causes import make_cause
+from indexd.audit.result import FlavourRange, Gap, Hole
 from indexd.findings import Finding
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
+from support.auditing import words_of
 from support.data_directory import T0
 from support.indexing_broker import Broker
 
@@ -31,7 +29,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
 
 def lines(report: AuditReport, **changes: Any) -> list[str]:
     """The page of a report whose audit is changed."""
-    return list(page_of_words(replace(report, audit=replace(report.audit, **changes))))
+    return words_of(replace(report, audit=replace(report.audit, **changes)))
 
 
 def holes(number: int) -> tuple[Hole, ...]:
@@ -43,8 +41,8 @@ def only(report: AuditReport, begin: str, **changes: Any) -> str:
     return line
 
 
-def with_standing(report: AuditReport, **changes: Any) -> AuditReport:
-    return replace(report, standing=replace(report.standing, **changes))
+def with_state(report: AuditReport, **changes: Any) -> AuditReport:
+    return replace(report, state=replace(report.state, **changes))
 
 
 def test_the_verdict_is_first_and_what_was_covered_is_last(sound: AuditReport) -> None:
@@ -92,7 +90,7 @@ def test_findings_are_bounded_by_kind_and_say_what_they_mean(sound: AuditReport)
 
 def test_which_broker_it_is(sound: AuditReport) -> None:
     def broker(**changes: Any) -> str:
-        return only(with_standing(sound, **changes), "broker: ")
+        return only(with_state(sound, **changes), "broker: ")
 
     runs = BrokerLock(True, 4711, "lock")
     assert broker(lock=runs) == "broker: the broker (pid 4711) runs"
@@ -108,17 +106,11 @@ def test_which_broker_it_is(sound: AuditReport) -> None:
 
 
 def test_which_flavour_and_how_that_is_known(sound: AuditReport) -> None:
-    files = sound.audit.files
     assert only(sound, "flavour: ").startswith("flavour: 5.4 (")
     two = (FlavourRange(0, "4.7"), FlavourRange(700, "5.4"))
     assert only(sound, "flavour: ", eras=two).startswith("flavour: 4.7, 5.4 from log byte 700 on (by its entries")
     assert "(as given" in only(sound, "flavour: ", is_flavour_given=True)
     assert only(sound, "flavour: ", files=()) == "flavour: 5.4 (as configured: there are no entries)"
-    every = replace(files[0], used_slots=7, used_slot_count=files[0].entries)
-    slots = replace(files[1], used_slots=7, used_slot_count=7)
-    assert "headers count every entry: before 4.7.1" in only(sound, "flavour: ", files=(every,))
-    assert "headers count every slot: since 4.7.1" in only(sound, "flavour: ", files=(slots,))
-    assert "it was upgraded over 4.7.1" in only(sound, "flavour: ", files=(every, slots))
 
 
 def test_what_was_not_covered(sound: AuditReport) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from indexd.audit.verdict import verdict_line
+from indexd.audit.page import verdict_line
 from indexd.config import Config
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from support.auditing import audit, config_for, config_of_golden, index_log, lost_keys
@@ -190,7 +190,7 @@ def test_unreadable_bytes_in_a_sealed_segment_are_passed_over(config: Config) ->
 
 def gap_at_the_end(config: Config) -> int:
     """One in the last segment that is in use: the writer has made the next one ahead."""
-    last = max(segment.begin for segment in report_of(config).standing.segments if segment.store_timestamp is not None)
+    last = max(segment.begin for segment in report_of(config).state.segments if segment.store_timestamp is not None)
     return planted_gap(config, last // SEGMENT)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.audit.flavour import FlavourRange
+from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from support.auditing import config_for, index_log, lost_keys

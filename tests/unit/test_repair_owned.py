@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from indexd.audit.standing import look_around
 from indexd.config import Config
-from indexd.errors import DiskError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.repair.swap import Manifest, RepairFolder
 from indexd.storage.disk import Disk
@@ -183,24 +181,6 @@ def test_a_log_without_a_message_and_no_index(config: Config, store: Path) -> No
     (store / "index" / "notes.txt").write_text("mine")
     code, out, _ = repair(config, "--yes")
     assert (code, "1970" in out) == (0, False)
-
-
-def test_an_audit_names_the_folder_of_a_repair(config: Config, store: Path) -> None:
-    words = (*words_of(config), "--samples", 0)
-    assert "indexd-repair-" not in indexd_here("audit", *words).stdout
-    assert repair(config, "--yes")[0] == 0
-    assert "indexd-repair-" not in indexd_here("audit", *words).stdout
-    assert repair(config, "--yes", "--undo")[0] == 0
-    (name,) = folders_of(store)
-    assert f"  - {name} lies beside the index" in indexd_here("audit", *words).stdout
-
-
-def test_an_audit_of_a_store_whose_folders_may_not_be_listed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(_: Disk, path: Path) -> list[str]:
-        raise DiskError("list", path, PermissionError(13, "Permission denied"))
-
-    monkeypatch.setattr(Disk, "list_dirs", forbidden)
-    assert look_around(Disk(), config).repairs == ()
 
 
 _OLD = "indexd-repair-20250101T000000Z"

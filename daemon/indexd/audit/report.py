@@ -1,32 +1,44 @@
-"""The whole audit, composed: plan, tasks by whatever runs them, and what they come to in an operator's terms."""
+"""Composes an audit: plans it, has the tasks run by whatever runs them, and judges what they come to.
+
+With a file to resume from, a finished task is a line of JSON in it, behind a first line that says of which audit they
+are and how finely its log was cut. A task counts as long as all that it was made from is as it was: its range of the
+log and the segments, the index files and their headers. The range at the end of the log is always read again. A last
+line that is cut off was being written by a process that was killed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from indexd.audit.causes.judge import Cause, hole_causes
-from indexd.audit.crash import CrashCost, crash_cost
-from indexd.audit.gentle import ScatteredDisk, lower_priority, paced, piece_size
-from indexd.audit.live import is_live
-from indexd.audit.part import Part
-from indexd.audit.plan import AuditPlan, AuditTask, plan_audit
-from indexd.audit.queues_found import QueuesAudit, join_queues, plan_queues
-from indexd.audit.resume import ResumeFile
-from indexd.audit.samples.answers import Answers
-from indexd.audit.samples.asking import ask
-from indexd.audit.samples.draw import draw
-from indexd.audit.standing import Standing, look_around
+from pydantic import TypeAdapter, ValidationError
+
+from indexd import __version__
+from indexd.audit.causes import Cause, CrashCost, StoreState, crash_cost, hole_causes, look_at_store
+from indexd.audit.files import scattered
+from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit
+from indexd.audit.queues import FOLDER, QueuesAudit, join_queues, why_not
+from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Notes, Orphans, Part, Totals
+from indexd.audit.samples import Answers, ask
 from indexd.audit.task import audit_task
-from indexd.audit.whole import Audit, join
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.config.units import show_size
-from indexd.storage.disk import Disk
+from indexd.config.units import printable, show_size
+from indexd.errors import BusyError, DiskError, UsageError
+from indexd.storage.disk import Disk, DiskFile, OutputDisk, Stamp
+from indexd.storage.lock import try_exclusive
+from indexd.storage.page_cache import take_lowest_priority
 
 SAMPLES = 200
+#: With the number of entries.
+NO_MESSAGE = "the log holds no message, and the index has {:,} entries: is the log's disk mounted?"
 OnProgress = Callable[[int, int], None]
 #: Tasks that are left, and what is to be called with each task and its part as they end; the parts in the same order.
 RunTasks = Callable[[Sequence[AuditTask], Callable[[AuditTask, Part], None]], list[Part]]
@@ -34,11 +46,13 @@ RunTasks = Callable[[Sequence[AuditTask], Callable[[AuditTask, Part], None]], li
 MakePlan = Callable[[int | None], AuditPlan]
 # Threads that read ahead where one process does it all.
 _WORKERS = 2
+# A task that can be kept is so much reading, and never so little that index files are read over and over for it.
+_TASK_SECONDS, _TASK_SIZE, _FILES_PER_TASK = 120, 16 << 30, 8
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """``samples`` queries are tried, none for 0; ``queues``: the ConsumeQueues, too; ``kept``: where parts are kept.
+    """``samples`` messages are asked for, none for 0; ``queues``: the ConsumeQueues, too; ``kept``: the resume file.
 
     ``yields``: beside a broker that runs this process takes the lowest priority, for the rest of its life.
     """
@@ -60,7 +74,7 @@ class AuditReport:
     store: str
     plan: AuditPlan
     audit: Audit
-    standing: Standing
+    state: StoreState
     causes: tuple[Cause, ...]
     crash: CrashCost
     answers: Answers | None
@@ -78,7 +92,7 @@ class AuditReport:
         return is_whole and (self.queues is None or self.queues.is_sound)
 
     @property
-    def homeless_entries(self) -> int:
+    def entries_without_log(self) -> int:
         """How many entries the index has beside a log without one message: its disk is perhaps not mounted. Else 0."""
         if self.audit.messages or self.audit.expired:
             return 0
@@ -95,7 +109,7 @@ class AuditReport:
                 yield from self.queues.rows() if self.queues is not None else ()
                 yield from self.answers.rows() if self.answers is not None else ()
                 yield self.crash.to_json()
-                lock = self.standing.lock
+                lock = self.state.lock
                 row |= {"store": self.store, "broker": lock.how, "brokerAlive": lock.alive, "brokerPid": lock.pid}
                 row |= {"resumedTasks": self.resumed_tasks, "manner": list(self.manner)}
                 row |= {"bytesRead": self.bytes_read, "seconds": round(self.seconds, 3), "sound": self.is_sound}
@@ -111,8 +125,7 @@ def run_audit(
     """
     if options.kept is None:
         return _audit(config, disk, options, make_plan, run, None, manner)
-    asked = {"samples": options.samples, "queues": options.queues}
-    kept = ResumeFile(disk, options.kept, config, asked)
+    kept = ResumeFile(disk, options.kept, config, {"samples": options.samples, "queues": options.queues})
     try:
         return _audit(config, disk, options, make_plan, run, kept, manner)
     except KeyboardInterrupt:
@@ -123,7 +136,6 @@ def run_audit(
 
 def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: OnProgress) -> AuditReport:
     """Every task in this process, one after the other; ``on_progress`` gets (bytes done, bytes in all)."""
-    disk = paced(disk, config)
     done = total = 0
 
     def on_bytes(more: int) -> None:
@@ -133,9 +145,7 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
 
     def make_plan(size: int | None) -> AuditPlan:
         # What is not kept need not be cut: each piece of a stretch reads its index file again.
-        if size is None and options.kept is not None:
-            size = piece_size(config)
-        return plan_audit(disk, config, size=size)
+        return plan_audit(disk, config, size=piece_size(config) if size is None and options.kept is not None else size)
 
     def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
         nonlocal total
@@ -147,11 +157,19 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
         return parts
 
     store, manner = config.store.store, []
-    if options.yields and store is not None and is_live(disk, store):
-        manner.append(lower_priority())
+    if options.yields and store is not None and is_live(store):
+        take_lowest_priority()
+        manner.append("at the lowest priority of CPU and disk")
     if config.limits.read_rate_max:
         manner.append(f"at most {show_size(config.limits.read_rate_max)} a second")
     return run_audit(config, disk, options, make_plan, run, manner)
+
+
+def piece_size(config: Config) -> int:
+    """Bytes of log after which a stretch is cut at a segment, so that a task that is kept takes minutes at most."""
+    rate, index = config.limits.read_rate_max, config.index
+    file_size = 4 * index.hash_slot_num + 20 * index.index_num
+    return max(rate * _TASK_SECONDS if rate else _TASK_SIZE, _FILES_PER_TASK * file_size)
 
 
 def _audit(
@@ -164,41 +182,278 @@ def _audit(
     manner: Sequence[str],
 ) -> AuditReport:
     began = time.monotonic()
-    scattered = ScatteredDisk(disk)
-    standing = look_around(scattered, config)
+    scattered_disk = scattered(disk)
+    state = look_at_store(scattered_disk, config)
     plan = make_plan(None if kept is None else kept.piece_size)
-    # Drawn again from a log that has grown, they would be others, and nothing that was kept would count.
-    samples = kept.samples if kept is not None else None
-    if samples is None:
-        samples = draw(scattered, config, plan, options.samples) if options.samples else ()
-    hashes = tuple(sorted({sample.key_hash for sample in samples}))
-    plan.tasks = [replace(task, samples=hashes) for task in plan.tasks]
-    if options.queues:
-        plan_queues(disk, config, plan)
+    queues = QueuesAudit(why_not(disk, config)) if options.queues else None
+    stride = (kept.stride if kept is not None else 0) or _stride(plan, options.samples)
+    with_queues = queues is not None and queues.why_not is None
+    plan.tasks = [replace(task, stride=stride, queues=with_queues) for task in plan.tasks]
     if kept is not None:
-        kept.begin(plan, samples)
+        kept.begin(plan, stride)
     found = [kept.get(task) if kept is not None else None for task in plan.tasks]
     left = [task for task, part in zip(plan.tasks, found, strict=True) if part is None]
-    fresh = iter(run(left, kept.keep if kept is not None else _forget))
+    fresh = iter(run(left, kept.keep if kept is not None else lambda _task, _part: None))
     parts = [part if part is not None else next(fresh) for part in found]
-    resumed = len(parts) - len(left)
     audit = join(plan, parts)
+    if with_queues:
+        bounds, gaps = (audit.log_begin_now, audit.log_end), [(gap.begin, gap.end) for gap in audit.gaps]
+        seen = [part.queues for part in parts if part.queues is not None]
+        queues = join_queues(disk, config, bounds, gaps, seen, is_live=plan.is_live)
     return AuditReport(
         store=str(config.store.store),
         plan=plan,
         audit=audit,
-        standing=standing,
-        causes=hole_causes(audit, standing, config),
-        crash=crash_cost(scattered, config, plan, standing),
-        answers=ask(scattered, config, plan, samples, parts) if samples else None,
-        queues=join_queues(plan, parts) if options.queues else None,
+        state=state,
+        causes=hole_causes(audit, state, config),
+        crash=crash_cost(scattered_disk, config, plan, state),
+        answers=ask(scattered_disk, config, plan, parts, options.samples) if options.samples else None,
+        queues=queues,
         bytes_read=sum(task.size for task in left),
         seconds=time.monotonic() - began,
         missing=tuple((part.begin, part.end, part.missing_keys) for part in parts if part.missing_keys),
-        resumed_tasks=resumed,
+        resumed_tasks=len(parts) - len(left),
         manner=tuple(manner),
     )
 
 
-def _forget(_task: AuditTask, _part: Part) -> None:
-    pass
+def join(plan: AuditPlan, parts: Sequence[Part]) -> Audit:
+    """Put the parts together; ``parts[i]`` is what ``plan.tasks[i]`` came to."""
+    holes, gaps, expired = Holes(), _joined(part.gaps for part in parts), _joined(part.expired for part in parts)
+    for part in parts:
+        holes.merge(part.holes)
+    tail = holes.found[-1] if holes.is_open_behind else None
+    hole_count = len(holes.found) + holes.dropped
+    holes.prune(0)
+    notes = Notes()
+    notes.merge([plan.notes, *(part.notes for part in parts)])
+    for gap in gaps:
+        entries = f"{gap.entries:,} {'entry names' if gap.entries == 1 else 'entries name'} messages there"
+        text = f"up to {gap.end}: {gap.reason}; {entries}"
+        notes.add("commitlog", gap.begin, MISSING if gap.is_missing else UNREADABLE, text)
+    log_begin, log_end, unreadable = _log_bounds(plan, parts)
+    return Audit(
+        **{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Totals)},
+        log_begin=log_begin,
+        log_end=log_end,
+        log_begin_now=max([plan.log_begin, *(part.log_begin or 0 for part in parts)]),
+        unreadable=unreadable,
+        holes=tuple(holes.found),
+        hole_count=hole_count,
+        tail=tail,
+        gaps=tuple(gaps),
+        expired=tuple(gap for gap in expired if log_begin < gap.end <= log_end),
+        files=tuple(sorted((file for part in parts for file in part.files), key=lambda file: file.name)),
+        eras=plan.eras,
+        is_flavour_given=plan.is_flavour_given,
+        findings=tuple(sorted(notes.first, key=lambda one: (one.file, one.position, one.what, one.text))),
+        counts=dict(sorted((+notes.counts).items())),
+        orphans=_orphans(parts),
+    )
+
+
+def _log_bounds(plan: AuditPlan, parts: Sequence[Part]) -> tuple[int, int, str | None]:
+    """From where to where the log was read, and what stands at its end if that is no frame."""
+    # The first place where a task met the end, and behind which none met a message.
+    last = max((number for number, part in enumerate(parts) if part.messages), default=0)
+    ends = [(part.log_end, part.unreadable) for part in parts[last:] if part.log_end is not None]
+    log_end, unreadable = ends[0] if ends else (plan.log_end, None)
+    expired = _joined(part.expired for part in parts)
+    log_begin = expired[0].end if expired and expired[0].begin <= plan.log_begin else plan.log_begin
+    return min(log_begin, log_end), log_end, unreadable
+
+
+def _joined(parts: Iterable[list[Gap]]) -> list[Gap]:
+    # Gaps in log order; those that a cut between two tasks has parted are put together again.
+    found: list[Gap] = []
+    for gap in (gap for gaps in parts for gap in gaps):
+        last = found[-1] if found else None
+        if last is not None and (last.end, last.reason) == (gap.begin, gap.reason):
+            found[-1] = Gap(last.begin, gap.end, gap.reason, last.entries + gap.entries)
+        else:
+            found.append(gap)
+    return found
+
+
+def _orphans(parts: Sequence[Part]) -> tuple[Orphans, ...]:
+    found: dict[str, Orphans] = {}
+    for one in (one for part in parts for one in part.orphans):
+        other = found.get(one.name, replace(one, count=0))
+        found[one.name] = Orphans(one.name, min(one.low, other.low), max(one.high, other.high), one.count + other.count)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _stride(plan: AuditPlan, samples: int) -> int:
+    return max((plan.written - plan.log_begin) // samples, 1) if samples else 0
+
+
+_FORMAT, _VERSION = "indexd audit", 3
+_HINT = "give another FILE to --resume, or remove it"
+
+
+class ResumeFile:
+    """The file at ``path``: made if there is none, locked, and read; then ``begin``, ``get``, ``keep`` and ``close``.
+
+    ``asked`` are the options of this audit. ``piece_size`` and ``stride`` are those of the run before, None and 0 in a
+    new file. Raises UsageError for a file that is damaged, foreign, of another version, of another store or of an audit
+    with other options; BusyError while another audit has it.
+    """
+
+    def __init__(self, disk: Disk, path: Path, config: Config, asked: dict[str, Any]) -> None:
+        self._disk, self._config, self._path = disk, config, path.resolve()
+        store = config.store
+        self._of = {
+            "indexd": __version__,
+            "store": str(store.store),
+            "commitLog": [str(path) for path in store.commit_log_directories],
+            "segmentSize": store.segment_size,
+            "hashSlotNum": config.index.hash_slot_num,
+            "indexNum": config.index.index_num,
+            "maxMessageSize": config.reader.max_message_size,
+            "verifyCrc": config.reader.verify_crc,
+            "delayLevels": list(store.delay_levels_ms),
+            "consumeQueueFileSize": store.consume_queue_file_size,
+        } | asked
+        self._digests: dict[int, str | None] = {}
+        self._lines: dict[str, Any] = {}
+        self.piece_size: int | None = None
+        self.stride = 0
+        self._file = self._open()
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def begin(self, plan: AuditPlan, stride: int) -> None:
+        """Take this plan; how it was cut is written down in a new file."""
+        inputs = _Inputs(self._disk, self._config, plan.folder)
+        self._digests = {id(task): inputs.digest(task) for task in plan.tasks}
+        if self.piece_size is None:
+            head = {"format": _FORMAT, "version": _VERSION, "of": self._of}
+            self._append(head | {"piece": plan.piece_size, "stride": stride})
+
+    def get(self, task: AuditTask) -> Part | None:
+        """What the task came to in an earlier run, if that still holds. Raises UsageError for what is no part."""
+        digest = self._digests.get(id(task))
+        if digest is None or digest not in self._lines:
+            return None
+        try:
+            return _parts().validate_python(self._lines[digest])
+        except ValidationError:
+            raise UsageError(f"{self._path} is damaged: what it holds of a task is none", _HINT) from None
+
+    def keep(self, task: AuditTask, part: Part) -> None:
+        """Write it down, durably, unless what it was made from has changed meanwhile."""
+        digest = self._digests.get(id(task))
+        if digest is not None and digest == _Inputs(self._disk, self._config, task.folder).digest(task):
+            self._append({"task": digest, "part": _parts().dump_python(part, mode="json")})
+            self._lines[digest] = None
+
+    def words(self) -> list[str]:
+        """The line about what Ctrl-C leaves; none before anything was begun."""
+        done = sum(digest in self._lines for digest in self._digests.values())
+        path = printable(str(self._path))
+        text = f"interrupted; {path} keeps {done} of {len(self._digests)} tasks: the same command goes on with the rest"
+        return [text] if self._digests else []
+
+    def close(self) -> None:
+        """Close the file, which stays: it can be removed when nobody needs it."""
+        self._file.close()
+
+    def _open(self) -> DiskFile:
+        path, disk = self._path, OutputDisk()
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no plain file", _HINT)
+        try:
+            file = disk.open_write(path, create=not path.exists())
+        except DiskError as error:
+            raise UsageError(str(error), _HINT) from error
+        if not try_exclusive(file.fileno()):
+            file.close()
+            raise BusyError(f"{path} is in use by another audit", "wait for its end, or give another FILE to --resume")
+        return file
+
+    def _read(self) -> None:
+        data, at = self._file.pread(self._file.size(), 0), 0
+        foreign = UsageError(f"{self._path} does not hold what an audit keeps", _HINT)
+        for raw in data.splitlines(keepends=True):
+            line, is_last = None, at + len(raw) == len(data)
+            with suppress(ValueError):
+                line = json.loads(raw)
+            if at == 0 and not raw.startswith(b'{"format": "'[: len(raw)]):
+                raise foreign
+            if is_last and (line is None or not raw.endswith(b"\n")):
+                break
+            if at == 0:
+                self._read_head(line, foreign)
+            elif not isinstance(line, dict) or not isinstance(line.get("task"), str):
+                raise UsageError(f"{self._path} is damaged at byte {at}", _HINT)
+            else:
+                self._lines[line["task"]] = line.get("part", ())
+            at += len(raw)
+        self._file.truncate(at)
+
+    def _read_head(self, line: Any, foreign: UsageError) -> None:
+        path = self._path
+        if not isinstance(line, dict) or line.get("format") != _FORMAT:
+            raise foreign
+        if line.get("version") != _VERSION:
+            raise UsageError(f"{path} was made by another version of indexd", f"{_HINT}; or use that indexd")
+        try:
+            was, self.piece_size, self.stride = dict(line["of"]), int(line["piece"]), int(line["stride"])
+        except (ValueError, TypeError, KeyError):
+            raise UsageError(f"{path} is damaged at byte 0", _HINT) from None
+        for key in sorted({*was, *self._of}):
+            here, there = self._of.get(key), was.get(key)
+            if here != there:
+                raise UsageError(f"{path} is of another audit: {key} was {there}, and is {here} now", _HINT)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._file.pwrite(json.dumps(line).encode() + b"\n", self._file.size())
+        self._file.fsync()
+
+
+@lru_cache(1)
+def _parts() -> TypeAdapter[Part]:
+    return TypeAdapter(Part)
+
+
+class _Inputs:
+    # The files that tasks are made from, as they stand now.
+
+    def __init__(self, disk: Disk, config: Config, folder: Path) -> None:
+        self._disk, store = disk, config.store
+        self._store = store.store
+        self._stamps: dict[Path, Stamp] = {}
+        for directory in (*store.commit_log_directories, folder):
+            with suppress(DiskError):
+                self._stamps |= {directory / name: stamp for name, stamp in disk.stamps(directory).items()}
+        self._log = list_segments(disk, store.commit_log_directories, store.segment_size)
+        self._queues = ""
+
+    def digest(self, task: AuditTask) -> str | None:
+        """Of all that its part depends on; None for one that is always done again, or whose files are gone."""
+        segments = [one for one in self._log.segments if one.base < task.end and one.end > task.aligned]
+        paths = [task.folder / file.name for file in task.files]
+        paths += [segment.path for segment in segments] if task.begin < task.end else []
+        if task.end == NEVER or not all(path in self._stamps for path in paths):
+            return None
+        # How many entries of a file have expired is what its owner counts; what other files there are is nothing to it.
+        is_expiring = any(file.begin < task.log_begin for file in task.files if file.name in task.owned)
+        what = replace(task, newest="", is_live=False, log_end=0, log_begin=task.log_begin if is_expiring else 0)
+        inputs = [repr(what), *((str(path), self._stamps[path]) for path in paths), self._queue_files(task)]
+        return hashlib.sha256(repr(inputs).encode()).hexdigest()
+
+    def _queue_files(self, task: AuditTask) -> str:
+        # Of a broker at work they grow all the time: then those of a stretch that was read stay as they are.
+        if not task.queues or self._queues or self._store is None or task.is_live:
+            return self._queues
+        digest, folder = hashlib.sha256(), self._store / FOLDER
+        with suppress(DiskError):
+            for topic in self._disk.list_dirs(folder):
+                for queue in self._disk.list_dirs(folder / topic):
+                    stamps = self._disk.stamps(folder / topic / queue)
+                    digest.update(repr((topic, queue, sorted(stamps.items()))).encode())
+        self._queues = digest.hexdigest()
+        return self._queues

@@ -1,42 +1,141 @@
-"""One task of an audit: a stretch of the log decoded once, and the files that point into it."""
+"""Runs one task of an audit: decodes a stretch of the log once and compares it with the files that point into it.
+
+It reads at a bounded rate, gives back what it brings into the page cache, and depends on nothing but its arguments: a
+task may run here or on Spark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Self
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from indexd.audit.chains import Chained
-from indexd.audit.checked import SOUND, Checked, check_file
-from indexd.audit.entries import EntrySource
-from indexd.audit.gentle import IndexPages
-from indexd.audit.ground import BrokerFile, LogProbe, list_index
-from indexd.audit.kernel import WITHOUT_MESSAGE
-from indexd.audit.live import is_live
-from indexd.audit.match import Matched, Matcher, ends_before
-from indexd.audit.part import Gap, Part
-from indexd.audit.plan import NEVER, AuditTask, layout_of
-from indexd.audit.queue_watch import QueueWatcher
-from indexd.audit.queues.seen import QueuesSeen
-from indexd.audit.samples.draw import SampleWatcher
-from indexd.audit.stretch import Rows, Stretch
-from indexd.commitlog.reader import Skipped
+from indexd.audit.files import BrokerFile, LogProbe, layout_of
+from indexd.audit.kernel import NOTED_COLUMNS, count_missing, match_rows, walk_chains
+from indexd.audit.match import FileCheck, FileEntries, Matcher, Rows, check_file
+from indexd.audit.plan import NEVER, AuditTask
+from indexd.audit.queues import QueueMatcher
+from indexd.audit.result import Gap, Part
+from indexd.commitlog import batcher
+from indexd.commitlog.batcher import DispatchBatch, make_columns
+from indexd.commitlog.format import Corrupt, NotYetWritten
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import DiskError
-from indexd.index.format import IndexHeader
+from indexd.index.check import ENTRY_KINDS
+from indexd.index.check_kernel import check_entries
+from indexd.index.format import FLAVOURS
+from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
+from indexd.storage.page_cache import ReadPages
+
+_PAUSE = 0.002
+# So long the reader waits for what stands at the end of the log to be decided.
+_TAIL_SECONDS = 1.0
+# A burst that is not paid for.
+_BURST_SECONDS = 0.1
 
 
-def _silent(_: int) -> None:
-    pass
+class RateLimiter:
+    """So many bytes a second at most, over all threads that ask; no limit for 0."""
+
+    def __init__(
+        self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._rate, self._clock, self._sleep = rate, clock, sleep
+        self._lock = threading.Lock()
+        # When all that was asked for until now would have been read at the allowed rate.
+        self._paid_at = clock()
+
+    def __repr__(self) -> str:
+        return f"RateLimiter({self._rate} bytes a second)"
+
+    def wait(self, size: int) -> None:
+        """Wait until so many bytes more may be read."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = self._clock()
+            self._paid_at = max(self._paid_at, now - _BURST_SECONDS) + size / self._rate
+            left = self._paid_at - now
+        if left > 0:
+            self._sleep(left)
+
+
+@dataclass(slots=True)
+class LogRange:
+    """Messages that start in ``[begin, end)``, read from ``aligned`` on: the start of a message or of a segment.
+
+    While iterated, ``position`` is how far all is known; in the end ``log_end`` is set if the log ends inside, and
+    ``unreadable`` if it ends in bytes that are no frame. ``log_begin``: where the log began when it was read. It goes
+    on to ``stop`` at most: a log may grow for ever.
+    """
+
+    begin: int
+    end: int
+    aligned: int
+    flavour: str
+    want_queue: bool = False
+    stop: int = NEVER
+    position: int = 0
+    log_end: int | None = None
+    unreadable: Corrupt | None = None
+    log_begin: int | None = None
+
+    def read(self, disk: Disk, config: Config, workers: int) -> Iterator[Rows | Skipped]:
+        """Rows in the order of the log; Skipped for what could not be read, cut to the range."""
+        kind = FLAVOURS[self.flavour]
+        rules = decode_rules(config)._replace(
+            want_uniq_key=kind.uniq_key, want_tags=kind.tags, want_queue=self.want_queue
+        )
+        options = replace(once(reader_options(config)), skip_corrupt=True, check_tail=False, workers=workers)
+        reader = LogReader(disk, config.store.commit_log_directories, rules, options)
+        reader.refresh()
+        reader.position, self.position = self.aligned, self.begin
+        caught_up_at = None
+        try:
+            while reader.position < self.end:
+                poll = reader.poll()
+                self.log_begin = reader.log.min_offset
+                if not isinstance(poll, NotYetWritten):
+                    caught_up_at = None
+                if isinstance(poll, DispatchBatch):
+                    offsets = poll.columns.phy_offset[: poll.rows]
+                    first, last = (int(offsets.searchsorted(bound)) for bound in (self.begin, self.end))
+                    if first < last:
+                        yield Rows(poll, first, last)
+                    self.position = max(self.begin, min(reader.position, self.end))
+                elif isinstance(poll, Skipped):
+                    begin, end = max(poll.begin, self.begin), min(poll.end, self.end)
+                    if begin < end:
+                        yield replace(poll, begin=begin, end=end)
+                        self.position = end
+                elif isinstance(poll, NotYetWritten) and reader.is_undecided:
+                    caught_up_at = time.monotonic() if caught_up_at is None else caught_up_at
+                    time.sleep(_PAUSE)
+                else:
+                    self.unreadable = poll if isinstance(poll, Corrupt) else None
+                    break
+                if reader.position >= self.stop:
+                    break
+                if caught_up_at is not None and time.monotonic() - caught_up_at > _TAIL_SECONDS:
+                    break
+            if reader.position < self.end:
+                self.log_end = max(reader.position, self.begin)
+        finally:
+            reader.close()
 
 
 def audit_task(
-    task: AuditTask, disk: Disk, config: Config, *, workers: int = 0, on_bytes: Callable[[int], None] = _silent
+    task: AuditTask, disk: Disk, config: Config, *, workers: int = 0, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Part:
     """Decode the log of a task and compare; ``config`` is the one that the plan was made with.
 
@@ -44,167 +143,141 @@ def audit_task(
     With workers, the files' own checks run beside the comparison, which takes them for sound meanwhile: it begins again
     for the few that are not.
     """
-    layout = layout_of(config)
-    part: Part | None = None
-    with _Audit(task, disk, config, workers, on_bytes) as audit, ThreadPoolExecutor(1, "chains") as thread:
-        pending = [thread.submit(check_file, disk, layout, task, file) for file in task.files]
-        if workers:
-            with suppress(_InVainError):
-                part = audit.run([SOUND for _ in pending], pending)
+    layout, wait = layout_of(config), RateLimiter(config.limits.read_rate_max).wait
+    with ExitStack() as stack:
+        for file in task.files:
+            _give_back_later(stack, disk, config, task, file)
+        run = _Comparison(task, disk, config, wait)
+        pool = stack.enter_context(ThreadPoolExecutor(1, "check"))
+        pending = [
+            pool.submit(check_file, disk, task.folder, layout, file, task.log_begin, wait) for file in task.files
+        ]
+        part = run.compare([FileCheck() for _ in pending], pending, workers, on_bytes) if workers else None
         checks = [one.result() for one in pending]
-    if part is None or not all(check.is_sound for check in checks):
-        with _Audit(task, disk, config, workers, _silent if workers else on_bytes) as audit:
-            part = audit.run(checks, [])
-    for check in checks:
-        if check.seen is not None:
+        if part is None or not all(check is not None and check.is_sound for check in checks):
+            part = run.compare(checks, [], workers, (lambda _: None) if workers else on_bytes)
+        assert part is not None
+    for file, check in zip(task.files, checks, strict=True):
+        if check is not None and check.seen is not None and file.name in task.owned:
             part.files.append(check.seen)
             part.expired_entries += check.seen.expired
-            part.notes.merge(check.notes)
+            part.notes.merge([check.notes])
             on_bytes(layout.file_size)
     return part
 
 
-class _InVainError(Exception):
-    # A file turned out not to be what it was taken for.
-    pass
+def _give_back_later(stack: ExitStack, disk: Disk, config: Config, task: AuditTask, file: BrokerFile) -> None:
+    # What reading a full file brings into the page cache goes at the end; the newest files are the broker's.
+    if not config.limits.drop_cache or not file.is_full or file.name == task.newest:
+        return
+    with suppress(DiskError):
+        opened, size = stack.enter_context(disk.open_read(task.folder / file.name)), layout_of(config).file_size
+        stack.callback(ReadPages(opened, size).give_back, size, is_last=True)
 
 
-class _Audit:
-    def __init__(
-        self, task: AuditTask, disk: Disk, config: Config, workers: int, on_bytes: Callable[[int], None]
-    ) -> None:
-        self._task, self._disk, self._config, self._on_bytes = task, disk, config, on_bytes
-        self._folder, self._layout, self._workers = task.folder, layout_of(config), workers
-        self._part = Part(task.begin, task.end)
-        self._matched: list[Matched] = []
-        # What is in memory already is looked at before anybody reads.
-        self._pages = [IndexPages(disk, config, self._folder, file, task.names[-1]) for file in task.files]
-        self._pending: list[Future[Checked]] = []
-        # Files that the broker has made since the audit began, and those it was writing then.
-        self._known = set(task.names)
-        self._is_live = task.is_tail and config.store.store is not None and is_live(disk, config.store.store)
+class _Comparison:
+    def __init__(self, task: AuditTask, disk: Disk, config: Config, wait: Callable[[int], None]) -> None:
+        self._task, self._disk, self._config, self._wait = task, disk, config, wait
 
-    def __enter__(self) -> Self:
-        return self
+    def compare(
+        self,
+        checks: list[FileCheck | None] | list[FileCheck],
+        pending: list[Future[FileCheck | None]],
+        workers: int,
+        on_bytes: Callable[[int], None],
+    ) -> Part | None:
+        """What the task comes to; None as soon as one of the ``pending`` checks shows a file that is not sound."""
+        task, part = self._task, Part(begin=self._task.begin, end=self._task.end)
+        if task.begin >= task.end:
+            return part
+        with ExitStack() as stack:
+            files = [
+                entries
+                for file, check in zip(task.files, checks, strict=True)
+                if check is not None and (entries := self._open(stack, file, check)) is not None
+            ]
+            log = LogRange(task.begin, task.end, task.aligned, task.flavour, task.queues, task.log_end)
+            matcher, done = Matcher(part, task.flavour, files), task.begin
+            queues = QueueMatcher(self._disk, self._config, self._wait) if task.queues else None
+            for item in log.read(self._disk, self._config, workers):
+                if isinstance(item, Rows):
+                    matcher.take(item)
+                    self._sample(part, item, matcher.missing)
+                    if queues is not None:
+                        queues.take(item.batch, item.first, item.last)
+                else:
+                    _skip(part, files, item)
+                self._wait(log.position - done)
+                on_bytes(log.position - done)
+                done = log.position
+                if any(one.done() and not ((check := one.result()) and check.is_sound) for one in pending):
+                    return None
+            part.log_begin, part.log_end = log.log_begin, log.log_end
+            part.unreadable = log.unreadable.reason if log.unreadable is not None else None
+            for entries in files:
+                entries.finish(part, task.end if log.log_end is None else log.log_end, is_live=task.is_live)
+            if queues is not None:
+                part.queues = queues.finish()
+            self._end_holes(part)
+        return part
 
-    def __exit__(self, *_: object) -> None:
-        for matched in self._matched:
-            matched.source.close()
-        for pages in self._pages:
-            pages.close()
-
-    def run(self, checks: list[Checked], pending: list[Future[Checked]]) -> Part:
-        """Compare; ``pending`` are checks under way that ``checks`` are taken for: _InVainError if one is not."""
-        task, self._pending = self._task, pending
-        for file, check, pages in zip(task.files, checks, self._pages, strict=True):
-            if check.chained is not None:
-                self._open(file, check.chained, pages)
-        if task.begin < task.end:
-            self._compare(self._workers)
-        return self._part
-
-    def _open(self, file: BrokerFile, chained: Chained, pages: IndexPages) -> None:
+    def _open(self, stack: ExitStack, file: BrokerFile, check: FileCheck) -> FileEntries | None:
         task = self._task
         try:
-            source = EntrySource(self._disk, self._folder, self._layout, file, chained.findable)
+            entries = FileEntries(self._disk, task.folder, layout_of(self._config), file, check.findable, self._wait)
         except DiskError as error:
             if not error.is_missing:
                 raise
+            return None
+        stack.callback(entries.close)
+        entries.select(task.begin, task.end, is_ordered=check.is_ordered)
+        return entries
+
+    def _sample(self, part: Part, rows: Rows, missing: NDArray[np.int32]) -> None:
+        # The first message with keys behind each multiple of the stride, and behind the begin of the task.
+        if not self._task.stride:
             return
-        source.pages = pages
-        source.select(task.begin, task.end, is_ordered=chained.is_ordered)
-        self._matched.append(Matched(source))
+        stride, at = self._task.stride, slice(rows.first, rows.last)
+        offsets = rows.batch.columns.phy_offset[at][missing[at] >= 0]
+        if len(offsets):
+            before = part.samples[-1] // stride if part.samples else -1
+            part.samples += offsets[np.diff(offsets // stride, prepend=before) > 0].tolist()
 
-    def _compare(self, workers: int) -> None:
-        task, part = self._task, self._part
-        if self._is_live:
-            self._matched += self._growing()
-        stretch = Stretch(task.begin, task.end, task.aligned, task.flavour, want_queue=task.with_queues)
-        stretch.enough = max([task.log_end, *(file.end + 1 for file in task.files)])
-        watchers = self._watchers()
-        matcher = Matcher(part, task.flavour, self._matched, self._arrivals if self._is_live else None)
-        done = task.begin
-        for item in stretch.read(self._disk, self._config, workers):
-            if isinstance(item, Rows):
-                matcher.take(item)
-            else:
-                self._skip(item)
-            for watcher in watchers:
-                (watcher.take(item) if isinstance(item, Rows) else watcher.skip(item))
-            self._on_bytes(stretch.position - done)
-            done = stretch.position
-            if any(one.done() and not one.result().is_sound for one in self._pending):
-                raise _InVainError
-        matcher.close()
-        self._finish(stretch)
-        for watcher in watchers:
-            watcher.close()
+    def _end_holes(self, part: Part) -> None:
+        # Where the last message of each hole ends.
+        holes = part.holes
+        holes.prune()
+        if holes.found:
+            store = self._config.store
+            probe = LogProbe(self._disk, list_segments(self._disk, store.commit_log_directories, store.segment_size))
+            holes.found = [replace(hole, end=probe.frame_end(hole.last) or hole.last) for hole in holes.found]
 
-    def _watchers(self) -> list[SampleWatcher | QueueWatcher]:
-        task, part = self._task, self._part
-        watchers: list[SampleWatcher | QueueWatcher] = []
-        if task.samples:
-            watchers.append(SampleWatcher(part, task.samples, task.flavour))
-        if task.queues is not None:
-            part.queues = QueuesSeen()
-            watchers.append(QueueWatcher(self._disk, self._config, task, part, is_live=self._is_live))
-        return watchers
 
-    def _skip(self, skipped: Skipped) -> None:
-        # Entries that point there stand for themselves; those before it have had their chance.
-        part, passed = self._part, 0
-        for matched in self._matched:
-            matched.strays_below(skipped.begin, WITHOUT_MESSAGE, self._layout, part)
-            passed += matched.pass_over(skipped.end)
-        gap = Gap(skipped.begin, skipped.end, skipped.reason, passed)
-        if skipped.is_expired:
-            part.expired_entries += passed
-            part.expired.append(gap)
-        else:
-            part.left_out_entries += passed
-            part.gaps.append(gap)
+def _skip(part: Part, files: list[FileEntries], skipped: Skipped) -> None:
+    # Entries that point there stand for themselves; those before it have had their chance.
+    passed = 0
+    for entries in files:
+        entries.orphan_below(skipped.begin)
+        passed += len(entries.take_below(skipped.end)[0])
+    gap = Gap(skipped.begin, skipped.end, skipped.reason, passed)
+    if skipped.is_expired:
+        part.expired_entries += passed
+        part.expired.append(gap)
+    else:
+        part.left_out_entries += passed
+        part.gaps.append(gap)
 
-    def _finish(self, stretch: Stretch) -> None:
-        task, part = self._task, self._part
-        part.log_begin, part.log_end = stretch.log_begin, stretch.log_end
-        part.unreadable = stretch.unreadable.reason if stretch.unreadable is not None else None
-        for matched in self._matched:
-            end = task.end if stretch.log_end is None else stretch.log_end
-            matched.strays_below(end, WITHOUT_MESSAGE, self._layout, part)
-            matched.strays_below(NEVER, None, self._layout, part)
-            matched.say(self._layout, part)
-            if not matched.source.grows:
-                self._judge_times(matched)
-        part.holes.close(self._message_ends([hole.last for hole in part.holes.kept()]))
 
-    def _judge_times(self, matched: Matched) -> None:
-        before = ends_before(self._task, matched.source.file.name)
-        matched.judge_times(self._layout, self._part, before, is_settled=matched.source.is_settled())
-
-    def _message_ends(self, offsets: list[int]) -> dict[int, int]:
-        if not offsets:
-            return {}
-        store = self._config.store
-        probe = LogProbe(self._disk, list_segments(self._disk, store.commit_log_directories, store.segment_size))
-        return {offset: probe.frame_end(offset) or offset for offset in offsets}
-
-    # What a working broker adds.
-
-    def _growing(self) -> list[Matched]:
-        return [matched for file in self._task.growing for matched in self._follow(file)]
-
-    def _arrivals(self) -> list[Matched]:
-        names = [name for name in list_index(self._disk, self._folder) if name not in self._known]
-        files = [BrokerFile(name, IndexHeader(), 1, 0, -1, is_full=False) for name in names]
-        return [matched for file in files for matched in self._follow(file)]
-
-    def _follow(self, file: BrokerFile) -> list[Matched]:
-        try:
-            source = EntrySource(self._disk, self._folder, self._layout, file, np.empty(0, dtype=np.uint8))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return []
-        source.follow(self._task.begin)
-        self._known.add(file.name)
-        return [Matched(source)]
+def load_kernels(config: Config) -> None:
+    """Compile the kernels, or load them from where they are kept: seconds, or half a second."""
+    batcher.load_kernels(decode_rules(config))
+    columns = make_columns(1, 1)
+    columns.key_start[:] = 0
+    entries, numbers, some = np.zeros((0, 5), np.uint32), np.zeros(0, np.uint32), np.zeros(5, np.int64)
+    taken, noted, row = np.zeros(1, np.uint8), np.zeros((1, NOTED_COLUMNS), np.int64), np.uint64(0)
+    match_rows(columns, row, 0, 0, entries, numbers, 0, taken, some, taken, some, some, some, noted)
+    count_missing(columns, 0, 0, 0, taken, np.zeros(1, np.int32), some)
+    links = np.zeros(1, np.int32)
+    walk_chains(numbers, links, np.zeros(1, np.uint32), links, links, np.zeros(1, np.uint32), taken)
+    counts, found = np.zeros(len(ENTRY_KINDS), np.int64), np.zeros((1, 4), np.int64)
+    check_entries(entries, 1, np.zeros(1, np.uint32), False, 2, 0, 0, np.zeros(3, np.int64), counts, found)

@@ -1,15 +1,10 @@
-"""What ``indexd audit`` says to people: the verdict first, then holes, findings, and everything that surrounds them.
-
-audit: a broker's own index held against its log, strictly read-only, whether the broker runs or not.
-"""
+"""The command ``indexd audit``: a broker's own index held against its log, strictly read-only."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,70 +28,7 @@ from indexd.storage.disk import OutputDisk
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from indexd.audit import Audit, AuditOptions, AuditReport
-
-_FINDINGS_SHOWN = 10
-_HOLES_SHOWN = 20
-
-
-def page_of_words(report: AuditReport) -> Iterator[str]:
-    """All of it, a line each; the first is the verdict."""
-    from indexd.audit import verdict  # noqa: PLC0415 - loads numba, and other commands need no audit
-
-    yield verdict.verdict_line(report)
-    yield from _holes(report)
-    yield from _findings(report.audit)
-    for answers in (report.answers, report.queues):
-        yield from answers.lines() if answers is not None else ()
-    if not report.homeless_entries:  # of what is built again from such a log nothing can be said
-        yield from _crash(report)
-    yield verdict.broker_line(report)
-    yield verdict.flavour_line(report.audit)
-    yield from verdict.coverage_lines(report, show_bytes)
-
-
-def _holes(report: AuditReport) -> Iterator[str]:
-    from indexd.audit.verdict import show_count  # noqa: PLC0415 - loads numba, and other commands need no audit
-
-    found = report.audit
-    # The largest, in the order of the log.
-    largest = sorted(range(len(found.holes)), key=lambda at: (-found.holes[at].keys, at))[:_HOLES_SHOWN]
-    for at in sorted(largest):
-        hole, cause = found.holes[at], report.causes[at]
-        where = "to the end of the log" if hole == found.tail else f"to {hole.end}"
-        times = f"stored {show_time(hole.begin_timestamp)} to {show_time(hole.end_timestamp)}"
-        lost = f"{show_count(hole.keys, 'key')} of {show_count(hole.messages, 'message')} not findable"
-        yield f"hole: {times}, log bytes {hole.begin} {where} ({show_bytes(hole.size)}): {lost}"
-        yield f"  likely cause: {cause.words}"
-        for fact in cause.evidence:
-            yield f"  - {printable(fact)}"
-    if found.hole_count > len(largest):
-        yield f"and {show_count(found.hole_count - len(largest), 'smaller hole')}"
-
-
-def _findings(found: Audit) -> Iterator[str]:
-    from indexd.audit.notes import meaning_of  # noqa: PLC0415 - loads numba, and other commands need no audit
-    from indexd.audit.verdict import show_count  # noqa: PLC0415 - loads numba, and other commands need no audit
-
-    kept = defaultdict(list)
-    for finding in found.findings:
-        kept[finding.what].append(finding)
-    for what, count in found.counts.items():
-        yield f"{what}, {show_count(count, 'finding')}: {meaning_of(what)}"
-        for finding in kept[what][:_FINDINGS_SHOWN]:
-            yield f"  {printable(finding.file)} byte {finding.position}: {printable(finding.text)}"
-        more = count - min(len(kept[what]), _FINDINGS_SHOWN)
-        if more:
-            yield f"  and {more:,} more; --json has {'the first 100 of each file' if count > 100 else 'all of them'}"
-
-
-def _crash(report: AuditReport) -> Iterator[str]:
-    crash = report.crash
-    for line in crash.lines():
-        before = crash.dispatch_timestamp
-        is_lost = crash.lost_keys and before and line.endswith("lost")
-        yield f"crash: {line}" + (f": of what was stored before {show_time(before)}" if is_lost and before else "")
-
+    from indexd.audit import AuditOptions, AuditReport
 
 _EXIT_FINDINGS = 1
 _SAMPLES_MAX = 100_000
@@ -142,17 +74,17 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     _check_places(args, config)
     page = args.report.resolve() if args.report is not None else None
     prepare_compiler()
+    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, for which all is prepared now
+
     report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
     with until_reader_leaves():
         if wants_json(args):
             for row in report.rows():
                 print_json(row)
         else:
-            for line in page_of_words(report):
+            for line in lines(report, show_bytes, show_time):
                 print_line(line)
     if page is not None:
-        from indexd.audit.page import audit_page  # noqa: PLC0415 - loads the templates
-
         # The last thing done: what was found is on standard output, whatever becomes of the page.
         OutputDisk().write_atomically(page, audit_page(report).encode("utf-8"))
     return 0 if report.is_sound else _EXIT_FINDINGS

@@ -58,10 +58,6 @@ class SplitPoints:
         """Whether the segment that holds ``offset`` is there and holds anything: a broker makes one ahead."""
         return self._open(offset) and any(self._cursor.buffer[: self._cursor.fill(self._segment.base, 8)])
 
-    def is_closed(self, offset: int) -> bool:
-        """Whether a later segment than that of ``offset`` is in use."""
-        return self._open(offset) and self._cursor.next_is_in_use()
-
     def at(self, offset: int, known: int) -> int | None:
         """Where the first message at or behind ``offset`` begins, in the segment that holds it.
 

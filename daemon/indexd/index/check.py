@@ -195,11 +195,11 @@ def check_slots(file: DiskFile, place: Place, seen: Seen, findings: Findings) ->
             break
         value = int(slots[slot : slot + 1].byteswap().view(np.int32)[0])
         wanted = int(seen.slots[slot : slot + 1].byteswap()[0])
-        what, text = _judge(file, place, slot, value, wanted)
+        what, text = judge_slot(file, place, slot, value, wanted)
         findings.add(place.name, place.layout.slot_position(slot), what, f"slot {slot}: {text}")
 
 
-def _judge(file: DiskFile, place: Place, slot: int, value: int, wanted: int) -> tuple[str, str]:
+def judge_slot(file: DiskFile, place: Place, slot: int, value: int, wanted: int) -> tuple[str, str]:
     newest = f"its newest entry is {wanted}" if wanted else "it has no entries"
     if value == 0:
         return "slot-wiped", f"empty, but {newest}"

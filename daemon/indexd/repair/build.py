@@ -20,14 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.chains import check_chains
-from indexd.audit.entries import EntrySource
-from indexd.audit.flavour import FlavourRange
-from indexd.audit.ground import BrokerFile, LogProbe, is_index_file
-from indexd.audit.match import Matched
-from indexd.audit.part import Gap
-from indexd.audit.plan import layout_of
-from indexd.audit.stretch import Rows, Stretch
+from indexd.audit.files import BrokerFile, LogProbe, is_index_file, layout_of
+from indexd.audit.match import FileCheck, FileEntries, Rows, check_file
+from indexd.audit.result import FlavourRange, Gap
+from indexd.audit.task import LogRange
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
@@ -71,12 +67,12 @@ def build_range(
     """
     builder = _Builder(disk, config, folder, wanted)
     try:
-        for stretch in _stretches(disk, config, plan, wanted):
-            done = stretch.begin
-            for item in stretch.read(disk, config, workers):
-                builder.take(item, FLAVOURS[stretch.flavour])
-                on_bytes(stretch.position - done)
-                done = stretch.position
+        for part in _log_ranges(disk, config, plan, wanted):
+            done = part.begin
+            for item in part.read(disk, config, workers):
+                builder.take(item, FLAVOURS[part.flavour])
+                on_bytes(part.position - done)
+                done = part.position
         return builder.finish()
     finally:
         builder.close()
@@ -100,23 +96,20 @@ def mark_end(disk: Disk, config: Config, path: Path) -> None:
             file.fsync()
 
 
-def _stretches(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRange) -> Iterator[Stretch]:
+def _log_ranges(disk: Disk, config: Config, plan: RepairPlan, wanted: RepairRange) -> Iterator[LogRange]:
     # One a flavour. With keys of the message at the end, that is read, too.
     end = wanted.end + (1 if wanted.end_key else 0)
     switches = [era.begin for era in plan.eras if wanted.begin < era.begin < end]
     for begin, stop in pairwise([wanted.begin, *switches, end]):
         flavour = [era.flavour for era in plan.eras if era.begin <= begin][-1]
         aligned = wanted.aligned if begin == wanted.begin else aligned_at(disk, config, begin)
-        yield Stretch(begin, stop, aligned, flavour)
+        yield LogRange(begin, stop, aligned, flavour)
 
 
 def aligned_at(disk: Disk, config: Config, offset: int) -> int:
-    """From where a stretch that begins at ``offset`` is read: there, if a message is, else the begin of its segment."""
+    """From where messages at ``offset`` are read: there, if one is, else the begin of its segment."""
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    segment = log.at(offset)
-    if segment is None or LogProbe(disk, log).frame_end(offset) is not None:
-        return offset
-    return segment.base
+    return LogProbe(disk, log).aligned(offset)
 
 
 class _Builder:
@@ -251,7 +244,7 @@ def _message_ends(disk: Disk, config: Config, plan: RepairPlan, built: Sequence[
 
 
 def _judge_names(audit: AuditPlan, plan: RepairPlan) -> None:
-    for finding in audit.notes.findings():
+    for finding in audit.notes.first:
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
     kept = {file.name for file in plan.kept}
     for file in audit.files:
@@ -260,21 +253,18 @@ def _judge_names(audit: AuditPlan, plan: RepairPlan) -> None:
 
 
 def _without(task: AuditTask, old: set[str], end: int) -> AuditTask:
-    # The broker is stopped: nothing grows, and nobody has to look whether it runs.
     return replace(
         task,
         end=min(task.end, end),
         files=tuple(file for file in task.files if file.name not in old),
         owned=tuple(name for name in task.owned if name not in old),
-        is_tail=False,
-        growing=(),
     )
 
 
 def _judge(part: Part, task: AuditTask, wanted: RepairRange, *, is_whole: bool) -> None:
-    for finding in part.notes.findings():
+    for finding in part.notes.first:
         raise CorruptDataError(f"the new index does not hold: {finding.file}: {finding.text}", _HINT)
-    for hole in part.holes.kept():
+    for hole in part.holes.found:
         # The first keys of the first message may belong to a range that was not built.
         if is_whole or not wanted.begin_key or not hole.begin == hole.last == wanted.begin:
             text = f"keys of the message at {hole.begin} are missing"
@@ -439,7 +429,7 @@ def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairP
         if file.name not in gone or not whats.get(file.path, set()) & _SIGNS:
             continue
         for begin, end, flavour in _ranges_by_flavour(report, plan, file):
-            counts = [_strays(disk, config, report, file, Stretch(begin, end, 0, name)) for name in (flavour, _ALL)]
+            counts = [_orphans(disk, config, report, file, LogRange(begin, end, 0, name)) for name in (flavour, _ALL)]
             if counts[0] > counts[1]:
                 raise CorruptDataError(
                     f"a repair would lose {counts[0] - counts[1]:,} keys: {file.path} has them, and so have their "
@@ -455,23 +445,21 @@ def _ranges_by_flavour(report: AuditReport, plan: RepairPlan, file: BrokerFile) 
             yield begin, end, era.flavour
 
 
-def _strays(disk: Disk, config: Config, report: AuditReport, file: BrokerFile, stretch: Stretch) -> int:
-    # Entries that are of no key of any message, as the flavour of the stretch has it.
+def _orphans(disk: Disk, config: Config, report: AuditReport, file: BrokerFile, log: LogRange) -> int:
+    # Entries that are of no key of any message, as the flavour of the range has it.
     folder, layout = report.plan.folder, report.plan.layout
-    chained = check_chains(disk, folder, layout, file, report.audit.log_begin, None)
-    source = EntrySource(disk, folder, layout, file, chained.findable)
-    stretch.aligned = aligned_at(disk, config, stretch.begin)
+    check = check_file(disk, folder, layout, file, report.audit.log_begin) or FileCheck()
+    entries = FileEntries(disk, folder, layout, file, check.findable)
+    log.aligned = aligned_at(disk, config, log.begin)
     try:
-        source.select(stretch.begin, stretch.end, is_ordered=chained.is_ordered)
-        matched = Matched(source)
-        for item in stretch.read(disk, config, 0):
+        entries.select(log.begin, log.end, is_ordered=check.is_ordered)
+        for item in log.read(disk, config, 0):
             if isinstance(item, Rows):
-                skip_mask = FLAVOURS[stretch.flavour].skip_mask
                 taken = np.zeros(max(item.batch.keys, 1), dtype=np.uint8)
-                matched.match(item.batch, item.first, item.last, skip_mask, taken)
-        return int(matched.strays[2])
+                entries.match(item, FLAVOURS[log.flavour].skip_mask, taken)
+        return int(entries.orphans[2])
     finally:
-        source.close()
+        entries.close()
 
 
 _COPY_SIZE = 1 << 20

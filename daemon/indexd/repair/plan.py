@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from indexd.audit import AuditReport
-from indexd.audit.causes.log_cut import log_cut
-from indexd.audit.flavour import FlavourRange
-from indexd.audit.ground import BrokerFile
+from indexd.audit.causes import log_cut
+from indexd.audit.files import BrokerFile
+from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.index.entries import first_entry_at
 from indexd.repair.ranges import Edges, Ranges, RepairRange
 from indexd.storage.disk import Disk
-
-#: It holds again where what is built in front of the file ends as its old neighbour did.
-MENDED_BY_NEIGHBOUR = frozenset({"entry-time-difference-first"})
 
 
 def log_order(files: Iterable[BrokerFile]) -> list[BrokerFile]:
@@ -48,7 +45,7 @@ def candidates(report: AuditReport) -> list[BrokerFile]:
     found: list[BrokerFile] = []
     for file in log_order(report.plan.files):
         is_good = file.is_readable and file.entries and file.name in seen and file.end < report.audit.log_end
-        if not is_good or file.name in overlapping or whats.get(file.path, set()) - MENDED_BY_NEIGHBOUR:
+        if not is_good or file.name in overlapping or whats.get(file.path):
             continue
         if not found or found[-1].name < file.name:
             found.append(file)
@@ -186,7 +183,7 @@ def plan_repair(
     ``everything`` keeps no file. ``in_pieces``, for a limited time, cuts long ranges where old files begin. Raises
     DiskError.
     """
-    ends_at, unreadable = log_cut(report.audit, report.standing, report.crash.dispatch_offset)
+    ends_at, unreadable = log_cut(report.audit, report.state, report.crash.dispatch_offset)
     if report.audit.is_sound and not everything:
         return _plan(report, report.plan.files, [], (ends_at, unreadable), 0)
     files = log_order(
@@ -197,10 +194,8 @@ def plan_repair(
     edges = Edges(disk, config, report.plan, report.audit.eras)
     ranges = Ranges(report, edges, files, ends_at, in_pieces=in_pieces)
     kept = [] if everything else [file for file in candidates(report) if not ranges.missing_inside(file)]
-    whats = findings_by_file(report)
-    doubtful = frozenset(file.name for file in kept if whats.get(file.path, set()) & MENDED_BY_NEIGHBOUR)
     # What one file cannot stay beside, another one may: until all of them can.
-    while isinstance(found := ranges.between(kept, doubtful), BrokerFile):
+    while isinstance(found := ranges.between(kept), BrokerFile):
         kept.remove(found)
     behind = keys_behind(disk, report, kept, ends_at) if unreadable is not None else 0
     return _plan(report, tuple(kept), found, (ends_at, unreadable), behind)

@@ -21,15 +21,14 @@ from itertools import pairwise
 import numpy as np
 
 from indexd.audit import AuditReport
-from indexd.audit.flavour import FlavourRange
-from indexd.audit.ground import BrokerFile, LogProbe
-from indexd.audit.holes import Hole
+from indexd.audit.files import BrokerFile, LogProbe
+from indexd.audit.match import Rows
 from indexd.audit.plan import AuditPlan
-from indexd.audit.stretch import Rows, Stretch
+from indexd.audit.result import FlavourRange, Hole
+from indexd.audit.task import LogRange
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.index.check import time_difference
-from indexd.index.entries import first_entry_at, read_entries, time_diff_of
+from indexd.index.entries import first_entry_at, read_entries
 from indexd.index.format import FLAVOURS, IndexHeader
 from indexd.storage.disk import Disk, DiskFile
 
@@ -88,14 +87,6 @@ class Edges:
         """Whether a message stands there."""
         return self._message(offset) is not None
 
-    def counts_from(self, file: BrokerFile, ends: Collection[int], last: int) -> bool:
-        """Whether entry 1 counts from one of the times ``ends``, ms, or that of the message at ``last`` (spec 3.5)."""
-        with self._disk.open_read(self._plan.folder / file.name) as opened:
-            stored = time_diff_of(read_entries(opened, self._plan.layout, 1, 1)[0])
-        message = self._message(last) if stored else None
-        times = [*ends, *([message.store_timestamp] if message is not None else [])]
-        return stored in {0, *(time_difference(file.header.begin_timestamp, time) for time in times)}
-
     def _place_behind(self, file: BrokerFile) -> Place | None:
         message = self._message(file.end)
         if message is None:
@@ -144,7 +135,7 @@ class Edges:
         if end is None:
             return None
         flavour = FLAVOURS[[era.flavour for era in self._eras if era.begin <= offset][-1]]
-        for item in Stretch(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
+        for item in LogRange(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
             if isinstance(item, Rows):
                 columns, row = item.batch.columns, item.first
                 first, last = columns.key_start[row : row + 2]
@@ -216,11 +207,8 @@ class Ranges:
         self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
         self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
 
-    def between(self, kept: Sequence[BrokerFile], doubtful: frozenset[str]) -> list[RepairRange] | BrokerFile:
-        """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do.
-
-        ``doubtful`` files may stay if their entry 1 counts from the end of what is built before them.
-        """
+    def between(self, kept: Sequence[BrokerFile]) -> list[RepairRange] | BrokerFile:
+        """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do."""
         found: list[RepairRange] = []
         for low, high in pairwise([None, *kept, None]):
             replaced = self._replaced(low, high, {file.name for file in kept})
@@ -229,15 +217,13 @@ class Ranges:
             if low is not None and low.end >= self._ends_at and not replaced:
                 continue  # nothing is built there
             if not (replaced or self._is_missing(low, high)):
-                if high is not None and high.name in doubtful and high.begin < self._ends_at:
-                    return high
-            elif high is None and low is not None and not low.is_full and low.end >= self._audit.log_begin:
+                continue
+            if high is None and low is not None and not low.is_full and low.end >= self._audit.log_begin:
                 return low  # the broker would go on in another file, and this one would stay as empty as it is
-            else:
-                made = self._make(low, high, replaced, kept)
-                if isinstance(made, BrokerFile):
-                    return made
-                found += made
+            made = self._make(low, high, replaced)
+            if isinstance(made, BrokerFile):
+                return made
+            found += made
         return found
 
     def missing_inside(self, file: BrokerFile) -> bool:
@@ -286,11 +272,7 @@ class Ranges:
         return True
 
     def _make(
-        self,
-        low: BrokerFile | None,
-        high: BrokerFile | None,
-        replaced: list[BrokerFile],
-        kept: Sequence[BrokerFile],
+        self, low: BrokerFile | None, high: BrokerFile | None, replaced: list[BrokerFile]
     ) -> list[RepairRange] | BrokerFile:
         log_begin = self._audit.log_begin
         if low is not None and low.end < log_begin:
@@ -305,8 +287,6 @@ class Ranges:
         end = Place(self._ends_at, self._ends_at) if high is None or is_cut else self._edges.before(high)
         if end is None or begin.order > end.order:
             return high if high is not None and not is_cut else []
-        if high is not None and not is_cut and not self._follows(high, begin, replaced, kept):
-            return high
         if begin.order == end.order:
             return []
         pieces = self._cut(begin, end, replaced)
@@ -330,13 +310,6 @@ class Ranges:
             )
             for number, (piece, own) in enumerate(zip(pieces, names, strict=True))
         ]
-
-    def _follows(self, high: BrokerFile, begin: Place, replaced: list[BrokerFile], kept: Sequence[BrokerFile]) -> bool:
-        # Entry 1 of the file behind counts from the end of the file that was before it: the new one has to end so, too.
-        last = [begin.offset, *(hole.last for hole in self._holes), *(file.end for file in replaced)]
-        before = max((offset for offset in last if begin.offset <= offset < high.begin), default=high.begin)
-        ends = [file.header.end_timestamp for file in kept if file is not high]
-        return self._edges.counts_from(high, ends, before)
 
     def _cut(self, begin: Place, end: Place, replaced: list[BrokerFile]) -> list[_Piece]:
         pieces = [_Piece(begin, end, [])]
@@ -374,7 +347,7 @@ class Ranges:
     def _cut_at_segments(self, piece: _Piece) -> list[_Piece]:
         # Where no old file stands: with one, nothing may be built before all of it is.
         free = max([piece.begin.offset, *(file.end for file in piece.files)])
-        places = [one.begin for one in self._report.standing.segments if free < one.begin < piece.end.offset]
+        places = [one.begin for one in self._report.state.segments if free < one.begin < piece.end.offset]
         count = piece.keys // (_PIECE_FILES * self._capacity)
         step = max(-(-len(places) // max(count, 1)), 1)
         places = places[step - 1 :: step] if count else []
@@ -404,7 +377,7 @@ class Ranges:
         holes = [hole.begin_timestamp for hole in self._holes if hole.last >= pieces[0].begin.offset]
         files = [file.header.begin_timestamp for piece in pieces for file in piece.files]
         # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
-        timestamp = min([*holes[:1], *files, self._report.standing.looked_at])
+        timestamp = min([*holes[:1], *files, self._report.state.looked_at])
         bounds = low.name if low is not None else None, high.name if high is not None else None
         # Many to spare where there is room: a key that a message has twice, and the index once, is not missing.
         for factor, spare in ((_SPARE_FACTOR, _SPARE), (1, 1), (1, 0)):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
-from indexd.audit.part import Gap
-from indexd.audit.plan import index_folder
-from indexd.audit.verdict import NO_MESSAGE
+from indexd.audit.files import index_folder
+from indexd.audit.report import NO_MESSAGE
+from indexd.audit.result import Gap
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError
@@ -106,7 +106,7 @@ def look(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgres
     """What a repair would do; takes no lock and makes nothing, so beside a running broker, too."""
     check_place(index_folder(config).parent)
     planned = _plan(disk, config, options, on_audit)
-    lock = planned.report.standing.lock
+    lock = planned.report.state.lock
     notes = [f"a broker has the store open ({lock.how}): it has to be stopped"] if lock.alive else []
     return replace(planned, notes=(*planned.notes, *notes))
 
@@ -151,7 +151,7 @@ def repair(
             built=tuple(work.built) if is_done else (),
             left=tuple(plan.ranges[len(work.built) :]),
             index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
-            had_checkpoint=planned.report.standing.checkpoint is not None,
+            had_checkpoint=planned.report.state.checkpoint is not None,
             seconds=time.monotonic() - began,
             folders=len(RepairFolder.all_of(disk, store)),
         )
@@ -176,11 +176,11 @@ def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) 
 
 def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
     report = audit_here(config, disk, AuditOptions(samples=0), on_audit)
-    if report.homeless_entries:
+    if report.entries_without_log:
         # Sound or not: without the log nobody can tell, and every file of it would go.
         places = ", ".join(map(str, config.store.commit_log_directories))
         raise UnsafeStoreError(
-            NO_MESSAGE.format(report.homeless_entries),
+            NO_MESSAGE.format(report.entries_without_log),
             f"mount it at {places}, or say with --commit-log-paths where the log is; if it is gone for good, move "
             f"{index_folder(config)} away; nothing was changed",
         )
@@ -188,7 +188,7 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
     plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
     refuse_losses(disk, config, report, plan)
     notes = []
-    if report.standing.checkpoint is None and plan.is_needed:
+    if report.state.checkpoint is None and plan.is_needed:
         notes.append(
             "there is no checkpoint: a repair makes one that vouches for the index alone; after an unclean stop the "
             "broker reads the whole log again, which takes long and harms nothing"

@@ -35,14 +35,15 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from indexd.audit.ground import is_index_file
-from indexd.audit.standing import REPAIR_PREFIX
+from indexd.audit.files import is_index_file
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.storage.disk import Disk, is_temporary
 
 State = Literal["building", "ready", "done", "undoing", "undone"]
+#: How the folder of a repair is called, before its time.
+REPAIR_PREFIX = "indexd-repair-"
 _NAME = re.compile(REPAIR_PREFIX + r"[0-9]{8}T[0-9]{6}Z")
 _UNDONE = ".undone"
 _OURS = ("manifest", "checkpoint")

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indexd.audit import AuditOptions, AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit, run_audit
-from indexd.audit.gentle import paced
 from indexd.config import Config
 from indexd.config.units import show_size
 from indexd.spark.session import slots
@@ -79,4 +78,4 @@ def _tell(progress: Report, before: int, total: int, done: int, _: int) -> None:
 
 
 def _run(task: AuditTask, config: Config) -> Part:
-    return audit_task(task, paced(disk_for(config), config), config)
+    return audit_task(task, disk_for(config), config)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from indexd.audit import AuditOptions, AuditTask, Part, audit_task, plan_audit, run_audit
-from indexd.audit.holes import Hole, Holes
+from indexd.audit.report import ResumeFile
+from indexd.audit.result import Hole, Holes
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
+from indexd.errors import BusyError, UsageError
 from indexd.storage.disk import Disk
 from support.audit_runs import LAYOUT, Runs, wrong_store
 from support.auditing import config_for, index_log
@@ -195,18 +198,104 @@ def test_what_changes_while_a_task_runs_is_not_kept(wrong: Config, tmp_path: Pat
 def test_parts_come_back_as_they_were(wrong: Config) -> None:
     plan = plan_audit(Disk(), wrong)
     parts = [audit_task(task, Disk(), wrong) for task in plan.tasks]
-    parts.append(replace(parts[0], sampled=[(1, 2, 3), (-1, 1 << 62, -(1 << 63))], unreadable="odd", log_end=9))
-    assert any(part.holes.inner for part in parts)
+    parts.append(replace(parts[0], samples=[1, 1 << 62], unreadable="odd", log_end=9))
+    assert any(len(part.holes.found) > 2 for part in parts)
     for part in parts:
         back = PARTS.validate_python(json.loads(json.dumps(PARTS.dump_python(part, mode="json"))))
         assert back == part
-        assert back.notes.findings() == part.notes.findings()
 
 
 def test_one_hole_stays_one() -> None:
     holes = Holes()
     holes.add(Hole(5, 9, 1, 2, 1, 3))
-    part = PARTS.validate_python(PARTS.dump_python(Part(0, 9, holes=holes), mode="json"))
+    part = PARTS.validate_python(PARTS.dump_python(Part(begin=0, end=9, holes=holes), mode="json"))
     part.holes.add(Hole(11, 12, 3, 4, 1, 1))
     holes.add(Hole(11, 12, 3, 4, 1, 1))
-    assert (part.holes.all(), part.holes.first) == (holes.all(), part.holes.last)
+    assert part.holes == holes
+    assert [hole.keys for hole in holes.found] == [4]
+
+
+def refused(config: Config, kept: Path, asked: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UsageError) as error:
+        ResumeFile(Disk(), kept, config, asked or {"samples": 0, "queues": False})
+    assert "\n" not in error.value.line()
+    return error.value.line()
+
+
+@pytest.fixture
+def kept(wrong: Config, tmp_path: Path) -> Path:
+    """A finished one."""
+    Runs(wrong).rows(tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def test_a_line_that_was_cut_off_costs_one_task(wrong: Config, kept: Path) -> None:
+    data = kept.read_bytes()
+    last = data.rindex(b"\n", 0, len(data) - 1) + 1
+    wanted = Runs(wrong).rows(None)
+    for end in (last + 1, last + 9, (last + len(data)) // 2, len(data) - 1):
+        kept.write_bytes(data[:end])
+        run = Runs(wrong)
+        assert run.rows(kept) == wanted
+        assert len(run.tasks) == 2
+        assert sorted(kept.read_bytes().splitlines()) == sorted(data.splitlines())
+    # A crash of the machine may leave zeros there.
+    for torn in (data[: last + 5] + bytes(90), data[: last + 40] + bytes(len(data) - last - 41) + b"\n"):
+        kept.write_bytes(torn)
+        assert Runs(wrong).rows(kept) == wanted
+    # So may one that came before anything was written down.
+    for end in (0, 4, 30):
+        kept.write_bytes(data[:end])
+        assert Runs(wrong).rows(kept) == wanted
+
+
+def test_what_is_not_ours_is_refused_and_left_alone(wrong: Config, kept: Path, tmp_path: Path) -> None:
+    data = kept.read_bytes()
+    lines = data.splitlines(keepends=True)
+    foreign = [b"hello\n", b"{}\n" * 3, b"\x7fELF\0\0", b"x", bytes(100), json.dumps([1]).encode()]
+    for bad in foreign:
+        kept.write_bytes(bad)
+        assert "does not hold what an audit keeps" in refused(wrong, kept)
+        assert kept.read_bytes() == bad
+    for position in (len(lines[0]) + 40, len(lines[0]) + len(lines[1]) + 4):
+        kept.write_bytes(data[:position] + b"\n" + data[position + 1 :])
+        assert "is damaged at byte" in refused(wrong, kept)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        assert "is no plain file" in refused(wrong, tmp_path / name)
+    assert "cannot create" in refused(wrong, tmp_path / "none" / "kept")
+
+
+def lines_of(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_what_says_it_is_another_audit(wrong: Config, kept: Path) -> None:
+    head, *parts = [json.loads(line) for line in kept.read_text().splitlines()]
+    for name, value in (("store", "/other"), ("segmentSize", 1), ("indexd", "0.0.1"), ("samples", 9), ("queues", True)):
+        lines_of(kept, [head | {"of": head["of"] | {name: value}}, *parts])
+        assert f"is of another audit: {name} was {value}" in refused(wrong, kept)
+    assert "made by another version" in refused(wrong, lines_of(kept, [head | {"version": 1}]))
+    for bad in ({}, [], 5, head | {"format": "x"}):
+        assert "does not hold what an audit keeps" in refused(wrong, lines_of(kept, [bad]))
+    for bad in (head | {"piece": None}, head | {"of": 1}, head | {"stride": [1]}):
+        assert "is damaged at byte 0" in refused(wrong, lines_of(kept, [bad]))
+    for bad in (7, {"task": 1}, []):
+        assert "is damaged at byte" in refused(wrong, lines_of(kept, [head, bad, *parts]))
+    for bad in (None, [], {}, parts[0]["part"] | {"begin": "x"}):
+        lines_of(kept, [head, {"task": parts[0]["task"], "part": bad}])
+        with pytest.raises(UsageError, match="is damaged"):
+            Runs(wrong).rows(kept)
+    lines_of(kept, [head, {"task": parts[0]["task"]}])
+    with pytest.raises(UsageError, match="is damaged"):
+        Runs(wrong).rows(kept)
+
+
+def test_one_at_a_time(wrong: Config, kept: Path) -> None:
+    first = ResumeFile(Disk(), kept, wrong, {"samples": 0, "queues": False})
+    with pytest.raises(BusyError, match="is in use by another audit"):
+        ResumeFile(Disk(), kept, wrong, {"samples": 0, "queues": False})
+    first.close()
+    ResumeFile(Disk(), kept, wrong, {"samples": 0, "queues": False}).close()

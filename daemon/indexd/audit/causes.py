@@ -1,0 +1,532 @@
+"""Says why the keys of a hole are not findable, and what a crash of the broker right now would cost.
+
+RocketMQ begins an index file only behind a full one and counts its first time difference from the end of that one; it
+passes over messages below the end of its last file. An unclean start throws away every index file whose end time lies
+behind the checkpoint's, and dispatches the log again from the begin of a segment (spec rocketmq-store 1.4, 3.4, 4.2,
+4.4, 7.2). So a file that was thrown away, one that was deleted, a log that was replaced and messages that nobody
+indexed leave different holes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from indexd.audit.files import BrokerFile, index_folder
+from indexd.audit.plan import AuditPlan
+from indexd.audit.result import Audit, FileSeen, Hole, Orphans
+from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.segments import list_segments
+from indexd.config import Config
+from indexd.config.load import index_key, writes_index
+from indexd.config.units import RemotePath
+from indexd.errors import CorruptDataError, DiskError
+from indexd.flush.frontier import StoreCheckpoint
+from indexd.index.check import time_difference
+from indexd.index.entries import first_entry_at
+from indexd.storage.disk import Disk
+from indexd.storage.lock import BrokerLock, look_at_lock
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStart:
+    """Segment ``[begin, end)``; ``store_timestamp`` of its first frame, ms, None when no frame stands there."""
+
+    begin: int
+    end: int
+    store_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """What stands around an index; ``checkpoint`` is None where there is none, or too short a one.
+
+    ``looked_at`` is a wall clock, ms.
+    """
+
+    lock: BrokerLock
+    has_lock_file: bool
+    has_abort: bool
+    checkpoint: StoreCheckpoint | None
+    segments: tuple[SegmentStart, ...]
+    looked_at: int
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a broker runs or loads, as far as that can be told."""
+        return self.lock.alive is True
+
+
+def look_at_store(disk: Disk, config: Config) -> StoreState:
+    """Look once. Raises UsageError, UnsafeStoreError and DiskError, and what listing the log raises."""
+    store = index_folder(config).parent
+    log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+    with FrameReader(disk, log) as frames:
+        firsts = [(segment, frames.evidence(segment.base)) for segment in log.segments]
+    try:
+        checkpoint = StoreCheckpoint.unpack(disk.read(store / "checkpoint"), store / "checkpoint")
+    except CorruptDataError:
+        checkpoint = None
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        checkpoint = None
+    is_copy = isinstance(store, RemotePath)
+    return StoreState(
+        lock=BrokerLock(False, None, "none", f"{store} is a copy behind a URI")
+        if is_copy
+        else look_at_lock(store / "lock"),
+        has_lock_file=disk.exists(store / "lock"),
+        has_abort=disk.exists(store / "abort"),
+        checkpoint=checkpoint,
+        segments=tuple(
+            SegmentStart(segment.base, segment.end, first.store_timestamp if first is not None else None)
+            for segment, first in firsts
+        ),
+        looked_at=int(time.time() * 1000),
+    )
+
+
+#: ``now``: the broker runs, and its end would be followed by that start; ``next-start``: it has ended uncleanly, and
+#: that start is the next one; ``later``: it has ended cleanly, so only an end after the next start counts.
+When = Literal["now", "next-start", "later"]
+_WHEN: dict[When, tuple[str, str]] = {
+    "now": ("if the broker were killed right now, its next start", "would"),
+    "next-start": ("the broker ended without a clean stop: its next start", "will"),
+    "later": ("if the broker were killed soon after its next start, the start after that", "would"),
+}
+# Before this time (ms) of the checkpoint everything counts as flushed (spec 6.1).
+_FLUSH_SLACK = 3000
+# Segments that 5.4.0 looks at, going backwards, before it takes the one where it stands (commitLogRecoverMaxNum).
+_LOOKED_AT_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CrashCost:
+    """``thrown`` are the files that the next unclean start removes; of their ``keys`` it builds those again that point
+    to ``dispatch_offset`` and behind, and ``lost_keys`` are gone until somebody rebuilds them.
+
+    ``dispatch_timestamp``: of the first message that is built again, ms, None where none stands there.
+    ``has_checkpoint`` is False where there is none: the broker makes one of zeros, so all files go and all segments are
+    read. ``is_index_written`` is False where broker.conf says that nothing is indexed: nothing is built again then.
+    """
+
+    thrown: tuple[str, ...]
+    keys: int
+    lost_keys: int
+    dispatch_offset: int
+    when: When = "now"
+    dispatch_timestamp: int | None = None
+    has_checkpoint: bool = True
+    is_index_written: bool = True
+
+    def lines(self) -> list[str]:
+        """The same in words, one line as a rule."""
+        start, verb = _WHEN[self.when]
+        files = f"index/{self.thrown[0]}" if len(self.thrown) == 1 else f"{len(self.thrown)} index files"
+        throws = f"{start} {verb} throw away {files} with {self.keys:,} {'key' if self.keys == 1 else 'keys'}"
+        found = []
+        if not self.has_checkpoint:
+            found.append(
+                "there is no checkpoint: an unclean start trusts no index file, and reads the log from its begin"
+            )
+        if not self.thrown:
+            found.append(f"{start} {verb} throw away no index file")
+        elif not self.is_index_written:
+            found.append(f"{throws}, and nothing {verb} build them again: indexing is off in broker.conf")
+        elif not self.lost_keys:
+            found.append(f"{throws} and build all of them again from log byte {self.dispatch_offset} on")
+        else:
+            again = f"build again what stands from log byte {self.dispatch_offset} on"
+            found.append(f"{throws}, {again}, and {self.lost_keys:,} keys {verb} be lost")
+        if self.lost_keys and self.when == "next-start":
+            found.append("indexd repair before that start keeps them: the checkpoint then vouches for these files")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``--json``."""
+        return {
+            "kind": "crash",
+            "when": self.when,
+            "thrownFiles": list(self.thrown),
+            "keys": self.keys,
+            "lostKeys": self.lost_keys,
+            "dispatchOffset": self.dispatch_offset,
+            "dispatchTimestamp": self.dispatch_timestamp,
+            "checkpoint": self.has_checkpoint,
+            "indexWritten": self.is_index_written,
+        }
+
+
+def crash_cost(disk: Disk, config: Config, plan: AuditPlan, state: StoreState) -> CrashCost:
+    """Apply RocketMQ's own rules to what stands there; reads some entries of the files that would go."""
+    checkpoint, flavour = state.checkpoint or StoreCheckpoint(), plan.eras[-1].flavour
+    start = dispatch_start(state.segments, checkpoint, config, flavour)
+    is_written = writes_index(config.broker, flavour)
+    # In the order of their names. A file of another size is thrown away, too, by what its header says.
+    thrown = [file for file in plan.files if file.header.end_timestamp > checkpoint.index_msg_timestamp]
+    begin = start.begin if start is not None else plan.log_begin
+    counts = [_count(disk, file, plan, max(begin, plan.log_begin)) for file in thrown]
+    keys, before = sum(map(sum, counts)), sum(first for first, _ in counts)
+    # A broker that runs has an abort file, too.
+    ended: When = "later" if not state.has_abort else "now" if state.lock.alive is None else "next-start"
+    return CrashCost(
+        thrown=tuple(file.name for file in thrown),
+        keys=keys,
+        lost_keys=before if is_written else keys,
+        dispatch_offset=begin,
+        when="now" if state.is_live else ended,
+        dispatch_timestamp=start.store_timestamp if start is not None else None,
+        has_checkpoint=state.checkpoint is not None,
+        is_index_written=is_written,
+    )
+
+
+def dispatch_start(
+    segments: Sequence[SegmentStart], checkpoint: StoreCheckpoint, config: Config, flavour: str
+) -> SegmentStart | None:
+    """The segment from which an unclean start dispatches again (spec 7.2, 7.3); None without any."""
+    flushed = max(0, min(checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) - _FLUSH_SLACK)
+    if config.broker.message_index_enable and config.broker.message_index_safe:
+        flushed = min(flushed, checkpoint.index_msg_timestamp)
+    looked_at = segments[-_LOOKED_AT_MAX:] if flavour == "5.4" else segments
+    # A segment that has no first frame, or one of time 0, is not the one.
+    flushed_ones = (one for one in reversed(looked_at) if one.store_timestamp and one.store_timestamp <= flushed)
+    return next(flushed_ones, looked_at[0] if looked_at else None)
+
+
+def _count(disk: Disk, file: BrokerFile, plan: AuditPlan, begin: int) -> tuple[int, int]:
+    # Entries of messages before ``begin``, and from there on; those that point before the log are nobody's loss.
+    if not file.is_readable or file.entries == 0:
+        return 0, 0
+    try:
+        with disk.open_read(plan.folder / file.name) as opened:
+            bounds = (plan.log_begin, begin)
+            first, split = (first_entry_at(opened, plan.layout, 1, file.count, offset) for offset in bounds)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return 0, 0
+    return split - first, file.count - split
+
+
+# Segments whose frames a broker goes through when it starts, before and from 5.4 on (spec rocketmq-store 7.2).
+_CHECKED_SEGMENTS = 3
+_CHECKED_SEGMENTS_5_4 = 1
+
+
+def log_cut(audit: Audit, state: StoreState, dispatch_offset: int) -> tuple[int, str | None]:
+    """The physical offset where the log ends after the next start, and why, if it ends in bytes that are no frame.
+
+    An index that reaches behind that has the broker pass over what it writes there (spec rocketmq-store 4.2, 7.4, 7.5).
+    ``dispatch_offset`` is from where an unclean start goes through the log.
+    """
+    begins = [segment.begin for segment in state.segments if segment.begin < audit.log_end]
+    count = _CHECKED_SEGMENTS_5_4 if audit.eras[-1].flavour == "5.4" else _CHECKED_SEGMENTS
+    checked_from = begins[-count:][0] if begins else audit.log_begin
+    if state.has_abort or state.is_live:
+        checked_from = min(checked_from, dispatch_offset)
+    gap = next((gap for gap in audit.gaps if gap.end > checked_from), None)
+    return (audit.log_end, audit.unreadable) if gap is None else (max(gap.begin, checked_from), gap.reason)
+
+
+_WORDS = {
+    "unclean-stop": "unclean stop",
+    "file-deleted": "index file deleted",
+    "index-off": "indexing was off",
+    "roll-over-failure": "roll-over to a new file failed",
+    "log-replaced": "log cut or replaced",
+    "not-dispatched-yet": "not dispatched yet",
+    "behind-unreadable": "behind unreadable log",
+    "file-damaged": "index file damaged",
+    "log-damaged": "log damaged",
+    "file-unreadable": "index file unreadable",
+    "unknown": "no cause is evident",
+}
+#: Of holes that nobody mends before the log is mended.
+LOG_CAUSES = frozenset({"behind-unreadable", "log-damaged"})
+_NAMES_SHOWN = 3
+# What a file's own check says of one whose entries or slots were not left so by putKey.
+_BROKEN = ("chain-", "slot", "entry-key-hash", "entry-phy-offset", "header-index-count")
+# A message as young as this (ms), when the store was looked at, may just not have been dispatched.
+_FRESH = 30_000
+# How far apart the parts of one copy may be, ms.
+_COPY = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """``what`` is a stable identifier for programs, ``words`` the same for people; ``evidence``: one line a fact."""
+
+    what: str
+    words: str
+    evidence: tuple[str, ...] = ()
+
+
+def make_cause(what: str, *evidence: str) -> Cause:
+    """One of the known causes."""
+    return Cause(what, _WORDS[what], evidence)
+
+
+def hole_causes(audit: Audit, state: StoreState, config: Config) -> tuple[Cause, ...]:
+    """The likely cause of each hole of ``audit.holes``, in the same order; reads nothing."""
+    judge = _Judge(audit, state, config)
+    return tuple(judge.cause(hole) for hole in audit.holes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    # The hole's last file before and first file behind; ``across`` has entries on both sides, ``inside`` are all others
+    # that point into it. ``cut`` counts entries behind the hole's begin that are not there. ``orphans`` are of files
+    # that hold by themselves.
+    hole: Hole
+    before: FileSeen | None
+    behind: FileSeen | None
+    across: FileSeen | None
+    inside: tuple[FileSeen, ...]
+    cut: FileSeen | None
+    orphans: tuple[Orphans, ...]
+
+    @property
+    def is_one_wrong_entry(self) -> bool:
+        # Its own message is the one whose key is missing.
+        orphans, hole = self.orphans, self.hole
+        return len(orphans) == 1 and hole.messages == 1 and orphans[0].low == orphans[0].high == hole.begin
+
+    def between(self, names: Sequence[str]) -> list[str]:
+        low, high = self.before, self.behind
+        return [name for name in names if not (low and name <= low.name) and not (high and name >= high.name)]
+
+
+class _Judge:
+    def __init__(self, audit: Audit, state: StoreState, config: Config) -> None:
+        self._audit, self._state, self._config = audit, state, config
+        self._files = [file for file in audit.files if file.entries]
+        self._empty = [file.name for file in audit.files if not file.entries]
+        self._broken = {_name(one.file) for one in audit.findings if one.what.startswith(_BROKEN)}
+        self._unreadable = sorted({_name(one.file) for one in audit.findings if one.what == "file-size"})
+        self._flavour = audit.eras[-1].flavour
+        start = dispatch_start(state.segments, state.checkpoint or StoreCheckpoint(), config, self._flavour)
+        self._dispatch_offset = start.begin if start is not None else None
+        #: Where a broker's start would cut the log, and why, if it ends in bytes that are no frame.
+        self._cut = log_cut(audit, state, start.begin if start is not None else audit.log_begin)
+
+    def cause(self, hole: Hole) -> Cause:
+        around = self._around(hole)
+        found = self._of_the_log(around) or self._of_a_file(around)
+        return found or (self._tail(around) if hole == self._audit.tail else self._between(around))
+
+    def _around(self, hole: Hole) -> _Around:
+        before = behind = across = cut = None
+        inside = []
+        for file in self._files:
+            # A message that straddles two files has entries in both, so both may touch the hole.
+            if file.end <= hole.begin:
+                before = max((file, before), key=lambda one: (one.end, one.name)) if before else file
+                cut = file if file.header_count > file.entries and file.header_end >= hole.begin else cut
+            elif file.begin >= hole.last:
+                behind = min((file, behind), key=lambda one: (one.begin, one.name)) if behind else file
+            elif file.begin <= hole.begin and file.end >= hole.last:
+                across = file
+            else:
+                inside.append(file)
+        orphans = [one for one in self._audit.orphans if one.low < hole.end and one.high >= hole.begin]
+        own = tuple(one for one in orphans if one.name not in self._broken)
+        return _Around(hole, before, behind, across, tuple(inside), cut, own)
+
+    def _of_the_log(self, around: _Around) -> Cause | None:
+        audit, hole, orphans = self._audit, around.hole, around.orphans
+        gap = next((gap for gap in audit.gaps if gap.begin == hole.end and not gap.is_missing), None)
+        if gap is not None and hole.messages == 1 and orphans:
+            # A frame whose own end was hit: its head is whole, so it is read as a message, and its keys are others now.
+            return make_cause(
+                "log-damaged",
+                f"it ends where the log cannot be read, at {gap.begin} ({gap.reason})",
+                f"an entry of index/{orphans[0].name} names another key of its message: what makes the log unreadable "
+                "there begins inside that message, and the entry is likely right",
+            )
+        cut, reason = self._cut
+        if hole.begin >= cut and reason is not None:
+            return make_cause(
+                "behind-unreadable",
+                f"the log from byte {cut} on cannot be read ({reason}), and goes on behind that",
+                "a broker that starts cuts its log there, so nobody indexes what is behind: the log wants a look first",
+            )
+        rule = "RocketMQ passes over a message below the end of its last file, without a word"
+        # The last file by name is the one that RocketMQ goes on with.
+        if hole == audit.tail and self._files and self._files[-1].end >= audit.log_end:
+            last = self._files[-1]
+            text = f"index/{last.name} ends at log byte {last.end}, and the log ends at {audit.log_end}"
+            return make_cause("log-replaced", text, rule)
+        if not orphans or around.is_one_wrong_entry:
+            return None
+        pointing = [
+            f"{counted(one.count, 'entry', 'entries')} of index/{one.name} point to log bytes {one.low} to {one.high}, "
+            "where the log holds other messages now"
+            for one in orphans[-_NAMES_SHOWN:]
+        ]
+        high = max(one.high for one in orphans)
+        ends = f"it ends at {hole.end}, and the last of these entries points to {high}"
+        return make_cause("log-replaced", *pointing, ends, rule)
+
+    def _of_a_file(self, around: _Around) -> Cause | None:
+        hole, cut, across, evidence = around.hole, around.cut, around.across, []
+        if hole.unreachable * 2 >= hole.keys:
+            keys = counted(hole.keys, "key", "keys")
+            evidence.append(f"{hole.unreachable:,} of its {keys} have an entry that no walk along the chains meets")
+        if cut is not None:
+            evidence.append(
+                f"index/{cut.name} counts {cut.header_count:,} entries up to log byte {cut.header_end}, and behind "
+                f"entry {cut.entries} there are only zeros"
+            )
+        if around.is_one_wrong_entry:
+            evidence.append(
+                f"the entry of index/{around.orphans[0].name} that points there is of no key of that message"
+            )
+        touched = [file.name for file in (across, *around.inside) if file is not None and file.name in self._broken]
+        evidence += [f"the chains or slots of index/{name} do not hold: see its findings" for name in touched]
+        if evidence:
+            return make_cause("file-damaged", *evidence[:_NAMES_SHOWN])
+        if across is not None:
+            return make_cause(
+                "index-off",
+                f"index/{across.name} has entries of messages on both sides of it, so no file is missing: RocketMQ did "
+                "not index these messages when it dispatched them",
+            )
+        if names := _shown(around.between(self._unreadable)):
+            return make_cause(
+                "file-unreadable", f"by its name {names} belongs there, and its size is not that of an index file"
+            )
+        return None
+
+    def _between(self, around: _Around) -> Cause:
+        # A hole with other files before and behind it, or with none before it.
+        hole, before, behind, evidence = around.hole, around.before, around.behind, []
+        if before is None:
+            at_begin = "with the log" if hole.begin == self._audit.log_begin else "at a message"
+            evidence.append(f"it begins {at_begin}, and no index file stands before it")
+        elif before.is_full:
+            evidence.append(f"it begins right behind index/{before.name}, which is full")
+        else:
+            text = f"it begins behind index/{before.name}, which is not full: RocketMQ would have gone on in that file"
+            return make_cause("unknown", f"{text}, so files were put here or taken away by hand")
+        # Dispatching begins at a segment's first frame; the first message there with keys may stand further behind.
+        last = behind.begin if behind is not None else hole.end
+        segment = next((one.begin for one in self._state.segments if hole.end <= one.begin <= last), None)
+        difference, is_next, is_gone = behind.first_time_difference if behind is not None else 0, False, False
+        if segment is not None:
+            evidence.append(
+                f"it ends where the segment at {segment} begins: after an unclean stop RocketMQ throws the open file "
+                "away and dispatches again from the begin of a segment"
+            )
+        elif behind is not None:
+            evidence.append(f"it ends in the middle of a segment, at {hole.end}")
+        if behind is not None and before is not None:
+            # Entry 1 counts from the end of the file that was the last one when it was put.
+            is_next = difference == time_difference(behind.begin_timestamp, before.end_timestamp)
+            is_gone = not is_next
+        elif behind is not None and difference:
+            # With nothing before it: a file that ended before the hole began has expired since.
+            is_gone = behind.begin_timestamp - 1000 * difference > hole.begin_timestamp
+        if behind is not None and (is_next or difference):
+            that = f"index/{before.name}: that was the last file when it was begun" if is_next and before else ""
+            gone = f"a file that is not here, which ended {difference:,} s before it"
+            evidence.append(f"index/{behind.name} counts from the end of {that or gone}")
+        if empty := around.between(self._empty):
+            many = counted(len(empty), "index file", "index files")
+            evidence.append(f"{many} between them without an entry: {_shown(empty)}")
+        files, rest = divmod(hole.keys, self._config.index.index_num - 1)
+        if files and not rest:
+            evidence.append(f"{hole.keys:,} keys fill exactly {counted(files, 'index file', 'index files')}")
+        goes_on = behind is not None and hole.last == behind.begin
+        if goes_on:
+            evidence.append(
+                "some keys of its last message are in the file behind it: the others stood in a file that is gone"
+            )
+        is_begun = behind is not None and before is None and not difference and segment is None
+        if is_begun:
+            evidence.append("the file behind it counts from the end of no file: the index was begun there")
+        rules = (
+            ("file-deleted", goes_on or is_gone),
+            ("unclean-stop", segment is not None),
+            ("file-deleted", files and not rest),
+            ("roll-over-failure", before is not None and behind is not None),
+            ("index-off", is_begun),
+            ("unknown", True),
+        )
+        return make_cause(next(what for what, holds in rules if holds), *evidence)
+
+    def _tail(self, around: _Around) -> Cause:
+        # A hole behind which no key is findable: the broker is about to index it, or it is not. How far the broker has
+        # dispatched stands in the checkpoint: it builds its ConsumeQueues and its index in one go (spec 4.1, 6.1).
+        state, hole, before = self._state, around.hole, around.before
+        begin = "no index file points before it"
+        if before is not None:
+            fill = "is full" if before.is_full else "is not full"
+            begin = f"it begins right behind the last index file, index/{before.name}, which {fill}"
+        if not writes_index(self._config.broker, self._flavour):
+            return make_cause("index-off", f"{index_key(self._flavour)} is false in broker.conf", begin)
+        is_full, checkpoint = before is not None and before.is_full, state.checkpoint or StoreCheckpoint()
+        is_dispatched = checkpoint.logics_msg_timestamp > hole.begin_timestamp
+        known = ["by the checkpoint the ConsumeQueues end there, too"] if checkpoint.logics_msg_timestamp else []
+        if is_dispatched:
+            known = ["by the checkpoint messages of it are in the ConsumeQueues: only the index was not written"]
+        age = max(state.looked_at - hole.begin_timestamp, 0)
+        if state.is_live:
+            evidence = [f"a broker runs{'' if state.lock.pid is None else f' (pid {state.lock.pid})'}", begin]
+            known = known if age >= _FRESH else [f"its first message was {age / 1000:.0f} s old"]
+            rules: tuple[tuple[str, object], ...] = (
+                ("not-dispatched-yet", age < _FRESH),
+                ("roll-over-failure", is_full),
+                ("not-dispatched-yet", known and not is_dispatched),
+                ("index-off", True),
+            )
+        elif state.has_abort:
+            evidence = ["no broker runs, and there is an abort file: it ended without a clean stop", begin]
+            known = [*known, self._mended(hole)]
+            unclean = before is None or is_full
+            rules = (("unclean-stop", unclean), ("index-off", is_dispatched), ("not-dispatched-yet", True))
+        else:
+            is_copy = not state.has_lock_file
+            evidence = ["no broker runs, and there is no abort file: it was stopped cleanly, when all was dispatched"]
+            evidence = ["there is no lock file and no abort file: this is a copy"] if is_copy else evidence
+            is_older = is_copy and not is_full and hole.end_timestamp - hole.begin_timestamp < _COPY
+            if before is not None and is_older:
+                known = ["it spans less than a minute: the index was copied before the log"]
+            elif before is None and checkpoint.index_msg_timestamp:
+                known = ["by the checkpoint there was a full index file"]
+            # Whether it was never written or taken away, nothing here tells.
+            evidence.append(begin if self._files or checkpoint.index_msg_timestamp else "there is no index file")
+            rules = (
+                ("not-dispatched-yet", before is not None and is_older),
+                ("file-deleted", is_full or (before is None and checkpoint.index_msg_timestamp)),
+                ("unknown", not self._files),
+                ("index-off", True),
+            )
+        return make_cause(next(what for what, holds in rules if holds), *evidence, *known)
+
+    def _mended(self, hole: Hole) -> str:
+        begin = self._dispatch_offset if self._dispatch_offset is not None else hole.begin
+        cut, reason = self._cut
+        text = f"the broker's next start dispatches again from log byte {begin} on"
+        if begin < cut <= hole.last and reason is not None:
+            return f"{text}, and cuts its log at {cut}, where it cannot be read: what is behind is not mended"
+        if begin <= hole.begin:
+            return f"{text}: that mends it"
+        return f"{text}: that mends it from there on only" if begin < hole.end else f"{text}: that does not mend it"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(f"index/{name}" for name in names[:_NAMES_SHOWN])
+
+
+def _name(path: str) -> str:
+    return PurePosixPath(path).name

@@ -1,0 +1,383 @@
+"""What the tasks of an audit find, each by itself (Part) and all together (Audit): the same however the log was cut.
+
+A hole is a run of messages with keys that no query finds. It goes on until a message comes whose keys are all
+findable; messages without keys neither end nor begin one. Every list is bounded, and what is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexd.audit.kernel import NOTED_MAX
+from indexd.audit.queues import QueuesSeen
+from indexd.commitlog.reader import SEGMENTS_MISSING
+from indexd.findings import Finding
+
+#: So many of the largest holes are kept; all are counted.
+HOLES_MAX = 1000
+_PRUNE_AT = 4 * HOLES_MAX
+MISSING, UNREADABLE = "log-missing", "log-unreadable"
+#: Findings that are about the log and not about index files.
+LOG_FINDINGS = frozenset({MISSING, UNREADABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class FlavourRange:
+    """Messages from physical offset ``begin`` on, to the next range, were indexed as ``flavour`` says."""
+
+    begin: int
+    flavour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Messages from physical offset ``begin`` on; ``last`` is where the last of them begins, ``end`` where it ends.
+
+    ``messages`` have ``keys`` that are not findable, of which ``unreachable`` have an entry that no chain walk meets.
+    The timestamps are the smallest and the largest store timestamp, ms.
+    """
+
+    begin: int
+    last: int
+    begin_timestamp: int
+    end_timestamp: int
+    messages: int
+    keys: int
+    end: int = 0
+    unreachable: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of log, messages without lost keys included."""
+        return self.end - self.begin
+
+    def joined(self, later: Hole) -> Hole:
+        """This hole and the one behind it, with no findable message between them."""
+        return replace(
+            later,
+            begin=self.begin,
+            begin_timestamp=min(self.begin_timestamp, later.begin_timestamp),
+            end_timestamp=max(self.end_timestamp, later.end_timestamp),
+            messages=self.messages + later.messages,
+            keys=self.keys + later.keys,
+            unreachable=self.unreachable + later.unreachable,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``--json``."""
+        return {
+            "kind": "hole",
+            "beginOffset": self.begin,
+            "endOffset": self.end,
+            "bytes": self.size,
+            "beginTimestamp": self.begin_timestamp,
+            "endTimestamp": self.end_timestamp,
+            "messages": self.messages,
+            "keys": self.keys,
+            "unreachableKeys": self.unreachable,
+        }
+
+
+@dataclass(slots=True)
+class Holes:
+    """The holes of a stretch of the log in order; the first and the last may go on in the stretches beside it.
+
+    ``is_open_before``: no findable message before the first hole; ``is_open_behind``: none behind the last one.
+    ``seen``: there was a message with keys. ``dropped`` small holes were counted and not kept.
+    """
+
+    found: list[Hole] = field(default_factory=list)
+    dropped: int = 0
+    is_open_before: bool = False
+    is_open_behind: bool = False
+    seen: bool = False
+
+    def whole(self) -> None:
+        """Add messages whose keys are all findable."""
+        self.seen, self.is_open_behind = True, False
+
+    def add(self, hole: Hole) -> None:
+        """Add messages none of which is findable, behind all that were added before."""
+        self.is_open_before |= not self.seen
+        if self.is_open_behind:
+            self.found[-1] = self.found[-1].joined(hole)
+        else:
+            self.found.append(hole)
+            if len(self.found) > _PRUNE_AT:
+                self.prune()
+        self.seen = self.is_open_behind = True
+
+    def merge(self, later: Holes) -> None:
+        """Take over the next stretch of the log."""
+        if not later.seen:
+            return
+        if not later.is_open_before:
+            self.whole()
+        for hole in later.found:
+            self.add(hole)
+            self.whole()
+        self.is_open_behind = later.is_open_behind
+        self.dropped += later.dropped
+
+    def prune(self, ends: int = 1) -> None:
+        """Keep so many holes at both ends, and the largest of the others."""
+        behind = len(self.found) - ends
+        inner = self.found[ends:behind]
+        kept = set(sorted(inner, key=lambda hole: (-hole.keys, -hole.messages, hole.begin))[:HOLES_MAX])
+        self.dropped += len(inner) - len(kept)
+        self.found = [hole for at, hole in enumerate(self.found) if not ends <= at < behind or hole in kept]
+
+    def add_rows(
+        self,
+        phy_offsets: NDArray[np.int64],
+        timestamps: NDArray[np.int64],
+        missing: NDArray[np.int32],
+        unreachable: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add the rows of a batch; ``missing``: keys of each that are not findable, -1 for a message without keys.
+
+        ``unreachable``: keys of each that have an entry which no walk meets; such a key may be findable by another one.
+        """
+        rows = np.flatnonzero(missing >= 0)
+        lost = missing[rows]
+        if not lost.any():
+            if len(rows):
+                self.whole()
+            return
+        is_lost = lost > 0
+        begins = np.flatnonzero(np.diff(is_lost, prepend=~is_lost[:1]))
+        keys = np.add.reduceat(lost, begins, dtype=np.int64).tolist()
+        broken = np.zeros_like(lost) if unreachable is None else np.minimum(lost, unreachable[rows])
+        reachless = np.add.reduceat(broken, begins, dtype=np.int64).tolist()
+        oldest, newest = (ufunc.reduceat(timestamps[rows], begins).tolist() for ufunc in (np.minimum, np.maximum))
+        for run, (first, behind) in enumerate(pairwise([*begins.tolist(), len(rows)])):
+            if is_lost[first]:
+                begin, last = int(phy_offsets[rows[first]]), int(phy_offsets[rows[behind - 1]])
+                self.add(Hole(begin, last, oldest[run], newest[run], behind - first, keys[run], 0, reachless[run]))
+            else:
+                self.whole()
+
+
+@dataclass(slots=True)
+class Notes:
+    """Findings of a part: the first ``NOTED_MAX`` of a kind and file, and how many there are of each kind."""
+
+    first: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, file: str, position: int, what: str, text: str) -> None:
+        """One more; ``position`` is a byte of ``file``, a path inside the store."""
+        self.first.append(Finding(file, position, what, text))
+        self.counts[what] += 1
+
+    def merge(self, others: Iterable[Notes]) -> None:
+        """Take over those of later parts, in the order of the log."""
+        rooms = Counter((finding.file, finding.what) for finding in self.first)
+        for other in others:
+            self.counts.update(other.counts)
+            for finding in other.first:
+                rooms[finding.file, finding.what] += 1
+                if rooms[finding.file, finding.what] <= NOTED_MAX:
+                    self.first.append(finding)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    """One index file as it was found; ``expired`` entries point before the log, ``unreachable`` ones no walk meets.
+
+    ``used_slots`` by its entries. ``header_count`` is how many entries the header counts, ``header_end`` the offset
+    where it says that they end; ``first_time_difference`` is what entry 1 stores, seconds since the end of the file
+    that was the last one then.
+    """
+
+    name: str
+    entries: int
+    begin: int
+    end: int
+    begin_timestamp: int
+    end_timestamp: int
+    used_slots: int
+    used_slot_count: int
+    expired: int
+    unreachable: int
+    header_count: int = 0
+    header_end: int = 0
+    first_time_difference: int = 0
+    is_full: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of ``--json``."""
+        return {
+            "kind": "file",
+            "name": self.name,
+            "entries": self.entries,
+            "beginOffset": self.begin,
+            "endOffset": self.end,
+            "beginTimestamp": self.begin_timestamp,
+            "endTimestamp": self.end_timestamp,
+            "usedSlots": self.used_slots,
+            "usedSlotCount": self.used_slot_count,
+            "expiredEntries": self.expired,
+            "unreachableEntries": self.unreachable,
+            "headerEntries": self.header_count,
+            "headerEndOffset": self.header_end,
+            "firstTimeDifference": self.first_time_difference,
+            "full": self.is_full,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """``[begin, end)`` of the log could not be read, and why; ``entries`` of index files point there."""
+
+    begin: int
+    end: int
+    reason: str
+    entries: int = 0
+
+    @property
+    def is_missing(self) -> bool:
+        """No segment is there at all."""
+        return self.reason == SEGMENTS_MISSING
+
+    def to_json(self) -> dict[str, Any]:
+        """An item of the summary of ``--json``."""
+        row = {"beginOffset": self.begin, "endOffset": self.end, "reason": self.reason, "entries": self.entries}
+        return row | {"missing": self.is_missing}
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """``count`` entries of file ``name`` point to ``low`` .. ``high`` of the log, where no message has their key."""
+
+    name: str
+    low: int
+    high: int
+    count: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """``keys`` of ``keyed_messages`` of ``messages``: ``missing_keys`` of them are not findable.
+
+    ``unreachable_keys`` of the missing ones have an entry that no chain walk meets. ``entries`` were held against
+    messages, ``expired_entries`` point before the log, ``left_out_entries`` to where it could not be read.
+    """
+
+    messages: int = 0
+    keyed_messages: int = 0
+    keys: int = 0
+    missing_keys: int = 0
+    unreachable_keys: int = 0
+    entries: int = 0
+    expired_entries: int = 0
+    left_out_entries: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Part(Totals):
+    """What one task found in ``[begin, end)`` of the log and in the files that it checked.
+
+    ``log_end`` is where the log ends, if that is in here, and ``unreadable`` what stands there if it is no frame;
+    ``log_begin`` is where the log began at last, and ``expired`` what had gone before it could be read. ``samples`` are
+    physical offsets of messages whose keys are asked for.
+    """
+
+    begin: int
+    end: int
+    log_begin: int | None = None
+    log_end: int | None = None
+    unreadable: str | None = None
+    holes: Holes = field(default_factory=Holes)
+    gaps: list[Gap] = field(default_factory=list)
+    expired: list[Gap] = field(default_factory=list)
+    files: list[FileSeen] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
+    orphans: list[Orphans] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    queues: QueuesSeen | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit(Totals):
+    """What all tasks found together in ``[log_begin, log_end)``.
+
+    ``holes`` are the largest of ``hole_count``; a hole is the ``tail`` when no key behind it is findable. ``findings``
+    are the first of a kind and file, ``counts`` how many there are of a kind. ``log_begin_now`` is where the log began
+    in the end: a broker may have deleted segments that were read, and ``expired`` before they could be.
+    """
+
+    log_begin: int
+    log_end: int
+    log_begin_now: int
+    unreadable: str | None
+    holes: tuple[Hole, ...]
+    hole_count: int
+    tail: Hole | None
+    gaps: tuple[Gap, ...]
+    expired: tuple[Gap, ...]
+    files: tuple[FileSeen, ...]
+    eras: tuple[FlavourRange, ...]
+    is_flavour_given: bool
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    orphans: tuple[Orphans, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Every key that could be read is findable, and nothing is wrong with the index files."""
+        return not self.missing_keys and not self.index_findings
+
+    @property
+    def index_findings(self) -> int:
+        """How many findings there are about index files; the others are about the log."""
+        return sum(count for what, count in self.counts.items() if what not in LOG_FINDINGS)
+
+    @property
+    def log_size(self) -> int:
+        """Bytes of log that were read, and of those that could not be."""
+        return self.log_end - self.log_begin - sum(gap.end - gap.begin for gap in self.expired)
+
+    @property
+    def findable_keys(self) -> int:
+        """Keys that the broker's own query would find, asked without bounds of time."""
+        return self.keys - self.missing_keys
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The lines of ``--json``: files, holes, findings, and the summary last."""
+        yield from (file.to_json() for file in self.files)
+        yield from (hole.to_json() | {"tail": hole == self.tail} for hole in self.holes)
+        for finding in self.findings:
+            row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
+            yield {"kind": "finding", **row}
+        yield {
+            "kind": "summary",
+            "beginOffset": self.log_begin,
+            "endOffset": self.log_end,
+            "unreadable": self.unreadable,
+            "messages": self.messages,
+            "keyedMessages": self.keyed_messages,
+            "keys": self.keys,
+            "findableKeys": self.findable_keys,
+            "missingKeys": self.missing_keys,
+            "unreachableKeys": self.unreachable_keys,
+            "holes": self.hole_count,
+            "files": len(self.files),
+            "comparedEntries": self.entries,
+            "expiredEntries": self.expired_entries,
+            "leftOutEntries": self.left_out_entries,
+            "leftOut": [gap.to_json() for gap in self.gaps],
+            "logBegin": self.log_begin_now,
+            "expired": [{"beginOffset": gap.begin, "endOffset": gap.end} for gap in self.expired],
+            "flavours": [{"beginOffset": era.begin, "flavour": era.flavour} for era in self.eras],
+            "flavourGiven": self.is_flavour_given,
+            "findings": sum(self.counts.values()),
+            "counts": self.counts,
+        }
