@@ -129,11 +129,17 @@ def test_a_later_head_frees_the_frames_before_it_at_once(tmp_path: Path) -> None
 
 
 def test_a_blank_record_alone_frees_nothing(tmp_path: Path) -> None:
-    """It has no time, so an older and longer log may have left it there: the frame before it settles."""
+    """It has no time, so an older and longer log may have left it there: it is no end of the segment before the next
+    one is in use, and the frame before it settles.
+    """
     tail = Tail(tmp_path, FIRST + blank_record(SEGMENT_SIZE - len(FIRST)))
     assert waits(tail.after(0), 0)
     assert tail.rows(SETTLED) == [0]
-    assert waits(tail.after(0), SEGMENT_SIZE)
+    assert waits(tail.after(0), len(FIRST))
+    second = encode_frame(FrameSpec("T", b"newer"), len(FIRST))
+    patch(tail.path, len(FIRST), second)
+    assert waits(tail.after(0), len(FIRST))
+    assert tail.rows(SETTLED) == [len(FIRST)]
 
 
 def test_a_next_segment_in_use_frees_the_last_frame_at_once(tmp_path: Path) -> None:
@@ -268,3 +274,34 @@ def test_a_log_that_is_cut_while_it_is_read_has_not_been_written(tmp_path: Path)
     patch(tail.path, 0, data)
     assert tail.rows() == [len(FIRST)]
     assert drain(tail.reader).offsets == [2 * len(FIRST), 3 * len(FIRST)]
+
+
+@pytest.mark.parametrize("behind", ["zeros", "a blank record"])
+@pytest.mark.parametrize("gap", [200, 40_000])
+def test_frames_behind_what_looks_like_the_end_are_not_the_end(tmp_path: Path, gap: int, behind: str) -> None:
+    left = SEGMENT_SIZE - len(FIRST)
+    tail = Tail(tmp_path, FIRST + (blank_record(left) if behind == "a blank record" else b""))
+    at = len(FIRST) + gap
+    patch(tail.path, at, encode_frame(FrameSpec("T", b"behind"), at))
+    assert waits(tail.after(0), 0)
+    assert tail.rows(SETTLED) == [0]
+    assert waits(tail.after(0), len(FIRST))
+    reason = Reason.UNFINISHED if behind == "zeros" else Reason.BLANK_BEFORE_FRAMES
+    assert tail.after(60) == Corrupt(len(FIRST), reason.text, tail.path)
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_a_blank_record_that_hides_frames_of_a_closed_segment(tmp_path: Path, *, has_room: bool) -> None:
+    """Stale frames may stand behind a broker's own: but only where the next message had no room."""
+    left = 4000
+    body = bytes(SEGMENT_SIZE - left - 91 - 1)
+    frame = encode_frame(FrameSpec("T", body), 0)
+    tail = Tail(tmp_path, frame + blank_record(left))
+    patch(tail.path, len(frame) + 100, encode_frame(FrameSpec("T", b"behind"), len(frame) + 100))
+    segment(tmp_path, SEGMENT_SIZE, encode_frame(FrameSpec("T", bytes(100 if has_room else left)), SEGMENT_SIZE))
+    assert tail.rows() == [0]
+    if has_room:
+        assert tail.after(60) == Corrupt(len(frame), Reason.BLANK_BEFORE_FRAMES.text, tail.path)
+    else:
+        assert waits(tail.after(0), SEGMENT_SIZE)
+        assert tail.rows(SETTLED) == [SEGMENT_SIZE]

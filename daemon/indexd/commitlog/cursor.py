@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import Batcher, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
-from indexd.commitlog.segments import Segment, SegmentList, list_segments, written_end
+from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
@@ -49,6 +49,7 @@ class SegmentCursor:
         self._segment_size = segment_size
         self._drop_behind = drop_behind
         self._file: DiskFile | None = None
+        self._written_end = WrittenEnd()
         self._pages: ReadPages | None = None
         self.log = SegmentList((), ())
         self.segment: Segment | None = None
@@ -98,6 +99,20 @@ class SegmentCursor:
         self.segment = segment
         return True
 
+    def next_total_size(self) -> int:
+        """The total size that the first frame of the next segment claims; 0 where it holds nothing or is not there."""
+        assert self.segment is not None
+        later = self.log.at(self.segment.end)
+        if later is None:
+            return 0
+        try:
+            with self._disk.open_read(later.path) as file:
+                return int.from_bytes(file.pread(4, 0), "big")
+        except DiskError as error:
+            if not error.is_missing:
+                raise
+            return 0
+
     def next_is_in_use(self) -> bool:
         """Whether a later segment holds anything: then the open one is closed for good.
 
@@ -140,7 +155,7 @@ class SegmentCursor:
         """Whether anything but zeros stands at ``offset`` in the open segment or behind it."""
         assert self.segment is not None
         assert self._file is not None
-        return written_end(self._file, self.segment, offset) > offset
+        return self._written_end.of(self._file, self.segment, offset) > offset
 
     def spare_pages(self) -> None:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE, NotYetWritten
-from indexd.commitlog.segments import Segment, SegmentList, list_segments, written_end
+from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile
 
@@ -189,6 +189,7 @@ class MessageLookup:
         self.files_opened = next(_STATES)
         #: Bytes of each segment.
         self.segment_size = segment_size
+        self._written_end = WrittenEnd()
         self.refresh()
 
     def refresh(self) -> None:
@@ -234,7 +235,7 @@ class MessageLookup:
         opened = self._file_at(phy_offset)
         if opened is None:
             return phy_offset
-        return written_end(*opened, phy_offset)
+        return self._written_end.of(*opened, phy_offset)
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         segment = self._segments.get(phy_offset - phy_offset % self.segment_size)

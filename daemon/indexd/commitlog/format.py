@@ -78,6 +78,7 @@ class Reason(IntEnum):
     CUT_OFF = 11
     BAD_BLANK = 12
     UNFINISHED = 13
+    BLANK_BEFORE_FRAMES = 14
 
     @property
     def text(self) -> str:
@@ -100,6 +101,7 @@ _TEXTS = {
     Reason.CUT_OFF: "a frame that is cut off by the end of its segment",
     Reason.BAD_BLANK: "a blank record that does not end where its segment does",
     Reason.UNFINISHED: "zeros or half a frame, and frames behind that",
+    Reason.BLANK_BEFORE_FRAMES: "a blank record, and frames behind it",
 }
 
 

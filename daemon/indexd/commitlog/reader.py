@@ -141,6 +141,8 @@ _TAIL_SIZE_MIN = 4096
 _STALE_SIZE = 64 << 10
 # At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
 _QUIET_LOOKS = 9
+# Segments are listed so often behind a blank record.
+_NEXT_SEGMENT_SECONDS = 0.1
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
@@ -453,7 +455,9 @@ class LogReader:
             if batch is not None:
                 return self._take_proven(batch)
             if outcome is Outcome.END_OF_FILE:
-                return self._end_of_segment()
+                return (
+                    self._meet_corrupt(Reason.BLANK_BEFORE_FRAMES) if self._hides_frames() else self._end_of_segment()
+                )
             at_end = self.position + limit >= self._segment.end
             if outcome is Outcome.NOT_YET_WRITTEN and total > limit and not at_end:
                 size = total
@@ -503,22 +507,27 @@ class LogReader:
             outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)
-        if outcome is Outcome.END_OF_FILE:
-            return self._end_of_segment()
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
-        if self._is_before_frames():
-            return self._doubt(Reason.UNFINISHED, self._cursor.fill(self.position, HEAD_SIZE))
+        is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
+        if is_due and self.log_limit is not None and self._cursor.is_written(self.position) and self._is_end():
+            return self._stay()
+        # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
+        is_blank = outcome is Outcome.END_OF_FILE
+        if self._is_before_frames(BLANK_SIZE if is_blank else total, is_due=is_due):
+            reason = Reason.BLANK_BEFORE_FRAMES if is_blank else Reason.UNFINISHED
+            return self._doubt(reason, self._cursor.fill(self.position, HEAD_SIZE))
         self._settling.clear()
-        self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, _QUIET_LOOKS
-        return self._stay() if self._is_before_stale_bytes() else NotYetWritten(self.position)
+        self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, 0 if is_blank else _QUIET_LOOKS
+        if is_blank:  # the next segment may not be listed yet
+            self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
+        return NotYetWritten(self.position)
 
-    def _is_before_stale_bytes(self) -> bool:
-        # Half a frame, or zeros before bytes that are written, which are not the log's: looked for once a listing.
-        if self.log_limit is None or self._looked_behind == self.refresh_due:
-            return False
-        self._looked_behind = self.refresh_due
-        return self._cursor.is_written(self.position) and self._is_end()
+    def _hides_frames(self) -> bool:
+        # A broker ends a segment where the next message has no room. Where that has room, and frames stand behind the
+        # blank record, it is none of the broker's; else they are what a longer log that was cut has left.
+        room = self._segment.end - self.position - BLANK_SIZE
+        return 0 < self._cursor.next_total_size() <= room and self._next_proven(NEVER) is not None
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
@@ -560,12 +569,15 @@ class LogReader:
             target = self._segment.end
         return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
 
-    def _is_before_frames(self) -> bool:
-        # Zeros or half a frame are the end of the log, or damage: who writes a frame behind has written here before.
-        if not self._options.take_older:
-            return False
-        is_doubted = self.is_undecided and not self._settling.is_frame
-        return is_doubted or self._next_of_log() is not None
+    def _is_before_frames(self, size: int, *, is_due: bool) -> bool:
+        # Zeros, half a frame or a blank record, of ``size`` bytes, are the end of the log, or damage: who writes behind
+        # has written here before.
+        if self.is_undecided and not self._settling.is_frame:
+            return True
+        if self._options.take_older:
+            return self._next_of_log() is not None
+        behind = self.position + size
+        return is_due and behind < self._segment.end and self._cursor.is_written(behind)
 
     def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
         self.counters.corrupt_found += 1

@@ -134,8 +134,10 @@ def _votes(files: Sequence[tuple[Path, int, int]], segment_size: int) -> tuple[i
 
 # What is looked at a step: of 1 GiB, 18 of them.
 _BLOCK_SIZE = 4096
-# Zeros are looked through so far before the rest of a segment is taken to be written from the front.
+# Zeros are looked through so far at each look.
 _ZEROS_SIZE = 64 << 10
+# So much is read at a time where all of a segment is looked through.
+_PIECE_SIZE = 1 << 20
 
 
 def log_end(disk: Disk, log: SegmentList, known: int) -> int:
@@ -175,11 +177,39 @@ def end_within(file: DiskFile, segment: Segment, known: int) -> int:
     return segment.base + (low - 1) * _BLOCK_SIZE + len(last)
 
 
-def written_end(file: DiskFile, segment: Segment, phy_offset: int) -> int:
-    """Behind the last byte from ``phy_offset`` on that is not zero, as far as it can be halved; itself if none is."""
-    data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
-    known = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
-    return max(end_within(file, segment, known), phy_offset)
+class WrittenEnd:
+    """Tells where a segment's bytes end in zeros alone.
+
+    All of them are looked through once, for a crash of the machine may leave zeros before bytes that are written; holes
+    of the file cost nothing. From then on they are looked for by halving: a log is written from the front.
+    """
+
+    def __init__(self) -> None:
+        # Path and inode of the segment that was looked through.
+        self._known: tuple[Path, int] | None = None
+
+    def of(self, file: DiskFile, segment: Segment, phy_offset: int) -> int:
+        """Behind the last byte from ``phy_offset`` on that is not zero, as far as can be told; itself if none is."""
+        known = segment.path, file.stamp().inode
+        data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
+        written = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
+        if written == phy_offset and known != self._known:
+            written = _first_written(file, segment, phy_offset)
+            self._known = known if written == phy_offset else None
+        return max(end_within(file, segment, written), written)
+
+
+def _first_written(file: DiskFile, segment: Segment, phy_offset: int) -> int:
+    # Behind the first byte that is not zero; ``phy_offset`` if none is.
+    position = phy_offset - segment.base
+    while (position := file.next_data(position)) < segment.size:
+        data = file.pread(_PIECE_SIZE, position)
+        if not data:
+            break
+        if not is_zero(data):
+            return segment.base + position + len(data) - len(data.lstrip(b"\0")) + 1
+        position += len(data)
+    return phy_offset
 
 
 def is_zero(data: bytes) -> bool:

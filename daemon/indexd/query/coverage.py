@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Decoded, Message
-from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
+from indexd.commitlog.format import BLANK_SIZE, Corrupt, EndOfFile, NotYetWritten, Reason
 from indexd.errors import DiskError
 from indexd.flush.frontier import Frontier, Uncovered
 from indexd.query.log import FrameScan, LogView
@@ -121,13 +121,15 @@ def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behi
         with log.frame_reader() as frames:
             if frames.read(end, end + len(stale_head)) == stale_head:
                 return None
-    zeros: int | None = None
+    zeros = blank = None
     for segment in log.segments:
         if segment.end <= end:
             continue
         at = max(end, segment.base)
         found = log.at(at)
-        if found is None or (isinstance(found, EndOfFile) and zeros is None):
+        if isinstance(found, EndOfFile) and zeros is None:
+            blank = at
+        if found is None or blank == at:
             continue
         if not isinstance(found, NotYetWritten) or found.needed:
             return Behind(at, _why_no_message(log, at, found)) if zeros is None else Behind(zeros, _ZEROS)
@@ -135,6 +137,8 @@ def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behi
             zeros, written = at, log.written_end(at)
             if written > at:
                 return Behind(at, f"zeros before bytes that are written, up to {written}")
+    if blank is not None and log.written_end(blank + BLANK_SIZE) > blank + BLANK_SIZE:
+        return Behind(blank, Reason.BLANK_BEFORE_FRAMES.text)
     return None
 
 
