@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indexd.query.answer import TIME_MAX
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.samples import WIDTHS, Answers, range_around, select
@@ -15,6 +14,7 @@ from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.index.reader import IndexFileReader
+from indexd.query import TIME_MAX
 from indexd.storage.disk import Disk
 from support.auditing import config_for, config_of_golden, index_log
 from support.data_directory import SEGMENT, T0

@@ -9,6 +9,7 @@ import pytest
 
 from indexd.consumequeue.files import QueueFiles
 from indexd.errors import DiskError
+from indexd.output import Unsynced
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
 
@@ -18,7 +19,7 @@ UNIT = bytes(range(20))
 
 def made(count: int) -> tuple[SimDisk, QueueFiles]:
     disk = SimDisk(ROOT)
-    files = QueueFiles(disk, ROOT / "q", 40)
+    files = QueueFiles(disk, ROOT / "q", 40, Unsynced())
     for number in range(count):
         files.write(ROOT / "q" / "T" / str(number), 0, UNIT)
     return disk, files

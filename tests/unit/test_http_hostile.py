@@ -77,6 +77,10 @@ def test_parameters_that_are_understood(server: Serving, query: str) -> None:
     assert _slug(server.get(f"{_BY_KEY}?{query}")) == (503, "not-open-yet")
 
 
+def test_a_boundary_without_a_queue_is_passed_over(server: Serving) -> None:
+    assert _slug(server.get("/api/v1/messages/by-time?time=1&boundary=lower")) == (503, "not-open-yet")
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

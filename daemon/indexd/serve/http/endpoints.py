@@ -90,7 +90,6 @@ def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
 
         In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
         """
-        _check_times(asked)
         return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
 
     @api.get(
@@ -99,7 +98,6 @@ def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
     )  # fmt: skip
     async def by_unique_key(_: Request, asked: ByUniqueKey) -> Response:
         """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
-        _check_times(asked)
         return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
 
 
@@ -125,8 +123,6 @@ def _add_places(api: Api, ask: Ask, config: Config) -> None:
         """With topic and queue, the queue offset that the broker's search finds; without, the log's first message
         that was stored then or later.
         """
-        if (asked.topic is None) != (asked.queue is None):
-            raise ProblemError(409, "parameters", "topic and queue belong together: give both or none")
         if asked.topic is None:
             _check_built("sparse indexes", "sparse", is_built=outputs.sparse)
         else:
@@ -156,13 +152,6 @@ def _add_one(api: Api, queries: Queries, body_max: int) -> None:
         if isinstance(body, str):
             raise ProblemError(404, "no-message", body, {"result": result})
         return json_response(body)
-
-
-def _check_times(asked: ByKey | ByUniqueKey) -> None:
-    if asked.begin is not None and asked.begin > asked.end:
-        raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
-    if asked.mode == "rocketmq" and asked.before is not None:
-        raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
 
 
 def _check_built(what: str, key: str, *, is_built: bool) -> None:

@@ -5,10 +5,10 @@ Annotations here are read when the module runs: no postponed annotations in this
 
 import re
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from indexd.query import TIME_MAX, questions
 from indexd.serve.http.problem import ProblemError, wrong_values
@@ -43,6 +43,11 @@ class ByKey(questions.ByKey):
     max: Max = 64
     body: BodyForm = "none"
 
+    @model_validator(mode="after")
+    def _together(self) -> Self:  # instead of the question's own, in HTTP's words
+        _check_times(self)
+        return self
+
 
 class ByUniqueKey(questions.ByUniqueKey):
     """The message that a producer gave a unique key."""
@@ -51,6 +56,11 @@ class ByUniqueKey(questions.ByUniqueKey):
     id: Key = Field(description="The unique key (UNIQ_KEY, the producer's message id)")
     max: Max = 64
     body: BodyForm = "none"
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:  # instead of the question's own, in HTTP's words
+        _check_times(self)
+        return self
 
 
 class ByQueueOffset(questions.ByQueueOffset):
@@ -66,6 +76,12 @@ class ByTime(questions.ByTime):
     """Where a time is: in a queue, or without topic and queue in the whole log."""
 
     topic: Topic | None = Field(None, description="The queue's topic; the whole log without")
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:  # a boundary without a queue is passed over
+        if (self.topic is None) != (self.queue is None):
+            raise ProblemError(409, "parameters", "topic and queue belong together: give both or none")
+        return self
 
 
 class Nothing(BaseModel):
@@ -100,8 +116,17 @@ class Thresholds(Nothing):
     lag_bytes: Count | None = Field(None, description="Not ready when more bytes of log are not indexed yet")
 
 
+def _check_times(asked: ByKey | ByUniqueKey) -> None:
+    if asked.begin is not None and asked.begin > asked.end:
+        raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
+    if asked.mode == "rocketmq" and asked.before is not None:
+        raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
+
+
 def read_query(model: type[M], query: bytes) -> M:
-    """The parameters of a request; ProblemError names those that are wrong, unknown, doubled or no UTF-8."""
+    """The parameters of a request; ProblemError names those that are wrong, unknown, doubled or no UTF-8, and those
+    that contradict each other (409).
+    """
     try:
         pairs = parse_qsl(
             query.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_PARAMETERS_MAX
