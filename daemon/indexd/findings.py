@@ -74,7 +74,7 @@ def findings_of(row: Mapping[str, Any]) -> list[str]:
     if gaps := [gap for gap in row.get("uncovered") or () if int(gap[1]) > first]:
         size = sum(int(gap[1]) - max(int(gap[0]), first) for gap in gaps)
         reasons = ", ".join(sorted({str(gap[2]) for gap in gaps}))
-        found.append(f"{size} bytes of the log are not indexed: {reasons}")
+        found.append(f"{size} bytes of the log are not covered: {reasons}")
     if row.get("rowProblem"):
         found.append(f"its figures cannot be made: {row['rowProblem']}")
     broker = row.get("broker") or {}

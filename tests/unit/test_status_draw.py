@@ -48,7 +48,7 @@ def test_any_row_can_be_drawn(row: dict[str, Any], built: int, gaps: list[tuple[
         ({"uncovered": [[0, 10, "expired"]], "commitLogMinOffset": 10}, []),
         (
             {"uncovered": [[0, 10, "expired"], [5, 30, "corrupt"], [40, 41, "a"]], "commitLogMinOffset": 10},
-            ["21 bytes of the log are not indexed: a, corrupt"],
+            ["21 bytes of the log are not covered: a, corrupt"],
         ),
         ({"broker": {"alive": False, "unsafe": ["it indexes"]}}, ["it indexes"]),
         ({"rowProblem": "KeyError('x')"}, ["KeyError"]),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
 from indexd.compare.deep import Compared, DeepComparison
@@ -22,8 +24,10 @@ from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
 from indexd.flush.registry import all_outputs
 from indexd.output import CheckScope, Condition, LogBounds, Output
+from indexd.query.coverage import find_behind
+from indexd.query.log import LogView
 from indexd.query.source import check_as_built
-from indexd.recovery.open import decode_rules, reader_options
+from indexd.recovery.open import decode_rules, frame_size_max, reader_options
 from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -99,6 +103,8 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -
     elif deep:
         report.compared = compare(config, disk, state, report.findings, progress)
         report.notes += report.compared.left_out
+        if state.owner is None:
+            report.notes += _behind(config, disk, state.frontier)
     report.notes = list(dict.fromkeys(report.notes))
     report.seconds = time.monotonic() - started
     return report
@@ -124,6 +130,16 @@ def compare(
     for found in comparison.found:
         findings.merge(found)
     return comparison.compared
+
+
+def _behind(config: Config, disk: Disk, frontier: Frontier) -> list[str]:
+    # Bytes behind the end of the index that are no frame, though the log goes on in them.
+    directories, size = config.store.commit_log_directories, config.store.segment_size
+    with closing(LogView(disk, directories, size, DecoderOptions(frame_size_max=frame_size_max(config)))) as log:
+        behind = find_behind(log, frontier.phy_offset, frontier.stale_head)
+    if behind is None or behind.reason is None:
+        return []
+    return [f"the log from {behind.phy_offset} on: {behind.reason}"]
 
 
 class _Progress:
