@@ -137,7 +137,7 @@ class MutantLog:
     def _zeros(self) -> str:
         number, frame = self._any()
         at = frame.message.phy_offset + self.rand.choice([0, self.rand.randrange(len(frame.data))])
-        size = self.rand.choice([4, 8, len(frame.data), 1000, 5000])
+        size = self.rand.choice([4, 8, len(frame.data), 1000, 5000, 70_000])
         self._patch(at, bytes(size))
         return f"{size} zeros at {at}, in frame {number}"
 
@@ -148,7 +148,7 @@ class MutantLog:
         return f"{size} random bytes at {frame.message.phy_offset}, over frame {number}"
 
     def _blank(self) -> str:
-        """A blank record that says a wrong length: that at the end of a segment, or one in the place of a frame."""
+        """A blank record in the place of a frame, or that at the end of a segment with another length."""
         ends = [n for n in range(1, len(self.frames)) if self.frames[n].message.phy_offset % self.segment_size == 0]
         if ends and self.rand.random() < 0.3:
             before = self.frames[self.rand.choice(ends) - 1].message
@@ -156,7 +156,7 @@ class MutantLog:
         else:
             at = self._any()[1].message.phy_offset
         left = self.segment_size - at % self.segment_size
-        length = self.rand.choice([0, -1, 8, 16, 91, left - 1, left - 8, left + 1, 1 << 30])
+        length = self.rand.choice([0, -1, 8, 16, 91, left - 1, left - 8, left, left + 1, 1 << 30])
         self._patch(at, struct.pack(">ii", length, _MAGICS[3]))
         return f"a blank record of {length} with {left} left at {at}"
 
