@@ -141,7 +141,7 @@ _TAIL_SIZE_MIN = 4096
 _STALE_SIZE = 64 << 10
 # At a quiet end only the next bytes are looked at, so many times; then everything that may have changed.
 _QUIET_LOOKS = 9
-# Segments are listed so often behind a blank record.
+# Seconds between two listings of the segments while the reader stands at a blank record.
 _NEXT_SEGMENT_SECONDS = 0.1
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
@@ -514,13 +514,13 @@ class LogReader:
             return self._stay()
         # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
         is_blank = outcome is Outcome.END_OF_FILE
+        if is_blank:  # which may not be listed yet
+            self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
         if self._is_before_frames(BLANK_SIZE if is_blank else total, is_due=is_due):
             reason = Reason.BLANK_BEFORE_FRAMES if is_blank else Reason.UNFINISHED
             return self._doubt(reason, self._cursor.fill(self.position, HEAD_SIZE))
         self._settling.clear()
         self._tail_size, self._quiet_looks = _TAIL_SIZE_MIN, 0 if is_blank else _QUIET_LOOKS
-        if is_blank:  # the next segment may not be listed yet
-            self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
         return NotYetWritten(self.position)
 
     def _hides_frames(self) -> bool:
