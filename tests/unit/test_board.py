@@ -320,6 +320,7 @@ async def test_a_message_on_its_way_is_as_late_as_it_is_old() -> None:
     scene.look(is_at_end=True)
     assert scene.lag() == Lag(101_000, 1000, 2500, 10), "being built is not found yet"
     scene.built.phy_offset, scene.built.messages = 101_000, 1010
+    assert scene.lag() == Lag(101_000, 0, 0, 0), "what is found is not late, whoever has not let go of it yet"
     scene.meter.take([])
     assert scene.lag() == Lag(101_000, 0, 0, 0)
 

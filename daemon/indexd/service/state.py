@@ -127,7 +127,7 @@ class LagMeter:
             mean = read_bytes / read_messages if read_messages else 0.0
             messages += round((end - position) / mean) if mean else 0
         known = [stamp for stamp in (taken.store_timestamp, waiting.store_timestamp) if stamp is not None]
-        if known:
+        if known and behind:  # else they were built a moment ago
             millis = int(now * 1000) - min(known)
         elif (
             end > position
