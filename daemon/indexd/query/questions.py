@@ -51,8 +51,9 @@ def _whole(value: object, info: ValidationInfo) -> int:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Whole, Field(ge=0, le=TIME_MAX)]
-QueueId = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
+# The bounds stand first: so they are those of JSON schema.
+Count = Annotated[int, Field(ge=0, le=TIME_MAX), BeforeValidator(_whole)]
+QueueId = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_whole)]
 Name = Annotated[str, Field(min_length=1, strict=True)]
 _TOPIC = Flags(("-t", "--topic"))
 _QUEUE = Flags(("-i", "--queue-id"), "QUEUE")
