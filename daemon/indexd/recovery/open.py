@@ -27,7 +27,7 @@ from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
-from indexd.flush.frontier import DOUBTED, Frontier, Uncovered, read_frontier, write_frontier
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier, write_frontier
 from indexd.flush.pipeline import Pipeline
 from indexd.flush.registry import OUTPUTS, all_outputs
 from indexd.flush.watch import LogChangeDetector
@@ -282,7 +282,7 @@ class _Opening:
             return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,
                            newest_timestamp=None, messages=0, uncovered=(), evidence=(), stale_head=None)  # fmt: skip
         if offset == known.phy_offset:
-            return _doubted(known, recovered.compared.damaged)
+            return _doubted(self._with_suspects(known), recovered.compared.damaged)
         gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
         newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
         base = replace(
@@ -294,7 +294,18 @@ class _Opening:
             newest_timestamp=known.newest_timestamp if any(gap.is_unproven for gap in gaps) else None,
             messages=self.log.messages_counted(recovered.compared, offset),
         )
-        return _doubted(base, recovered.compared.damaged)
+        return _doubted(self._with_suspects(base), recovered.compared.damaged)
+
+    def _with_suspects(self, base: Frontier) -> Frontier:
+        # A log that was cut and written on may say what it said before: then the comparison alone has seen the messages
+        # of the longer one, which are older than one before them.
+        first = self.reader.unproven_from
+        if first is None or first >= base.phy_offset:
+            return base
+        begin = first if base.unproven_from is None else min(first, base.unproven_from)
+        gaps = sorted((*base.left_out, Uncovered(begin, base.phy_offset, UNPROVEN)), key=lambda gap: gap.begin)
+        newest = self.reader.newest_timestamp
+        return replace(base, uncovered=tuple(gaps), newest_timestamp=newest, stale_head=None)
 
 
 def _doubted(base: Frontier, damaged: tuple[int, ...]) -> Frontier:
