@@ -74,7 +74,7 @@ def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
                     break
                 except DiskError:
                     # Readers and the flusher go on meanwhile, over files that are all whole.
-                    count = len(service.mark().files)
+                    count = len(service.mark().held)
                     assert contents(directory) == [file.to_bytes() for file in naive.files[:count]]
                     disk.room = room
         service.publish()
