@@ -524,12 +524,10 @@ class LogReader:
         return NotYetWritten(self.position)
 
     def _hides_frames(self) -> bool:
-        # A broker ends a segment where the next message has no room, and what stands behind its blank record is older:
-        # a longer log that was cut has left it.
-        has_room = 0 < self._cursor.next_total_size() <= self._segment.end - self.position - BLANK_SIZE
-        if not has_room and self.last_timestamp == NEVER:
-            return False
-        return self._next_proven(NEVER if has_room else self.last_timestamp) is not None
+        # A broker ends a segment where the next message has no room. Where that has room, and frames stand behind the
+        # blank record, it is none of the broker's; else they are what a longer log that was cut has left.
+        room = self._segment.end - self.position - BLANK_SIZE
+        return 0 < self._cursor.next_total_size() <= room and self._next_proven(NEVER) is not None
 
     def _end_of_segment(self) -> Poll:
         self.position = self._segment.end
