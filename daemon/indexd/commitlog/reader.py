@@ -516,7 +516,8 @@ class LogReader:
         is_blank = outcome is Outcome.END_OF_FILE
         if is_blank:  # which may not be listed yet
             self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
-        if self._is_before_frames(BLANK_SIZE if is_blank else total, is_due=is_due):
+        claimed = 0 if self._options.take_older else total  # who reads once does not believe what half a frame claims
+        if self._is_before_frames(BLANK_SIZE if is_blank else claimed, is_due=is_due):
             reason = Reason.BLANK_BEFORE_FRAMES if is_blank else Reason.UNFINISHED
             return self._doubt(reason, self._cursor.fill(self.position, HEAD_SIZE))
         self._settling.clear()
@@ -574,10 +575,11 @@ class LogReader:
         # has written here before.
         if self.is_undecided and not self._settling.is_frame:
             return True
-        if self._options.take_older:
-            return self._next_of_log() is not None
         behind = self.position + size
-        return is_due and behind < self._segment.end and self._cursor.is_written(behind)
+        if not (is_due or self._options.take_older) or behind >= self._segment.end:
+            return False
+        is_written = self._cursor.is_written(behind)
+        return is_written and (not self._options.take_older or self._next_of_log() is not None)
 
     def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
         self.counters.corrupt_found += 1
