@@ -55,9 +55,9 @@ def test_the_index_file_vector() -> None:
     flavour = FLAVOURS["5.4"]
     with new_file(4, 5) as file:
         for key, phy_offset, time in VECTOR:
-            assert not file.is_write_full
+            assert file.header.index_count < file.layout.index_num
             assert file.put_key("T", key, phy_offset, time, flavour) is Put.WRITTEN
-        assert file.is_write_full
+        assert file.header.index_count == file.layout.index_num
         assert file.put_key("T", "d", 1400, 1000009000, flavour) is Put.FULL
         assert published(file) == expected
         wanted = index_key_hash("T", "a")
@@ -124,7 +124,7 @@ def test_puts_make_the_naive_file(puts: list[tuple], slots: int, entries: int, f
         for topic, key, phy_offset, time in puts:
             put = file.put_key(topic, key, phy_offset, time, FLAVOURS[flavour])
             assert (put is Put.WRITTEN) == naive.put_key(f"{topic}#{key}", phy_offset, time)
-            assert file.is_write_full == naive.is_write_full()
+            assert (file.header.index_count == file.layout.index_num) == naive.is_write_full()
         assert published(file) == naive.to_bytes()
         file.flush()
         assert file.path.read_bytes() == naive.to_bytes(flushed=True)

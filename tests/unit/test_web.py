@@ -20,8 +20,8 @@ from indexd.query import TIME_MAX, Coverage, Hit
 from indexd.query.message import Body
 from indexd.serve.board import KINDS
 from indexd.serve.status import summary_of
-from indexd.serve.web.answer import body_section, log_strip, timeline
-from indexd.serve.web.page import ASSETS, asset, render_page
+from indexd.serve.web.answer import body_view, log_strip, timeline
+from indexd.serve.web.page import ASSETS, asset, render, render_page
 from indexd.serve.web.search_form import TIME_MIN, WAYS, SearchForm
 
 NOW = 1_700_000_000_123
@@ -135,6 +135,10 @@ def _pairs(link: str) -> list[tuple[str, str]]:
     return parse_qsl(link[1:], keep_blank_values=True)
 
 
+def _body(form: SearchForm, body: Body) -> str:
+    return render("body.html", body=body_view(form, body, 1 << 20))
+
+
 def test_every_event_has_words_on_the_page() -> None:
     script = asset("panels.js").decode()
     assert set(re.findall(r"^  (\w+): \[\"(?:|good|bad)\", ", script, re.MULTILINE)) == KINDS.keys()
@@ -143,7 +147,7 @@ def test_every_event_has_words_on_the_page() -> None:
 @given(JSON)
 def test_json_is_placed_anew_and_says_the_same(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=True)
-    shown = Read(body_section(SearchForm(view="json"), Body(text.encode(), None, is_unpacked=False), 1 << 20))
+    shown = Read(_body(SearchForm(view="json"), Body(text.encode(), None, is_unpacked=False)))
     placed = shown.text.partition("hex")[2]
     assert json.loads(placed) == value
     assert re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", placed) == re.sub(r'("(?:[^"\\]|\\.)*")|\s', r"\1", text)
@@ -151,26 +155,26 @@ def test_json_is_placed_anew_and_says_the_same(value: Any) -> None:
 
 def test_json_keeps_what_a_parser_would_lose() -> None:
     text = '{"a": 1.10, "a": 12345678901234567890123, "b": [], "c": {}, "d": [1, [2]], "e": 1e400}'
-    shown = Read(body_section(SearchForm(), Body(text.encode(), None, is_unpacked=False), 1 << 20)).text
+    shown = Read(_body(SearchForm(), Body(text.encode(), None, is_unpacked=False))).text
     assert '"a": 1.10,\n  "a": 12345678901234567890123,\n  "b": [],\n  "c": {},\n  "d": [\n    1,' in shown
     deep = b"[" * 100_000 + b"]" * 100_000
-    assert "[[[[" in Read(body_section(SearchForm(), Body(deep, None, is_unpacked=False), 1 << 20)).text
+    assert "[[[[" in Read(_body(SearchForm(), Body(deep, None, is_unpacked=False))).text
 
 
 @given(st.binary(max_size=300), st.sampled_from(["", "text", "json", "hex"]))
 def test_no_body_breaks_out(data: bytes, view: str) -> None:
-    html = body_section(SearchForm(view=view), Body(data, None, is_unpacked=False), 1 << 20)
+    html = _body(SearchForm(view=view), Body(data, None, is_unpacked=False))
     names = {name for name, _ in Read(html).elements}
     assert names <= {"div", "h3", "span", "nav", "a", "pre", "p"}
 
 
 def test_hex_in_pages() -> None:
     data = bytes(range(256)) * 100
-    first = Read(body_section(SearchForm(by="offset", q="1", view="hex"), Body(data, None, is_unpacked=False), 1 << 20))
+    first = Read(_body(SearchForm(by="offset", q="1", view="hex"), Body(data, None, is_unpacked=False)))
     assert "00000010  10 11 12 13 14 15 16 17  18 19" in first.text
     link = next(found["href"] or "" for name, found in first.elements if "at=" in (found.get("href") or ""))
     again = SearchForm.of(dict(_pairs(link)))
-    second = Read(body_section(again, Body(data, None, is_unpacked=False), 1 << 20))
+    second = Read(_body(again, Body(data, None, is_unpacked=False)))
     assert "00002000  00 01" in second.text
     assert "bytes 8,192 to 16,384 of 25,600" in second.text
 

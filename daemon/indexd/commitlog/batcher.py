@@ -1,9 +1,8 @@
-"""DispatchBatch: what the reader hands to the builders. DispatchRequest: the readable view of one row.
+"""Decodes bytes of the log into a DispatchBatch, which the builders of all outputs take.
 
 A batch is a struct of arrays (kernel.Columns), one row a message in log order; nothing on the hot path makes a Python
-object per message. A batch owns its arrays: the reader's buffer may be reused as soon as it is made.
-
-Batcher: bytes of the log at hand -> one DispatchBatch and what stands behind it.
+object per message. A batch owns its arrays: the reader's buffer may be reused as soon as it is made. DispatchRequest is
+the readable view of one row.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The smallest compiled pieces: big-endian loads, Java's string hash over UTF-8 bytes, Java's number parsing.
+"""The smallest compiled pieces: big-endian loads, Java's string hash and number parsing over UTF-8 bytes, CRC-32.
 
 Every position is uint64: a signed index adds a wrap-around test to each access. Integers of two types are never mixed:
 the result would silently become float64 or int64. Callers vouch for the bounds; no function here reads outside the
 range it is given.
 
-CRC-32 as a kernel: eight bytes a step by eight tables; any reflected polynomial, zlib's among them.
-
-A compiled loop cannot call zlib; a call per message from Python would cost more than the sum itself.
+CRC-32 takes eight bytes a step by eight tables, for any reflected polynomial, zlib's among them: a compiled loop cannot
+call zlib, and a call per message from Python would cost more than the sum itself.
 """
 
 from __future__ import annotations

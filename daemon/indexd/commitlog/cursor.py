@@ -1,12 +1,10 @@
-"""SegmentCursor: the segment file that a reader stands in, and the bytes of it that are at hand.
+"""Reads bytes of the segment in which a reader stands: SegmentCursor one piece at a time, ReadAhead many in advance.
 
-Knows files and nothing of frames. Segments expire, appear and are listed twice while it is at work.
+SegmentCursor knows files and nothing of frames. Segments expire, appear and are listed twice while it is at work.
 
-ReadAhead: large stretches of the log, each ending at a head that was seen before the stretch was read.
-
-Only for catching up, when much is left. A head some MiB ahead is looked for FIRST, then everything up to it is read. If
-the frames then lead exactly there, the head is theirs, and they were complete when it was seen: one read is enough.
-A stretch stands on its own, so with workers the next ones are read and decoded while this one is built.
+ReadAhead is for catching up, when much is left. It looks for a head some MiB ahead FIRST and then reads everything up
+to it. If the frames lead exactly there, the head is theirs, and they were complete when it was seen: one read does.
+A range stands on its own, so with workers the next ones are read and decoded while this one is built.
 """
 
 from __future__ import annotations

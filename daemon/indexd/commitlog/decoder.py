@@ -1,12 +1,9 @@
-"""Text as Java reads it: UTF-8 with Java's replacement, String.hashCode, the property text (spec 2.4, 3.3, 11).
+"""Decodes one frame to a Message in plain Python: for queries, inspection and tests (spec rocketmq-store 2.7).
 
-Plain Python for queries, inspection and tests; ``bytes_kernel`` and ``fields_kernel`` are the compiled twins.
-
-One frame -> Message, in plain Python: for queries, inspection and tests (spec rocketmq-store 2.7).
-
-The twin of ``kernel.decode_frames``: the same rules in the same order, with the strings that the kernel leaves out.
-Whatever the bytes are, the answer is a Message, EndOfFile, NotYetWritten or Corrupt; nothing is raised and nothing is
-read outside ``data``.
+It is the twin of ``kernel.decode_frames``: the same rules in the same order, with the strings that the kernel leaves
+out. Whatever the bytes are, the answer is a Message, EndOfFile, NotYetWritten or Corrupt; nothing is raised and nothing
+is read outside ``data``. Text is read as Java reads it: UTF-8 with Java's replacement, String.hashCode, numbers and the
+property text (spec 2.4, 3.3, 11); ``bytes_kernel`` is the compiled twin of that.
 """
 
 from __future__ import annotations

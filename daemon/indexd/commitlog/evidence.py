@@ -1,9 +1,10 @@
-"""Evidence: single frames as they were when they were indexed, to tell later that the log is still the same.
+"""Reads single frames: FrameReader to tell whether the log is still what was indexed, MessageLookup for queries.
 
 A broker that lost power, or a replica that follows another master, cuts its log and writes on from there. The bytes
 behind the cut stay in their segment until they are overwritten, so nothing in the log itself says where it was cut.
+Evidence is what a frame was when it was indexed; the first one that the log no longer holds is where to look.
 
-MessageLookup: the message at a physical offset, for queries. No compiler, no numpy, few open files.
+Neither needs the compiler or numpy; few files are open at a time.
 """
 
 from __future__ import annotations

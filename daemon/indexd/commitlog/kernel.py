@@ -1,15 +1,12 @@
-"""The compiled pieces that look inside a frame: properties, checksums, the topic's id.
-
-``commitlog.kernel`` calls them once a message; each stays inside the range it is given.
-
-The compiled pieces that look at heads alone: what stands at a position, the last head, the next one after damage.
-
-Many frames to arrays: the one loop that every message passes through.
+"""Decodes many frames to arrays: the one compiled loop that every message passes through.
 
 ``decode_frames`` walks frames in a buffer and fills the columns of a DispatchBatch, as RocketMQ's
 checkMessageAndReturnSize followed by buildIndex's key splitting would (spec rocketmq-store 2.7, 4.2). Every read is
 bounded by ``limit``, and inside a frame by the frame's end: a frame that lies about a length ends in an outcome.
 ``commitlog.decoder`` is the plain twin of this file; the same hostile inputs go through both.
+
+Before it stand its parts (properties, checksums, the topic's id), and what looks at heads alone: what stands at a
+position, the last head, the next one behind damage.
 """
 
 from __future__ import annotations

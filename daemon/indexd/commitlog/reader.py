@@ -1,14 +1,10 @@
-"""What a LogReader is told, counts and returns besides batches.
-
-Where no segment holds the reader's position: before the log, behind it, or in a hole of it.
-
-LogReader: from a position of the log to the next DispatchBatch, or the reason why there is none.
+"""Reads the commitlog: LogReader goes from a position to the next DispatchBatch, or says why there is none.
 
 The log is another process's memory. A segment behind which another one is in use is closed: its frames are read once.
 In the segment being written only that is taken which cannot change any more (ARCHITECTURE.md, decision 3): first the
 heads are walked, then everything before the last head is read again, CRC and all; the last frame itself counts when a
-second read after the settle time is identical. What stands in the log is returned; only a store that must not be read
-at all is raised.
+second read after the settle time is identical. What stands in the log is returned: messages, an end, what was passed
+over, damage. Only a store that must not be read at all is raised.
 """
 
 from __future__ import annotations
@@ -509,11 +505,12 @@ class LogReader:
             return self._settle(batch, taken)
         if outcome is Outcome.CORRUPT:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
-        is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
-        if is_due and self.log_limit is not None and self._cursor.is_written(self.position) and self._is_end():
-            return self._stay()
         # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
         is_blank = outcome is Outcome.END_OF_FILE
+        is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
+        may_ask = is_due and not is_blank and self.log_limit is not None
+        if may_ask and self._cursor.is_written(self.position) and self._is_end():
+            return self._stay()
         if is_blank:  # which may not be listed yet
             self.refresh_due = min(self.refresh_due, self._clock() + _NEXT_SEGMENT_SECONDS)
         claimed = 0 if self._options.take_older else total  # who reads once does not believe what half a frame claims

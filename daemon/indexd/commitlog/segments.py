@@ -1,11 +1,10 @@
-"""Which segment files the log consists of, over one or several directories (spec rocketmq-store 1.2, 1.3).
+"""Lists the segment files of the log, over one or several directories, and tells how far their bytes go.
 
-Lists only; nothing is opened. A broker preallocates the segment behind the one it writes, deletes old ones from the
-front at any moment, and may spread them over several directories.
+A broker preallocates the segment behind the one it writes, deletes old ones from the front at any moment, and may
+spread them over several directories (spec rocketmq-store 1.2, 1.3).
 
-How far a log goes, as seen from outside: for figures alone, never for what is read or believed.
-
-The reader knows exactly, but only once it is there; while it is behind, what is left can be told without reading it.
+``log_end`` is for figures alone, never for what is read or believed: the reader knows exactly, but only once it is
+there. ``WrittenEnd`` tells whether bytes stand behind zeros, which may hide messages.
 """
 
 from __future__ import annotations

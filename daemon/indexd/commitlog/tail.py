@@ -1,16 +1,15 @@
-"""The end of the log, where the writer is: bytes that count only when a second look finds them unchanged.
+"""What the reader needs at the end of the log, where the broker writes: what counts yet, and what may be stale.
 
-Suspects: messages of the segment being written that are older than one before them.
+Bytes at the end count when a second look finds them unchanged (Settling).
 
-The clock went back, or a longer log that was cut has left them behind its new end. A later message that is not older
-proves them: it was written after them and after the one before. Times alone say no more than that.
+A suspect is a message of the segment being written that is older than one before it: the clock went back, or a longer
+log that was cut has left it behind its new end. A later message that is not older proves it: that was written after it
+and after the one before. Times alone say no more than that.
 
-How far the broker vouches for its log.
+Behind a log that was cut may stand whole frames of the longer one, which prove themselves as any other. Who writes the
+log is the only one that knows where it ends: LogLimit asks the broker. What it has named was written whole before.
 
-Behind a log that was cut may stand whole frames of the longer one, which prove themselves as any other: who writes the
-log is the only one that knows where it ends. What he has named was written whole before he named it.
-
-Behind damage: where the next frame begins that proves itself by its own offset, its lengths and its checksums.
+Behind damage the log goes on at the next frame that proves itself by its own offset, its lengths and its checksums.
 """
 
 from __future__ import annotations

@@ -71,12 +71,6 @@ class DispatchQueue:
         """Bytes of their arrays."""
         return self.waiting.bytes
 
-    @property
-    def oldest_seconds(self) -> float:
-        """How long the oldest item has been waiting."""
-        since = self.waiting.since
-        return 0.0 if since is None else time.monotonic() - since
-
     async def put(self, item: Item) -> None:
         """Append, once there is room."""
         rows, size = _weight(item)

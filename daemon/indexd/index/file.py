@@ -113,11 +113,6 @@ class IndexFile:
         """The header as it stands in memory."""
         return IndexHeader(*(int(value) for value in self._state))
 
-    @property
-    def is_write_full(self) -> bool:
-        """No entry fits any more: N-1 are in."""
-        return int(self._state[INDEX_COUNT]) >= self.layout.index_num
-
     def __repr__(self) -> str:
         return f"IndexFile({self.path.name}, {self.header})"
 

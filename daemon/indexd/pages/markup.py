@@ -1,5 +1,6 @@
-"""Elements of HTML and SVG, for the pages that need no template engine. Whatever is not ``Html`` already is text and
-gets escaped, here and nowhere else.
+"""Makes elements of HTML and SVG, for pages that need no template engine.
+
+Whatever is not ``Html`` already is text and gets escaped, here and nowhere else.
 """
 
 from __future__ import annotations

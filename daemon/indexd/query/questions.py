@@ -75,7 +75,9 @@ class Question(BaseModel):
         raise NotImplementedError
 
 
-class _InTime(Question):
+class InTimeRange(Question):
+    """What questions about messages of a topic in a range of store times share."""
+
     topic: Annotated[Name, _TOPIC] = Field(description="the topic")
     begin: Annotated[Count | None, Flags(("-b", "--begin"), "MS")] = Field(
         None, description="first store time (default: none; in mode rocketmq 0)"
@@ -105,7 +107,7 @@ class _InTime(Question):
         return (query_exact if is_exact else query_rocketmq)(index, query)
 
 
-class ByKey(_InTime):
+class ByKey(InTimeRange):
     """Find the messages of a topic that have a key."""
 
     command = "query-key"
@@ -119,7 +121,7 @@ class ByKey(_InTime):
         return self._find(index, self.key, self.max, self.index_type)
 
 
-class ByUniqueKey(_InTime):
+class ByUniqueKey(InTimeRange):
     """Find the message that a producer gave a unique key."""
 
     command = "query-unique-key"

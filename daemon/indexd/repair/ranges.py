@@ -168,8 +168,7 @@ class RepairRange:
     Of the message at ``begin`` the first ``begin_key`` keys belong to the file before; with ``end_key`` that many keys
     of the message at ``end`` belong here, too. ``replaces`` are the names of old files that go once it is built;
     ``names`` those that new files take, oldest first, more than are needed as a rule; ``before`` is the header of the
-    kept file in front of it, whose end the first new one inherits. ``keys`` are expected, roughly. ``is_tail``: no kept
-    file is behind it, so what the broker indexes next stands behind its last file.
+    kept file in front of it, whose end the first new one inherits. ``keys`` are expected, roughly.
     """
 
     begin: int
@@ -181,7 +180,6 @@ class RepairRange:
     names: tuple[str, ...]
     replaces: tuple[str, ...]
     before: IndexHeader | None
-    is_tail: bool
 
 
 @dataclass(slots=True)
@@ -306,7 +304,6 @@ class Ranges:
                 names=own,
                 replaces=tuple(sorted(file.name for file in piece.files)),
                 before=header if number == 0 else None,
-                is_tail=high is None and number == len(pieces) - 1,
             )
             for number, (piece, own) in enumerate(zip(pieces, names, strict=True))
         ]

@@ -1,10 +1,8 @@
-"""Events: what happened lately, numbered, for whoever shows or publishes it. Bounded; the oldest go.
+"""Board: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads.
 
-With a Board's boot id the number says which event it is, across restarts: numbers begin anew with each process.
-
-Histogram: how long things took, as Prometheus counts it. Any thread may write, any may read.
-
-Board: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads.
+Events say what happened lately, numbered and bounded: the oldest go. With the board's boot id a number says which event
+it is, across restarts: numbers begin anew with each process. Histogram counts how long things took, as Prometheus does;
+any thread may write, any may read.
 """
 
 from __future__ import annotations

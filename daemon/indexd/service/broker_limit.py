@@ -1,16 +1,14 @@
-"""One question to the broker: how far its log goes (remoting request 28, GET_BROKER_RUNTIME_INFO).
+"""Asks the broker how far its log goes, and bounds or confirms by that what the reader takes (BrokerLimit).
 
-A frame is ``i32 length | i32 type and header size | header | body`` (spec rocketmq-store 9.1); we speak JSON headers
-only, and the answer's body is ``{"table": {"commitLogMinOffset": "0", "commitLogMaxOffset": "123", ...}}``. Whatever
-listens there may be anything: sizes are bounded, one deadline covers the whole exchange, and nothing is asked again
-here but on a connection that the broker had closed meanwhile.
+The question is remoting request 28, GET_BROKER_RUNTIME_INFO. A frame is ``i32 length | i32 type and header size |
+header | body`` (spec rocketmq-store 9.1); headers are JSON here, and the answer's body is ``{"table":
+{"commitLogMinOffset": "0", "commitLogMaxOffset": "123", ...}}``. Whatever listens there may be anything: sizes are
+bounded, one deadline covers the whole exchange, and nothing is asked again here but on a connection that the broker had
+closed meanwhile.
 
-Where the broker of a store listens: what ``broker_address`` or broker.conf says, else found by the lock's holder.
-
-Nothing is sent to a port that is not known to be the broker's own: its port for replicas takes any bytes for a
-replica's acknowledgement. A broker listens on ``listenPort`` and, for what must not wait, on the port two below.
-
-BrokerLimit: the LogLimit of a running daemon. It asks the broker, seldom and with patience.
+The broker is found by ``broker_address`` or broker.conf, else by the process that holds the store's lock. Nothing is
+sent to a port that is not known to be the broker's own: its port for replicas takes any bytes for a replica's
+acknowledgement. A broker listens on ``listenPort`` and, for what must not wait, on the port two below.
 
 Without ``broker_address`` the broker is looked for when it is asked, and its answer is for that question alone: what
 nobody doubts is read as if it had not been asked.

@@ -1,16 +1,15 @@
-"""Journal: log lines as entries of journald, each with its fields, so that ``journalctl EVENT=degraded`` finds them.
+"""Logs by structlog, words on a terminal, entries in the journal, else JSON; and tells systemd how the daemon goes.
 
-One datagram an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL). Where none gets through, the
-line goes to standard error with its priority in front (sd-daemon(3)); where that is full too, it is lost and counted.
+Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them. Nothing is
+logged per message.
 
-Log lines by structlog: words on a terminal, entries in the journal, else JSON; never one a message.
+Journal writes one datagram an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), each with its
+fields, so that ``journalctl EVENT=degraded`` finds them. Where none gets through, the line goes to standard error with
+its priority in front (sd-daemon(3)); where that is full too, it is lost and counted.
 
-Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them.
-
-Notifier: tells systemd how it goes, one datagram a message to $NOTIFY_SOCKET (sd_notify(3)).
-
-Nothing here waits or raises: a service manager that is busy, gone or was never there must not hold the index up. What
-starts a unit, ``READY=1``, is sent again with whatever comes next until it has left.
+Notifier sends one datagram a message to $NOTIFY_SOCKET (sd_notify(3)). It never waits or raises: a service manager that
+is busy, gone or was never there must not hold the index up. What starts a unit, ``READY=1``, is sent again with
+whatever comes next until it has left.
 """
 
 from __future__ import annotations

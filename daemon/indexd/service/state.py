@@ -1,20 +1,16 @@
-"""Lag: how far what can be found is behind the log, in bytes, milliseconds and messages. Any thread, no locks.
+"""Keeps the figures of a running daemon (lag, events, DATA/state), and watches its data directory for others' changes.
 
-Each figure is read once, what is built before what waits and what waits before what was read; so nothing is counted
+LagMeter: how far what can be found is behind the log, in bytes, milliseconds and messages; any thread, no locks. Each
+figure is read once, what is built before what waits and what waits before what was read; so nothing is counted
 negative, and what passes from one to the other meanwhile is counted as behind.
 
-Telling: what happens to a running daemon is logged, which makes it an event of the board, and counted.
+DATA/state says where the daemon stands. It is replaced whole at every drain and never synced. It is believed only while
+the process that wrote it holds the lock of the directory: after a crash the frontier alone counts.
 
-DATA/state: where a running daemon stands, replaced whole at every drain, never synced.
-
-Believed only while the process that wrote it holds the lock of the directory: after a crash the frontier alone counts.
-
-Watch: what somebody else does to the data directory of a running daemon.
-
-Index files that were removed, cut, replaced or written by another are for recovery to mend: DisturbedError. So are
-files of queues and of sparse indexes that were removed or cut, and their newest ones if they were replaced; there may
-be thousands, so a few are looked at each time. What the daemon can make again at once, it does: the abort flag, the
-lock; frontier and checkpoint with the next flush.
+Index files that somebody else removed, cut, replaced or wrote are for recovery to mend: DisturbedError. So are files of
+queues and of sparse indexes that were removed or cut, and their newest ones if they were replaced; there may be
+thousands, so a few are looked at each time. What the daemon can make again at once, it does: the abort flag, the lock;
+frontier and checkpoint with the next flush.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Annotations here are read when the module runs: no postponed annotations in this
 import base64
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -23,7 +23,6 @@ from indexd.query.source import NO_FOLDER
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND
 
 Row = dict[str, Any]
-A = TypeVar("A", bound=BaseModel)
 _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 # A body stands so deep in an answer.
 _DEPTH = 8

@@ -25,7 +25,7 @@ from indexd.serve.http.parameters import (
     ByQueueOffset,
     ByTime,
     ByUniqueKey,
-    Nothing,
+    NoParameters,
     OneMessage,
     Since,
     Thresholds,
@@ -168,7 +168,7 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
         return json_response(written(answers.IndexFiles, await queries.ask(_index_files)))
 
     @api.get("/api/v1/index-files/{name}", "One index file", answers.IndexFileRow, 404, piece=_FILE_NAME)
-    async def index_file(request: Request, _: Nothing) -> Response:
+    async def index_file(request: Request, _: NoParameters) -> Response:
         """The numbers of its header, and how full it is."""
         name = _piece(request, _FILE_NAME)
         for row in (await queries.ask(_index_files))["indexFiles"]:
@@ -257,7 +257,7 @@ def add_figures(api: Api, board: Board, stop: asyncio.Event) -> None:
     streams: set[object] = set()
 
     @api.get("/metrics", "Metrics for Prometheus", "text/plain")
-    async def metrics(request: Request, _: Nothing) -> Response:
+    async def metrics(request: Request, _: NoParameters) -> Response:
         """What Accept asks for: Prometheus's text format, or OpenMetrics."""
         body, kind = render(board, request.headers.get("accept"))
         return Response(body, headers={"content-type": kind})
@@ -274,7 +274,7 @@ def add_figures(api: Api, board: Board, stop: asyncio.Event) -> None:
         return json_response(to_json({"bootId": board.boot_id, "last": board.events.last, "events": rows}))
 
     @api.get("/api/v1/live", "Figures and events as they come", _EVENT_STREAM)
-    async def live(request: Request, _: Nothing) -> Response:
+    async def live(request: Request, _: NoParameters) -> Response:
         """Server-sent events: ``status`` each second, ``event`` for each event, the objects of ``/api/v1/status`` and
         ``/api/v1/events``. It ends when the daemon stops.
         """

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from indexd import __version__
 from indexd.serve.http.answers import Problem
-from indexd.serve.http.parameters import Nothing, read_query
+from indexd.serve.http.parameters import NoParameters, read_query
 from indexd.serve.http.problem import MEDIA_TYPE
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
@@ -53,7 +53,7 @@ class Api:
         summary: str,
         answer: type[BaseModel] | str,
         *problems: int,
-        query: type[BaseModel] = Nothing,
+        query: type[BaseModel] = NoParameters,
         piece: dict[str, Any] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Register what answers GET and HEAD: ``answer`` is its model or media type, ``piece`` a piece of the path."""

@@ -35,32 +35,34 @@ BodyForm = Annotated[
 ]
 
 
-class ByKey(questions.ByKey):
+class InTimeRange(questions.InTimeRange):
+    """What both questions by key share."""
+
+    topic: Topic
+    max: Max = 64
+    body: BodyForm = "none"
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:  # instead of the question's own, in HTTP's words
+        if self.begin is not None and self.begin > self.end:
+            raise ProblemError(
+                409, "parameters", f"begin, {self.begin}, is later than end, {self.end}: turn them round"
+            )
+        if self.mode == "rocketmq" and self.before is not None:
+            raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
+        return self
+
+
+class ByKey(InTimeRange, questions.ByKey):
     """Messages of a topic that have a key."""
 
-    topic: Topic
     key: Key = Field(description="One of the message's keys")
-    max: Max = 64
-    body: BodyForm = "none"
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:  # instead of the question's own, in HTTP's words
-        _check_times(self)
-        return self
 
 
-class ByUniqueKey(questions.ByUniqueKey):
+class ByUniqueKey(InTimeRange, questions.ByUniqueKey):
     """The message that a producer gave a unique key."""
 
-    topic: Topic
     id: Key = Field(description="The unique key (UNIQ_KEY, the producer's message id)")
-    max: Max = 64
-    body: BodyForm = "none"
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:  # instead of the question's own, in HTTP's words
-        _check_times(self)
-        return self
 
 
 class ByQueueOffset(questions.ByQueueOffset):
@@ -84,43 +86,36 @@ class ByTime(questions.ByTime):
         return self
 
 
-class Nothing(BaseModel):
+class NoParameters(BaseModel):
     """No parameters at all, and the base of those that are no question's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OneMessage(Nothing):
+class OneMessage(NoParameters):
     """How one message is shown."""
 
     body: BodyForm = "text"
 
 
-class TopicsBegin(Nothing):
+class TopicsBegin(NoParameters):
     """Which topics."""
 
     begin: str = Field("", max_length=255, description="What their names begin with, in letters of any case")
     max: Max = Field(50, description="Most topics of the answer")
 
 
-class Since(Nothing):
+class Since(NoParameters):
     """Which events."""
 
     since: Count = Field(0, description="Only events behind this number", examples=[0])
 
 
-class Thresholds(Nothing):
+class Thresholds(NoParameters):
     """How far behind is still ready."""
 
     lag_ms: Count = Field(60_000, description="Not ready when the oldest message that is not indexed is older, in ms")
     lag_bytes: Count | None = Field(None, description="Not ready when more bytes of log are not indexed yet")
-
-
-def _check_times(asked: ByKey | ByUniqueKey) -> None:
-    if asked.begin is not None and asked.begin > asked.end:
-        raise ProblemError(409, "parameters", f"begin, {asked.begin}, is later than end, {asked.end}: turn them round")
-    if asked.mode == "rocketmq" and asked.before is not None:
-        raise ProblemError(409, "parameters", "the broker's own answer has no pages: leave before or mode out")
 
 
 def read_query(model: type[M], query: bytes) -> M:

@@ -1,18 +1,12 @@
-"""Inlet: what a broker may send to somebody who has subscribed to nothing: short answers, and not too many.
+"""Link: one connection with a broker of MQTT, made anew for each try, and what is sent and received over it.
 
-The package would read and keep whatever comes. Here it is looked at before it is read, packet by packet.
+A link ends by being left or cut. Left, the broker forgets the will. Cut, the broker publishes it, so whoever cannot say
+``offline`` is said to be. ``reason`` says in one line why there is no connection, with what to look at where that is
+known. What is published, topics and JSON, is made of the board's row and of events; Outbox holds the events that wait
+until somebody takes them, at most so many: the oldest go, and are counted.
 
-What is published: topics and JSON, made of the board's row and of events. Pure.
-
-reason: why there is no connection, in one line, with what to look at where that is known.
-
-Link: one connection with the broker of MQTT. It is made anew for each try and ends by being left or cut.
-
-Left: the broker forgets the will. Cut: the broker publishes it, so whoever cannot say ``offline`` is said to be.
-
-How often: a state, a try to connect, a line of the log. The time is an argument, in seconds of any clock.
-
-Outbox: the events that wait until somebody takes them, at most so many: the oldest go, and are counted.
+Inlet looks at what a broker sends before the package reads it, packet by packet: who has subscribed to nothing gets
+short answers, and few of them.
 """
 
 from __future__ import annotations

@@ -262,11 +262,6 @@ def message_section(form: SearchForm, found: Message, size_max: int, note: str |
     )  # fmt: skip
 
 
-def body_section(form: SearchForm, body: Body, size_max: int) -> Markup:
-    """The body alone."""
-    return render("body.html", body=body_view(form, body, size_max))
-
-
 def body_view(form: SearchForm, body: Body, size_max: int) -> dict[str, Any]:
     """The body in the asked view, else in the one that suits it; ``size_max``: most bytes of it that are shown."""
     data, text = body.data, _text_of(body.data)

@@ -28,7 +28,6 @@ WAYS = {
 OF_TOPIC = frozenset({"key", "unique", "tags", "queue"})
 BY_INDEX = frozenset({"key", "unique", "tags"})
 INDEX_TYPES: dict[str, Literal["U", "T"] | None] = {"key": None, "unique": "U", "tags": "T"}
-VIEWS = ("text", "json", "hex")
 MODES = {"exact": "every message that matches", "rocketmq": "what the broker would answer"}
 MOST_DEFAULT = 64
 
