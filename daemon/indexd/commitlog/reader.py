@@ -357,11 +357,12 @@ class LogReader:
 
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
-        # position lies inside a frame of the longer one.
+        # position lies inside a frame of the longer one, or at the blank record that ended its segment.
         total, magic, offset = (
             int.from_bytes(self._head_here()[at:to], "big") for at, to in ((0, 4), (4, 8), (28, 36))
         )
-        return total == end - self.position or magic in _MAGICS or offset == self.position
+        is_blank = magic == MAGIC_BLANK and total == self._segment.end - self.position
+        return total == end - self.position or offset == self.position or (magic in _MAGICS and not is_blank)
 
     def _next_proven(self, not_before: int) -> int | None:
         window = self._options.read_size
