@@ -112,13 +112,6 @@ def test_duckdb_reads_every_row(plain: Path, store: Path) -> None:
     assert rows == _wanted(store)
 
 
-def test_spark_reads_every_row(spark: SparkSession, plain: Path, store: Path) -> None:
-    frame = spark.read.parquet(str(plain)).orderBy("phyOffset")
-    rows = [row.asDict() for row in frame.collect()]
-    assert [row | {"body": bytes(row["body"])} for row in rows] == _wanted(store)
-    assert frame.columns == list(ALL_COLUMNS)
-
-
 def _order(row: dict[str, Any]) -> int:
     return int(row["phyOffset"])
 
@@ -153,28 +146,6 @@ def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str,
     found = [dict(zip(("phyOffset", "topic", "day"), row, strict=True)) for row in rows]
     assert sorted(found, key=_order) == sorted(wanted, key=_order)
     assert f"/{len(parquet_of(to))}" in plan.replace(" ", "").replace("│", "")
-
-
-def test_any_topic_is_a_partition_for_spark(spark: SparkSession, hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, wanted = hostile
-    frame = spark.read.parquet(str(to)).selectExpr("phyOffset", "topic", "cast(day as string) as day")
-    rows = [row.asDict() for row in frame.collect()]
-    assert sorted(rows, key=_order) == sorted(wanted, key=_order)
-    some = frame.where("topic = 'a=b' and day = '2023-11-14'")
-    assert len(some.inputFiles()) == len(parquet_of(to))  # those of the source; which are read, the plan says
-    assert {row["phyOffset"] for row in some.collect()} == {
-        row["phyOffset"] for row in wanted if row["topic"] == "a=b" and row["day"] == "2023-11-14"
-    }
-    plan = some._jdf.queryExecution().executedPlan().toString()  # classic only, as this session is
-    assert "PartitionFilters: [isnotnull(topic" in plan
-
-
-def test_only_the_files_of_a_partition_are_read(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, wanted = hostile
-    data = ds.dataset(to, partitioning="hive", format="parquet")
-    found = list(data.get_fragments(ds.field("topic") == "a=b"))
-    assert 0 < len(found) < len(parquet_of(to))
-    assert sum(fragment.count_rows() for fragment in found) == sum(row["topic"] == "a=b" for row in wanted)
 
 
 def run(spark: SparkSession, store: Path, to: Path, **asked: Any) -> Exported:

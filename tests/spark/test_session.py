@@ -55,29 +55,10 @@ def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
     assert listening <= LOOPBACK
 
 
-def test_workers_are_reached_by_a_socket_of_a_file(spark: SparkSession) -> None:
-    """25 ms less of each task than by loopback TCP: no worker of Python's has a network connection at all."""
-    from indexd.spark.tasks import run_tasks
-
-    pids = {row["pid"] for row in run_tasks(spark, spark_work.where, range(4))}
-    for pid in pids:
-        assert isinstance(pid, int)
-        assert psutil.Process(pid).net_connections("inet") == []
-
-
 def test_a_session_that_is_there_is_used_and_left_open(spark: SparkSession) -> None:
     with open_session(SparkOptions("local[7]"), "another") as session:
         assert session is spark
     assert spark.range(3).count() == 3
-
-
-def test_spark_can_compare_frames_with_this_pandas(spark: SparkSession) -> None:
-    """With pandas 3 the import of this fails, or warns."""
-    import pandas as pd
-    from pyspark.testing import assertDataFrameEqual
-
-    assert int(pd.__version__.split(".")[0]) < 3
-    assertDataFrameEqual(spark.range(2), spark.range(2))
 
 
 SCRIPT = """

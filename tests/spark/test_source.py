@@ -60,12 +60,6 @@ def test_it_is_found_without_code_in_sql_too(spark: SparkSession, store: Path, r
     assert (found["n"], found["t"]) == (len(paid), sum(row["tags"] is not None for row in paid))
 
 
-def test_a_schema_of_ones_own(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
-    wanted = "keys array<string>, phyOffset long, properties map<string, string>"
-    frame = spark.read.schema(wanted).format("rocketmq_commitlog").load(str(store))
-    assert collected(frame) == [{name: row[name] for name in ("keys", "phyOffset", "properties")} for row in rows]
-
-
 def test_a_filter_leaves_the_next_count_alone(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
     # What a reader lets Spark push stays pushed in 4.3.0, on this DataFrame and on a join with itself.
     frame, middle = log(spark, store, columns="phyOffset,topic"), rows[1000]["phyOffset"]
@@ -81,13 +75,6 @@ def test_what_is_pruned_by_options(spark: SparkSession, store: Path, rows: list[
     frame = log(spark, store, columns="phyOffset", startOffset=begin, endOffset=end, topics="OrderPaid,订单主题")
     expected = [row for row in rows[500:2500] if row["topic"] in ("OrderPaid", "订单主题")]
     assert [row["phyOffset"] for row in collected(frame)] == [row["phyOffset"] for row in expected]
-
-
-def test_an_empty_log_has_a_schema_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "commitlog").mkdir()
-    frame = log(spark, tmp_path)
-    assert frame.count() == 0
-    assert frame.columns[0] == "phyOffset"
 
 
 def test_a_data_frame_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:

@@ -79,6 +79,14 @@ def test_available_now_in_steps_and_again_with_another_limit(query: Query) -> No
     assert query.rows() == query.offsets()
 
 
+def stands_at(query: StreamingQuery) -> int | None:
+    assert query.exception() is None
+    if query.lastProgress is None:
+        return None
+    end = as_dict(query.lastProgress)["sources"][0]["endOffset"]
+    return None if end is None else int(end["offset"])
+
+
 def test_a_growing_log_is_followed_and_the_lag_is_told(query: Query) -> None:
     endless = messages(9)
     with CommitLogWriter(query.store / "commitlog", SEGMENT_SIZE) as writer:
@@ -93,22 +101,6 @@ def test_a_growing_log_is_followed_and_the_lag_is_told(query: Query) -> None:
         finally:
             started.stop()
     assert query.rows() == query.offsets()
-
-
-def stands_at(query: StreamingQuery) -> int | None:
-    assert query.exception() is None
-    if query.lastProgress is None:
-        return None
-    end = as_dict(query.lastProgress)["sources"][0]["endOffset"]
-    return None if end is None else int(end["offset"])
-
-
-def test_a_log_that_is_another_by_now_ends_the_query(query: Query) -> None:
-    write_log(query.store, 500)
-    query.run()
-    write_log(query.store, 600, seed=2)
-    with pytest.raises(StreamingQueryException, match="the log was cut or written anew"):
-        query.run()
 
 
 def test_what_expired_ends_the_query_or_is_skipped(query: Query) -> None:

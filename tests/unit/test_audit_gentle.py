@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from indexd.audit import AuditOptions, AuditReport, audit_here, load_kernels, task
-from indexd.audit.report import piece_size
 from indexd.audit.task import RateLimiter
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
@@ -70,15 +69,6 @@ def test_all_that_is_read_is_paid_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(asked) > 0.5 * free.bytes_read
     assert (slow.audit, slow.manner) == (free.audit, ("at most 1MiB a second",))
     assert free.manner == ()
-
-
-def test_tasks_that_are_kept_are_minutes_of_reading(tmp_path: Path) -> None:
-    def size(**keys: Any) -> int:
-        return piece_size(config_for(tmp_path, IndexLayout(5_000_000, 20_000_000), 1 << 30, **keys))
-
-    assert size() == 16 << 30
-    assert size(read_rate_max="50MiB") == 6000 << 20
-    assert size(read_rate_max="1MiB") >= 8 * (4 * 5_000_000 + 20 * 20_000_000)
 
 
 def test_pages_that_were_not_there_are_given_back_and_others_stay(

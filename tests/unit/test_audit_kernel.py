@@ -200,20 +200,3 @@ def test_walk_chains_meets_what_a_walk_meets(
                 wanted.add(number)
             number, steps = rows[number][1], steps + 1
     assert set(np.flatnonzero(findable).tolist()) == wanted
-
-
-def test_no_more_than_a_hundred_of_a_kind_are_noted() -> None:
-    messages = [Message(100 * n, T0, 0, [1]) for n in range(200)]
-    entries = entries_of([Entry(1, 100 * n, 7) for n in range(200)])
-    counts = np.zeros(6, dtype=np.int64)
-    noted = np.zeros((5 * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
-    times = np.full(3, -1, dtype=np.int64)
-    taken, strays = np.zeros(200, dtype=np.uint8), times.copy()
-    match_rows(
-        columns_of(messages), 0, 200, ROLLBACK, entries, np.arange(1, 201, dtype=np.uint32), 0,
-        np.empty(0, dtype=np.uint8), np.array([T0, 200, -1, 0], dtype=np.int64), taken, times, strays, counts, noted,
-    )  # fmt: skip
-    assert counts[TIME_DIFFERENCE] == 199
-    assert noted[: counts[5], 0].tolist() == list(range(2, 102))
-    assert taken.all()
-    assert times.tolist() == [T0, T0, -1]

@@ -75,23 +75,6 @@ def test_what_the_broker_writes_meanwhile_is_not_asked_for(tmp_path: Path) -> No
     assert (found.messages, found.log_end) == (1500, end)
 
 
-def test_entries_that_the_broker_puts_meanwhile_are_no_findings(config: Config) -> None:
-    work, service = batches(config), service_of(config)
-    for batch in work[: len(work) // 2]:
-        service.build(batch)
-    service.publish()
-    made = plan_audit(Disk(), config)
-    for batch in work[len(work) // 2 :]:
-        service.build(batch)
-        service.publish()
-    service.close()
-    found = run(made, config)
-    assert found.counts == {}
-    # They came too late to be counted: a hole that heals.
-    assert found.tail is not None
-    assert found.tail.begin >= work[len(work) // 2].begin_offset
-
-
 def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config) -> None:
     work, service = batches(config), service_of(config)
     lost = len(work) // 2

@@ -19,7 +19,7 @@ from indexd.index.check import ENTRY_KINDS
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
-from support.audit_reports import GIB, NOON, Made, evenly, with_pid
+from support.audit_reports import GIB, NOON, Made, evenly
 from support.auditing import config_for, index_log
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, write_log
 
@@ -82,7 +82,7 @@ def test_the_verdict_is_the_first_line() -> None:
     assert words.startswith("87.5 % of 201,326,592 keys findable; one hole, ")
     assert words.endswith(", 8 GiB, unclean stop; indexd repair mends it in about 27 s")
     elements = Elements(audit_page(report))
-    assert " ".join(elements.words).split()[:2] == ["87.5", "%"]
+    assert elements.text.startswith("87.5 %")
     assert verdict_state(report) == "bad"
     assert elements.found[[name for name, _ in elements.found].index("h1")][1]["class"] == "verdict bad"
 
@@ -93,8 +93,7 @@ def test_a_sound_store_is_said_to_be() -> None:
     page = audit_page(report)
     elements = Elements(page)
     assert not elements.of("hole")
-    assert 'id="holes"' not in page
-    assert 'id="findings"' not in page
+    assert "Findings" not in page
 
 
 def test_findings_alone_are_a_warning() -> None:
@@ -104,7 +103,6 @@ def test_findings_alone_are_a_warning() -> None:
     assert verdict_state(report) == "warn"
     assert "2 findings" in verdict_line(report)
     elements = Elements(audit_page(report))
-    assert len(elements.of("file wrong")) == 2  # the band, and the legend's
     assert MEANINGS["entry-twice"] in elements.text
 
 
@@ -115,35 +113,17 @@ def test_shares_are_never_rounded_up(missing: int, words: str) -> None:
     assert verdict_line(report).startswith(f"{words} of ")
 
 
-def test_a_log_without_keys(tmp_path: Path) -> None:
-    report = Made(0, 0).report()
-    assert verdict_line(report).startswith("the log has no keys to be found")
-    assert "There is none." in Elements(audit_page(report)).text
-
-
-def test_a_hole_is_drawn_where_it_is_and_leads_to_its_row() -> None:
+def test_a_hole_is_drawn_where_it_is() -> None:
     elements = Elements(audit_page(one_hole().report()))
-    drawn = [found for found in elements.of("hole") if found.get("y")]
-    assert [(found["x"], found["width"]) for found in drawn] == [("25.000%", "12.500%")]
-    link = next(attributes for name, attributes in elements.found if name == "a")
-    assert link["href"] == "#hole-1"
-    assert "unclean stop" in (link["aria-label"] or "")
-    assert [attributes for name, attributes in elements.found if name == "tr" and attributes.get("id") == "hole-1"]
-    assert "Unclean stop" in elements.text
+    assert [(found["x"], found["width"]) for found in elements.of("hole")] == [("25.00%", "12.50%")]
+    assert "likely cause: unclean stop" in elements.text
     assert CRASH.evidence[0] in elements.text
 
 
 def test_what_a_broker_has_not_come_to_yet_looks_different() -> None:
     elements = Elements(audit_page(one_hole(PENDING).report()))
-    assert [found["x"] for found in elements.of("pending") if found.get("y")] == ["25.000%"]
+    assert [found["x"] for found in elements.of("pending")] == ["25.00%"]
     assert not elements.of("hole")
-
-
-def test_a_hole_narrower_than_a_line_is_still_seen() -> None:
-    made = Made(2000, 10, 0)
-    made.add_hole(GIB, 1024, CRASH)
-    (drawn,) = (found for found in Elements(audit_page(made.report())).of("hole") if found.get("y"))
-    assert drawn["width"] == "0.150%"
 
 
 def test_thousands_of_holes_stay_small_and_readable() -> None:
@@ -154,12 +134,8 @@ def test_thousands_of_holes_stay_small_and_readable() -> None:
         made.gaps.append(Gap(number * GIB, number * GIB + 4096, "y" * 500))
     page = audit_page(made.report(more_holes=54_321))
     assert len(page.encode()) < 1_000_000
-    elements = Elements(page)
-    rows = {attributes["id"] for name, attributes in elements.found if name == "tr" and attributes.get("id")}
-    links = {(found["href"] or "")[1:] for name, found in elements.found if name == "a"}
-    assert len(rows) == 100
-    assert links == rows
-    assert "And 55,221 smaller still" in elements.text
+    assert f"and {55_321 - 20:,} smaller holes" in Elements(page).text
+    assert Elements(page).of("hole")[0]["width"] == "0.15%", "narrower than a line, and still seen"
 
 
 def hostile() -> AuditReport:
@@ -182,7 +158,6 @@ def test_what_the_store_says_stays_text() -> None:
     names = {name for name, _ in elements.found}
     assert not names & {"script", "img", "iframe", "link", "object", "form", "input"}
     assert not [key for _, attributes in elements.found for key in attributes if key.startswith("on") or key == "src"]
-    assert {a["href"] for name, a in elements.found if name == "a"} <= {f"#hole-{number}" for number in range(1, 7)}
     for text in HOSTILE[:4]:
         assert text in elements.text
     assert "\u202e" not in page
@@ -197,23 +172,7 @@ def test_the_page_asks_nobody_for_anything() -> None:
     rules = dict(rule.strip().partition(" ")[::2] for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
     assert "script-src" not in rules
-    assert not re.search(r"https?:|url\((?!#)|@import", page)
-
-
-def test_who_is_alive_is_said() -> None:
-    made = Made(8, 3)
-    with_pid(made, 4711)
-    assert "the broker (pid 4711) runs" in Elements(audit_page(made.report())).text
-    made.state = replace(made.state, lock=BrokerLock(False, None, "none"), has_lock_file=False)
-    assert "there is no lock file: a copy" in Elements(audit_page(made.report())).text
-
-
-def test_files_that_point_beside_the_log_stay_in_the_drawing() -> None:
-    made = Made(8, 2, begin=1000 * GIB)
-    made.files[0] = replace(made.files[0], begin=5, expired=1000)
-    made.files[1] = replace(made.files[1], end=10**15)
-    drawn = [found for found in Elements(audit_page(made.report())).of("file") if found.get("y")]
-    assert [(found["x"], found["width"]) for found in drawn] == [("0.000%", "50.000%"), ("50.000%", "50.000%")]
+    assert not re.search(r"https?:|url\(|@import", page)
 
 
 def test_every_kind_of_finding_has_a_meaning() -> None:
@@ -225,8 +184,7 @@ def test_a_span_says_the_day_where_it_is_another() -> None:
     day = 86_400_000
     assert re.fullmatch(r"\d\d:\d\d-\d\d:\d\d", show_span(NOON, NOON + 120_000, NOON))
     assert re.fullmatch(r"\d\d:\d\d:\d\d-\d\d:\d\d:\d\d", show_span(NOON, NOON + 5000, NOON))
-    assert re.fullmatch(r"\d\d:\d\d:\d\d", show_span(NOON, NOON, NOON))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d-\d\d:\d\d", show_span(NOON, NOON + 120_000, NOON + 3 * day))
+    assert " to " in show_span(NOON, NOON + 120_000, NOON + 3 * day)
     assert " to " in show_span(NOON, NOON + day, NOON)
     assert show_span(2**62, 2**62, NOON).count("ms") == 2
 
@@ -243,7 +201,7 @@ def test_the_page_of_a_real_store_with_a_file_deleted(tmp_path: Path) -> None:
     assert verdict_line(report)[1:] in elements.text
     assert f"{report.audit.missing_keys:,}" in elements.text
     assert all(name in elements.text for name in names if name != names[1])
-    assert len([found for found in elements.of("hole") if found.get("y")]) == 1
+    assert len(elements.of("hole")) == 1
     assert "What the broker answers today" in elements.text
     assert "the ConsumeQueues have findings" in elements.text  # there are none
     assert "queue-missing" in elements.text

@@ -9,7 +9,7 @@ import pytest
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.causes import make_cause
-from indexd.audit.result import FlavourRange, Gap, Hole
+from indexd.audit.result import Gap, Hole
 from indexd.findings import Finding
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock
@@ -68,14 +68,6 @@ def test_the_largest_holes_in_the_order_of_the_log(sound: AuditReport) -> None:
     assert [line for line in words if line.startswith("  - fact")] == [f"  - fact {begin // 100}" for begin in begins]
 
 
-def test_the_hole_at_the_end_says_so(sound: AuditReport) -> None:
-    (hole,) = holes(1)
-    report = replace(sound, causes=(make_cause("index-off"),))
-    words = lines(report, holes=(hole,), hole_count=1, missing_keys=1, tail=hole)
-    assert "log bytes 0 to the end of the log (80 B): 1 key of 1 message not findable" in words[1]
-    assert words[2] == "  likely cause: indexing was off"
-
-
 def test_findings_are_bounded_by_kind_and_say_what_they_mean(sound: AuditReport) -> None:
     found = tuple(Finding(f"index/{n}", n, "chain-loop", f"text {n}") for n in range(100))
     found += (Finding("index/\x1b[31m", 0, "file-foreign", "no index\nfile"),)
@@ -105,14 +97,6 @@ def test_which_broker_it_is(sound: AuditReport) -> None:
     )
 
 
-def test_which_flavour_and_how_that_is_known(sound: AuditReport) -> None:
-    assert only(sound, "flavour: ").startswith("flavour: 5.4 (")
-    two = (FlavourRange(0, "4.7"), FlavourRange(700, "5.4"))
-    assert only(sound, "flavour: ", eras=two).startswith("flavour: 4.7, 5.4 from log byte 700 on (by its entries")
-    assert "(as given" in only(sound, "flavour: ", is_flavour_given=True)
-    assert only(sound, "flavour: ", files=()) == "flavour: 5.4 (as configured: there are no entries)"
-
-
 def test_what_was_not_covered(sound: AuditReport) -> None:
     gaps = tuple(Gap(1000 * n, 1000 * n + 24, "bytes that are no frame\x07") for n in range(9))
     words = lines(sound, gaps=gaps, unreadable="a frame that is cut", expired_entries=1234)
@@ -121,13 +105,6 @@ def test_what_was_not_covered(sound: AuditReport) -> None:
     (covered,) = [line for line in words if line.startswith("covered: ")]
     assert "; 1,234 entries point before the log begins: their messages have expired" in covered
     assert covered.endswith("; behind its end stands a frame that is cut")
-
-
-def test_how_gently_and_what_was_taken_over(sound: AuditReport) -> None:
-    report = replace(sound, manner=("at most 50MiB a second",), resumed_tasks=2)
-    covered = lines(report)[-1]
-    assert "(at most 50MiB a second); 2 of " in covered
-    assert covered.endswith("taken over from an earlier run")
 
 
 def test_the_crash_says_what_was_stored_before(sound: AuditReport) -> None:

@@ -11,8 +11,8 @@ from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import Skipped
 from indexd.errors import CorruptDataError, DisturbedError
+from indexd.spark.rebuild.job import Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.runs import Run
-from indexd.spark.rebuild.stage_one import Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.stage_two import IndexTask
 from indexd.spark.splits import Split
 from support.reopened import config_for

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import signal
 import subprocess
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -22,7 +20,7 @@ from pyspark import SparkContext
 from indexd import errors
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, UsageError
 from indexd.spark import session
-from indexd.spark.tasks import Progress, job_error, jvm_error, quiet_print, sealed
+from indexd.spark.tasks import job_error, jvm_error, quiet_print, sealed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,28 +108,6 @@ def test_whatever_spark_says_is_one_line(text: str) -> None:
     assert "\n" not in job_error(Exception(text)).line()
 
 
-@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=30))
-def test_progress_never_goes_back_and_ends_with_all(sizes: list[int], polls: list[int]) -> None:
-    told: list[tuple[int, int]] = []
-    progress = Progress(sizes, lambda done, size: told.append((done, size)))
-    for poll in polls:
-        progress.tasks_done(min(poll, len(sizes)), len(sizes))
-        progress.tasks_done(min(poll, 7), 7)  # a job of other stages
-        progress.tasks_done(0, 0)
-    progress.finish()
-    assert told[-1] == (sum(sizes), sum(sizes))
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-
-
-def test_progress_counts_the_bytes_of_the_items() -> None:
-    told: list[int] = []
-    progress = Progress([5, 1, 100], lambda done, _: told.append(done))
-    for done in (0, 1, 1, 2, 3):
-        progress.tasks_done(done, 3)
-    progress.finish()
-    assert told == [0, 5, 6, 106]
-
-
 LOST = [
     ConnectionRefusedError(111, "Connection refused"),
     EOFError(),
@@ -164,12 +140,6 @@ def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pyt
     monkeypatch.setattr(SparkContext, "_gateway", None)
     with pytest.raises(type(error)):
         session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
-
-
-def test_py4j_does_not_print_what_comes_as_an_exception() -> None:
-    made = partial(logging.LogRecord, lineno=1, args=(), exc_info=None, level=logging.ERROR, msg="x")
-    assert not session._not_of_py4j(made("root", pathname="/lib/py4j/java_gateway.py"))
-    assert session._not_of_py4j(made("root", pathname="/lib/indexd/x.py"))
 
 
 def test_a_worker_is_silent_about_a_closed_socket_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
-from indexd.spark.source.rows import Keep, RowReader
+from indexd.spark.source.rows import Keep
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support.goldens import GOLDENS, unpack
@@ -84,17 +84,6 @@ def test_what_rocketmq_wrote(name: str, tmp_path: Path) -> None:
         assert found["preparedTransactionOffset"] == row["preparedTransactionOffset"]
 
 
-def test_topics_beyond_what_a_table_holds_at_first(tmp_path: Path) -> None:
-    with CommitLogWriter(tmp_path / "commitlog", 1 << 20) as writer:
-        for number in range(5000):
-            writer.append(FrameSpec(f"topic-{number % 2500}"))
-    splits = plan_splits(Disk(), config_of(tmp_path, 1 << 20), size=200_000)
-    read = rows_of_splits(tmp_path, splits, ("topic",), segment_size=1 << 20)
-    assert [row["topic"] for row in read] == [f"topic-{number % 2500}" for number in range(5000)]
-    kept = rows_of_splits(tmp_path, splits, ("topic",), Keep(frozenset({"topic-2400"})), segment_size=1 << 20)
-    assert [row["topic"] for row in kept] == ["topic-2400"] * 2
-
-
 def test_a_split_that_ends_elsewhere_is_an_error(tmp_path: Path) -> None:
     write_log(tmp_path, 3000)
     config = config_of(tmp_path, SEGMENT_SIZE)
@@ -118,16 +107,6 @@ def test_unreadable_bytes_are_an_error_or_passed_over(tmp_path: Path) -> None:
     batches = list(record_batches(Disk(), skipping, split, ("phyOffset",)))
     expected = [row["phyOffset"] for row in rows if row["phyOffset"] < SEGMENT_SIZE and row is not victim]
     assert [row["phyOffset"] for batch in batches for row in batch.to_pylist()] == expected
-
-
-def test_a_row_reader_says_where_it_ended(tmp_path: Path) -> None:
-    end = write_log(tmp_path, 100)
-    config = config_of(tmp_path, SEGMENT_SIZE)
-    reader = RowReader(Disk(), config, Split(0, SEGMENT_SIZE))
-    assert sum(batch.num_rows for batch in reader) == 100
-    assert (reader.split_reader.next_offset, reader.split_reader.ends_log) == (end, True)
-    assert reader.schema.names == list(DEFAULT_COLUMNS)
-    assert "Split" in repr(reader)
 
 
 # --- columns ---

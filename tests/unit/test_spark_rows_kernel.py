@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import DisturbedError
-from indexd.spark.source import rows as located_module
 from indexd.spark.source.columns import ALL_COLUMNS, SCHEMA
-from indexd.spark.source.rows import Locator, host_text
-from indexd.spark.source.rows_kernel import PAIRS_MAX, gather
+from indexd.spark.source.rows import Locator
+from indexd.spark.source.rows_kernel import PAIRS_MAX
 from support.rows import plain, rows_of
 from support.strategies import Sample, logs
 from support.twins import batches, encode
@@ -80,11 +79,6 @@ def raw(properties: bytes) -> bytes:
     return encode_frame(FrameSpec("T"), 0, raw_properties=properties)
 
 
-def test_an_empty_message() -> None:
-    row = agreed(encode_frame(FrameSpec(""), 0))
-    assert (row["keys"], row["uniqKey"], row["tags"], row["properties"], row["body"]) == ([], None, None, {}, b"")
-
-
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
@@ -123,19 +117,7 @@ def test_many_properties_and_many_keys(count: int) -> None:
     assert agreed(encode_frame(FrameSpec("T", properties={"KEYS": " ".join(keys)}), 0))["keys"] == keys
 
 
-def test_properties_as_long_as_they_can_be() -> None:
-    row = agreed(raw(b"K\x01" + b"v" * (32767 - 3) + b"\x02"))
-    assert len(row["properties"]["K"]) == 32764
-
-
-def test_slow_rows_stand_in_their_places_among_plain_ones() -> None:
-    frames, data = [raw(b"n\x01%d\x02" % n if n % 3 else b"n\x010\x02n\x01%d\x02" % n) for n in range(20)], b""
-    for frame in frames:
-        data += encode_frame(FrameSpec("T"), len(data), raw_properties=frame[frame.index(b"n\x01") :])
-    assert [row["properties"]["n"] for row in rows_by_kernel(data, ["properties"])] == [str(n) for n in range(20)]
-
-
-def test_more_of_everything_than_there_is_room_for_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_of_everything_than_there_is_room_for_at_first() -> None:
     data = b""
     for number in range(1200 if JIT else 60):
         spec = FrameSpec(
@@ -146,9 +128,6 @@ def test_more_of_everything_than_there_is_room_for_at_first(monkeypatch: pytest.
         data += encode_frame(spec, len(data))
     expected = rows_by_decoder(data, LOOKED_AT)
     assert rows_by_kernel(data, LOOKED_AT, 5000) == expected
-    # Hosts are forgotten between two batches once they are many.
-    monkeypatch.setattr(located_module, "_HOSTS_MAX", 10)
-    assert rows_by_kernel(data, LOOKED_AT, 100) == expected
 
 
 @pytest.mark.parametrize("address", ["1.2.3.4", "255.255.255.255", "::1", "fe80::1", "2001:db8::8:800:200c:417a", "::"])
@@ -156,10 +135,6 @@ def test_hosts_and_ids(address: str) -> None:
     row = agreed(encode_frame(FrameSpec("T", store_host=(address, 10911)), 0))
     assert row["storeHost"] == (f"[{address}]:10911" if ":" in address else f"{address}:10911")
     assert len(row["msgId"]) == (56 if ":" in address else 32)
-
-
-def test_a_port_is_a_signed_int() -> None:
-    assert host_text(bytes([1, 2, 3, 4]) + b"\xff\xff\xff\xfe") == "1.2.3.4:-2"
 
 
 # --- what changes between the two looks ---
@@ -194,13 +169,3 @@ def test_no_bytes_lead_outside_of_the_buffer(samples: list[Sample], data: st.Dat
 
 
 # --- the pieces ---
-
-
-@given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8))
-def test_spans_are_gathered(text: bytes, pairs: list[tuple[int, int]]) -> None:
-    spans = [tuple(sorted((min(a, len(text)), min(b, len(text))))) for a, b in pairs]
-    starts, ends = (np.array([span[side] for span in spans], dtype=np.int64) for side in (0, 1))
-    expected = b"".join(text[start:end] for start, end in spans)
-    data = np.zeros(len(expected) + 8, dtype=np.uint8)
-    assert int(gather(np.frombuffer(text, dtype=np.uint8).copy(), starts, ends, data)) == len(expected)
-    assert data[: len(expected)].tobytes() == expected

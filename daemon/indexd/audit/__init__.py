@@ -13,7 +13,7 @@ task of its own: one process goes through them in order, Spark through many at o
 ``causes``   why the keys of a hole are not findable; what a crash right now would cost
 ``samples``  whether the broker's own query finds a sample of messages
 ``report``   all of it composed, parts put together; finished tasks kept in a file, for an audit that is interrupted
-``page``     all of it in words and as one HTML page
+``page``     all of it as sections of lines, for a terminal and for the HTML page
 """
 
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit

@@ -20,11 +20,11 @@ from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.format import QueueMark, QueuesMark, is_topic_name, queue_directory
 from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
-from indexd.errors import DisturbedError, IndexdError
+from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.index.file import IndexFile, Put
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
-from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, bucket_of
+from indexd.spark.rebuild.runs import BUCKETS, Run, bucket_of, entry_of, index_batches, log_batches, queue_batches
 from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk, DiskFile
@@ -113,12 +113,21 @@ class IndexTask:
         return tasks
 
     def work(self, runs: Sequence[Run]) -> IndexBuilt:
-        """Build a file from ``runs``, all of them in log order, durably. Raises DiskError, and what RunReader does."""
-        disk = Disk()
+        """Build a file from ``runs``, all of them in log order, durably. Raises DiskError."""
+        disk, previous = Disk(), None
         disk.make_dir(self.directory)
-        file = IndexFile.create(disk, self.directory / _NAME, self.layout, self._previous(disk, runs))
+        if self.previous is not None:
+            phy_offset, store_timestamp = entry_of(runs[self.previous[0]], self.previous[1])
+            previous = IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
+        file = IndexFile.create(disk, self.directory / _NAME, self.layout, previous)
         try:
-            self._put(disk, runs, file)
+            run_first = self.run_first
+            for run in runs[self.first_run : self.last_run]:
+                first, last = self.first - run_first, self.first + self.entries - run_first
+                for batch, row, key in index_batches(run, max(first, 0), last):
+                    if _put_batch(file, FLAVOURS[self.flavour], batch, row, key):
+                        break
+                run_first += run.entries
             if file.header.entries != self.entries:
                 raise IndexdError(f"{file.path} has {file.header.entries} entries, not {self.entries}")
             if self.is_full:
@@ -129,16 +138,6 @@ class IndexTask:
         finally:
             file.close()
         return IndexBuilt(self.directory, file.header)
-
-    @staticmethod
-    def check(tasks: Sequence[IndexTask], built: Sequence[IndexBuilt]) -> None:
-        """IndexdError where a file is not what was planned, or ends before the one before it."""
-        previous = IndexHeader()
-        for task, done in zip(tasks, built, strict=True):
-            header = done.header
-            if header.entries != task.entries or header.end_phy_offset < previous.end_phy_offset:
-                raise IndexdError(f"{done.directory} has the header {header}, and {task} was planned behind {previous}")
-            previous = header
 
     @staticmethod
     def commit(
@@ -164,25 +163,6 @@ class IndexTask:
             marks.append(FileMark(name, done.header, task.is_full, stamp.mtime_ns))
         disk.sync_dir(directory)
         return tuple(marks)
-
-    def _previous(self, disk: Disk, runs: Sequence[Run]) -> IndexHeader | None:
-        if self.previous is None:
-            return None
-        run, entry = self.previous
-        with RunReader(disk, runs[run]) as reader:
-            phy_offset, store_timestamp = reader.entry(entry)
-        return IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
-
-    def _put(self, disk: Disk, runs: Sequence[Run], file: IndexFile) -> None:
-        flavour = FLAVOURS[self.flavour]
-        run_first = self.run_first
-        for run in runs[self.first_run : self.last_run]:
-            first, last = self.first - run_first, self.first + self.entries - run_first
-            with RunReader(disk, run) as reader:
-                for batch, row, key in reader.index_batches(max(first, 0), last):
-                    if _put_batch(file, flavour, batch, row, key):
-                        return
-            run_first += run.entries
 
 
 def _put_batch(file: IndexFile, flavour: Flavour, batch: DispatchBatch, row: int, key: int) -> bool:
@@ -240,12 +220,10 @@ class QueuesTask:
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[QueuesTask]:
         """Tasks for all buckets that hold rows, each below its own name in ``directory``; ``runs`` in log order."""
-        check_runs(runs)
         known = [0] * BUCKETS
         for topic, queue_id in first_queues(runs, config.outputs.queues_max):
             known[bucket_of(topic.encode(), queue_id)] += 1
-        starts = np.array([run.buckets for run in runs], dtype=np.int64).reshape(len(runs), BUCKETS + 1)
-        rows = np.diff(starts, axis=1).sum(axis=0).tolist()
+        rows = np.array([run.units for run in runs], dtype=np.int64).reshape(len(runs), BUCKETS).sum(axis=0).tolist()
         return [
             QueuesTask(
                 directory / f"queues-{buckets[0]:04d}",
@@ -258,7 +236,7 @@ class QueuesTask:
         ]
 
     def work(self, runs: Sequence[Run]) -> QueuesBuilt:
-        """Build the buckets of a task from all ``runs``, durably. Raises DiskError, and what reading a run does."""
+        """Build the buckets of a task from all ``runs``, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
         marks: list[QueueMark] = []
@@ -269,9 +247,8 @@ class QueuesTask:
             store = ConsumeQueueStore(disk, self.directory, self.file_size, queues)
             try:
                 for run in runs:
-                    with RunReader(disk, run) as reader:
-                        for batch in reader.queue_batches(bucket):
-                            store.build(batch)
+                    for batch in queue_batches(run, bucket):
+                        store.build(batch)
                 mark = store.mark()
             finally:
                 store.close()
@@ -324,27 +301,14 @@ class QueuesTask:
         disk.sync_dir(directory)
 
 
-def check_runs(runs: Sequence[Run]) -> None:
-    """DisturbedError for a stretch that expired while it was read: everything before it would have to go again."""
-    for run in runs:
-        for gap in run.skipped:
-            if gap.is_expired:
-                raise DisturbedError(f"the log up to {gap.end} expired while it was read")
-
-
 def first_queues(runs: Sequence[Run], queues_max: int) -> list[QueueName]:
     """The queues that have files, at most ``queues_max``, in order of their first message over all runs."""
     found: dict[QueueName, None] = {}
-    topics: dict[bytes, str] = {}
-    for run in runs:
-        topics |= {raw: decode_utf8(raw) for raw in run.topics if raw not in topics}
-        for seen in run.queues:
-            if len(found) == queues_max:
-                return list(found)
-            # Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
-            topic = topics[seen.topic]
-            if is_topic_name(topic):
-                found.setdefault((topic, seen.queue_id))
+    for topic, queue_id, _ in (seen for run in runs for seen in run.queues):
+        # Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
+        name = decode_utf8(topic)
+        if len(found) < queues_max and is_topic_name(name):
+            found.setdefault((name, queue_id))
     return list(found)
 
 
@@ -427,20 +391,16 @@ class SparseTask:
         ]
 
     def work(self, runs: Sequence[Run]) -> SparseBuilt:
-        """Build the segments of a task from its part of ``runs``, all in log order, durably.
-
-        Raises DiskError, and what reading a run does.
-        """
+        """Build the segments of a task from its part of ``runs``, all in log order, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
         service = SparseService(disk, self.directory, self.segment_size, self.interval)
         end = 0
         try:
             for run in runs[self.first_run : self.last_run]:
-                with RunReader(disk, run) as reader:
-                    for batch in reader.sparse_batches():
-                        service.build(batch)
-                        end = int(batch.columns.phy_offset[batch.rows - 1]) + int(batch.columns.size[batch.rows - 1])
+                for batch in log_batches(run):
+                    service.build(batch)
+                    end = int(batch.columns.phy_offset[batch.rows - 1]) + int(batch.columns.size[batch.rows - 1])
             if not self.grows:
                 service.seal()
             mark = service.mark()
