@@ -3,8 +3,7 @@
 The log is cut into stretches, the index files are given to the stretches that they point into, and each stretch is a
 task of its own: one process goes through them in order, Spark through many at once, and what they come to is the same.
 
-``files``    the index folder: files, foreign ones, where in the log each file points, which RocketMQ indexed it
-``plan``     tasks that together cover the whole log exactly once
+``plan``     the index folder, which RocketMQ indexed each file, and tasks that together cover the whole log once
 ``task``     one stretch of the log, decoded and compared; the rate of reading
 ``match``    one file against itself, and its entries beside the messages of a stretch
 ``kernel``   the loops of that, compiled

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from indexd.audit.files import BrokerFile, index_folder
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, BrokerFile, index_folder
 from indexd.audit.result import Audit, FileSeen, Hole, Orphans
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.files import BrokerFile, phy_offsets
 from indexd.audit.kernel import (
     NOTED_COLUMNS,
     NOTED_MAX,
@@ -28,7 +27,7 @@ from indexd.audit.kernel import (
     match_rows,
     walk_chains,
 )
-from indexd.audit.plan import NEVER
+from indexd.audit.plan import NEVER, BrokerFile, phy_offsets
 from indexd.audit.result import FileSeen, Notes, Orphans, Part
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import DiskError

@@ -21,8 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from indexd import __version__
 from indexd.audit.causes import Cause, CrashCost, StoreState, crash_cost, hole_causes, look_at_store
-from indexd.audit.files import scattered
-from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit
+from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit, scattered
 from indexd.audit.queues import QueuesAudit, join_queues, why_not
 from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Notes, Orphans, Part, Totals
 from indexd.audit.samples import Answers, ask, stride_for

@@ -13,8 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexd.audit.files import flavour_at, layout_of, list_index
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, flavour_at, layout_of, list_index
 from indexd.audit.result import Part
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import MessageLookup

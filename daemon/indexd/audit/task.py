@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.files import BrokerFile, LogProbe, layout_of
 from indexd.audit.kernel import NOTED_COLUMNS, count_missing, match_rows, walk_chains
 from indexd.audit.match import FileCheck, FileEntries, Matcher, Rows, check_file
-from indexd.audit.plan import NEVER, AuditTask
+from indexd.audit.plan import NEVER, AuditTask, BrokerFile, LogProbe, layout_of
 from indexd.audit.queues import QueueMatcher
 from indexd.audit.result import Gap, Part
 from indexd.commitlog import batcher

@@ -21,7 +21,7 @@ from indexd.storage.disk import OutputDisk
 if TYPE_CHECKING:
     from indexd.spark.stats.report import Report
 
-_STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "measuring chains"}
+_STAGES = {"count": "counting", "chains": "measuring chains"}
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -40,9 +40,7 @@ def register(commands: Any, common: Parser) -> None:
         metavar="TIME",
         help="so long without a message is one (default: 60s)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="read the log once: no chains, hot keys of a large log not recounted"
-    )
+    parser.add_argument("--quick", action="store_true", help="read the log once: no chains")
     parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
     parser.set_defaults(function=stats)
 

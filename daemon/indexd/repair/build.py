@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditPlan, AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.files import BrokerFile, LogProbe, is_index_file, layout_of
 from indexd.audit.match import FileCheck, FileEntries, Rows, check_file
+from indexd.audit.plan import BrokerFile, LogProbe, is_index_file, layout_of
 from indexd.audit.result import FlavourRange, Gap
 from indexd.audit.task import LogRange
 from indexd.commitlog.batcher import DispatchBatch

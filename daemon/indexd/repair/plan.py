@@ -14,7 +14,7 @@ from typing import Any
 
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
-from indexd.audit.files import BrokerFile
+from indexd.audit.plan import BrokerFile
 from indexd.audit.result import FlavourRange
 from indexd.config import Config
 from indexd.index.entries import first_entry_at

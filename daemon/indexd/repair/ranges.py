@@ -21,9 +21,8 @@ from itertools import pairwise
 import numpy as np
 
 from indexd.audit import AuditReport
-from indexd.audit.files import BrokerFile, LogProbe
 from indexd.audit.match import Rows
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, BrokerFile, LogProbe
 from indexd.audit.result import FlavourRange, Hole
 from indexd.audit.task import LogRange
 from indexd.commitlog.segments import list_segments
