@@ -87,7 +87,7 @@ def test_frames_of_a_removed_longer_log_are_not_taken_when_the_broker_is_asked(t
 
 def test_behind_a_frame_that_was_passed_over_nobody_knows_what_is_of_the_log(tmp_path: Path) -> None:
     """The damaged frame may be the only one that was written after a cut: all behind it may be removed messages."""
-    offsets, kept = cut(tmp_path)
+    offsets, _ = cut(tmp_path)
     patch(tmp_path / f"{0:020d}", offsets[106] + 4, b"\0\0\0\1")
     read = Read(tmp_path, skip_corrupt=True, corrupt_after=0.05).on()
     assert isinstance(read.end, Skipped)
