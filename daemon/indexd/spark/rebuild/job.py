@@ -32,11 +32,11 @@ from indexd import __version__
 from indexd.commitlog.evidence import Evidence, FrameReader, thinned
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import AT_FIRST, NEVER, LogLimit, Stand, ask_what_stands
+from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
-from indexd.flush.frontier import UNPROVEN, Frontier, Uncovered, add_uncovered
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import write_down
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, FileMark
@@ -172,7 +172,8 @@ def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovere
             gaps = add_uncovered(gaps, Uncovered(gap.begin, gap.end, gap.reason))
     if stand.unproven_from is not None:
         end = max(run.batch_end for run in runs)
-        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, UNPROVEN))
+        reason = DOUBTED if stand.newest == UNREADABLE_TIMESTAMP else UNPROVEN
+        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, reason))
     return gaps
 
 
@@ -187,6 +188,10 @@ def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
             stand = Stand(run.last_timestamp)
         else:
             stand = stand.after(run.first_offset, run.stand)
+            passed = [gap.end for gap in run.skipped if not gap.is_expired]
+            if passed:
+                first = passed[0] if stand.unproven_from is None else min(passed[0], stand.unproven_from)
+                stand = Stand(UNREADABLE_TIMESTAMP, first)
     return stand
 
 
@@ -283,7 +288,7 @@ class _Rebuild:
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
-            stand = stand._replace(unproven_from=None)
+            stand = Stand(_last_timestamp(runs) if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
             fresh_frontier(config, self._store).with_outputs(
                 index=index, consumeQueue=queues.mark if queues is not None else None, sparse=sparse
@@ -387,6 +392,10 @@ class _Rebuild:
             self._on_progress(done + (share * now // total if total else share), self._size)
 
         return self._run_tasks(work, items, sizes=sizes, progress=tell)
+
+
+def _last_timestamp(runs: Sequence[Run]) -> int:
+    return next((run.last_timestamp for run in reversed(runs) if run.first_offset is not None), NEVER)
 
 
 def _is_doubtful(runs: Sequence[Run], segment_size: int) -> bool:
