@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from indexd.commitlog.writer import blank_record
 from indexd.config.units import parse_place
 from indexd.errors import BusyError, CorruptDataError, SparkError, UnsafeStoreError, UsageError
 from indexd.spark import export as exporting
@@ -161,12 +160,6 @@ def offsets_of(store: Path) -> list[int]:
     return [message.phy_offset for message in logged(store)]
 
 
-def zero_from(store: Path, offset: int) -> None:
-    with (store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}").open("r+b") as file:
-        file.seek(offset % SEGMENT_SIZE)
-        file.write(bytes(SEGMENT_SIZE - offset % SEGMENT_SIZE))
-
-
 def content(to: Path) -> dict[str, bytes]:
     return {name: (to / name).read_bytes() for name in files_of(to)}
 
@@ -200,11 +193,11 @@ def test_what_it_says_is_what_is_there(spark: SparkSession, store: Path, tmp_pat
 def test_an_empty_log_gives_a_file_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
     store, to = tmp_path / "store", tmp_path / "out"
     (store / "commitlog").mkdir(parents=True)
-    found = run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS)
+    found = run(spark, store, to, columns=DEFAULT_COLUMNS)
     assert (found.rows, found.end_offset) == (0, 0)
     assert [pq.read_schema(path).names for path in parquet_of(to)] == [list(DEFAULT_COLUMNS)]
     write_log(store, 100)
-    assert run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS).rows == 100
+    assert run(spark, store, to, mode="overwrite", columns=DEFAULT_COLUMNS).rows == 100
 
 
 def test_a_job_that_fails_leaves_the_target_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -248,10 +241,10 @@ def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Pa
     run(spark, store, to)
     with pytest.raises(UsageError, match="holds an export"):
         run(spark, store, to)
-    lock = DirectoryLock(to / "_lock")
+    lock = DirectoryLock(tmp_path / "out.lock")
     lock.acquire()
     with pytest.raises(BusyError):
-        run(spark, store, to, mode="append")
+        run(spark, store, to, mode="overwrite")
     lock.release()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()
@@ -260,76 +253,20 @@ def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Pa
     pq.write_table(pa.table({"x": [1]}), tmp_path / "alien" / alien)
     (tmp_path / "alien/_SUCCESS").touch()
     for name, mine in (("mine", "letter.txt"), ("alien", alien)):
-        for mode in ("overwrite", "append"):
-            with pytest.raises(UsageError, match=mine):
-                run(spark, store, tmp_path / name, mode=mode)
+        with pytest.raises(UsageError, match=mine if name == "mine" else "no export has written"):
+            run(spark, store, tmp_path / name, mode="overwrite")
         assert mine in files_of(tmp_path / name)
 
 
-def test_append_reads_on(spark: SparkSession, tmp_path: Path) -> None:
-    store, to = tmp_path / "store", tmp_path / "out"
-    end = write_log(store, 100)
-    run(spark, store, to, mode="append")
-    assert run(spark, store, to, mode="append").rows == 0
-    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(end)
-        file.write(blank_record(SEGMENT_SIZE - end))
-    write_log(store, 20, seed=2, start_offset=SEGMENT_SIZE)
-    found = run(spark, store, to, mode="append")
-    assert (found.rows, found.begin_offset, found.expired) == (20, end, None)
-    assert offsets_in(to) == offsets_of(store)
-    for other in ({"topics": frozenset({"OrderPaid"})}, {"begin": 0}, {"columns": ("size",)}):
-        with pytest.raises(UsageError, match="holds an export with another"):
-            run(spark, store, to, mode="append", **other)
-    # A log that was cut, and written on or not.
-    zero_from(store, SEGMENT_SIZE)
-    zero_from(store, offsets_of(store)[80])
-    for count in (0, 30):
-        write_log(store, count, seed=3, start_offset=offsets_of(store)[79] + logged(store)[79].size)
-        with pytest.raises(UnsafeStoreError, match="the log was cut") as caught:
-            run(spark, store, to, mode="append", on_expired="skip")
-        assert "--mode overwrite" in caught.value.line()
-    run(spark, store, to, mode="overwrite")
-    assert offsets_in(to) == offsets_of(store)
-
-
-def test_what_expired_is_refused_or_stated(spark: SparkSession, tmp_path: Path) -> None:
-    store, to, begin = tmp_path / "store", tmp_path / "out", 5 * SEGMENT_SIZE
-    write_log(store, 100)
-    end = run(spark, store, to).end_offset
-    old = offsets_in(to)
-    shutil.rmtree(store / "commitlog")
-    write_log(store, 200, seed=2, start_offset=begin)
-    with pytest.raises(UnsafeStoreError, match=rf"begins at {begin}, .* up to {end}: ") as caught:
-        run(spark, store, to, mode="append")
-    assert "--on-expired skip" in caught.value.line()
-    found = run(spark, store, to, mode="append", on_expired="skip")
-    assert (found.expired, found.begin_offset, found.rows) == ((end, begin), begin, 200)
-    assert offsets_in(to) == old + offsets_of(store)
-    assert run(spark, store, to, mode="append").expired is None
-
-
-def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
-    """As the committer leaves it: some files of the job are moved already, others are not."""
-    store, to = tmp_path / "store", tmp_path / "out"
-    write_log(store, 1000)
+def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    to, left = tmp_path / "out", tmp_path / "out.building"
+    run(spark, store, tmp_path / "other")
+    left.mkdir()
+    shutil.copy(parquet_of(tmp_path / "other")[0], left)
+    (left / "_temporary").mkdir()
     run(spark, store, to)
-    write_log(store, COUNT)
-    killed = tmp_path / "killed"
-    run(spark, store, killed, mode="append")
-    moved, waiting, *_ = parquet_of(killed)
-    (to / "_temporary/0/task_1").mkdir(parents=True)
-    shutil.copy(moved, to)
-    shutil.copy(waiting, to / "_temporary/0/task_1")
-    assert run(spark, store, to, mode="append").rows == COUNT - 1000
     assert offsets_in(to) == offsets_of(store)
-    assert not (to / "_temporary").exists()
-    # One that replaced, when both were there.
-    (to / "_SUCCESS").unlink()
-    with pytest.raises(UnsafeStoreError, match="no _SUCCESS"):
-        run(spark, store, to, mode="append")
-    run(spark, store, to, mode="overwrite")
-    assert offsets_in(to) == offsets_of(store)
+    assert not left.exists()
 
 
 def test_what_executors_wrote_elsewhere_is_missed(

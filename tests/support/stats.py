@@ -173,8 +173,8 @@ def hostile_report() -> Report:
     event = {"phyOffset": 9, "before": BASE_TIME + 10_000, "after": BASE_TIME + 2000, "ms": 8000}
     bucket = {"from": 28, "to": 31, "messages": 900, "bytes": 30_000}
     file = {"file": 0, "entries": 2700, "usedSlots": 2000, "longestChain": 9, "meanChain": 2.5}
-    return Report.model_validate(
-        {
+    return {
+            "kind": "stats", "version": 3,
             "store": f"/data/{HOSTILE[0]}", "flavour": "5.4", "beginOffset": 0, "endOffset": 90_000, "skippedBytes": 0,
             "unreadableAt": None, "selection": {"topics": [], "begin": None, "end": None}, **size,
             "firstStoreTimestamp": BASE_TIME, "lastStoreTimestamp": BASE_TIME + 40_000, "compressed": 3,
@@ -196,5 +196,4 @@ def hostile_report() -> Report:
                 "longestChain": {"entries": 9, "file": 0},
                 "verdict": {"answer": "right", "words": ["5,000 slots are right: so it is."]},
             },
-        }
-    )  # fmt: skip
+        }  # fmt: skip

@@ -180,7 +180,7 @@ def expiring(broker: Broker, after: int, count: int) -> AuditReport:
         return parts
 
     options = AuditOptions(samples=0)
-    return run_audit(broker.config, Disk(), options, lambda size: plan_audit(Disk(), broker.config, size=size), run)
+    return run_audit(broker.config, Disk(), options, lambda: plan_audit(Disk(), broker.config), run)
 
 
 def covered(report: AuditReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tasks of the statistics count, against plain Python; the verdict's arithmetic; the terminal and the page."""
+"""Statistics without Spark, against plain Python; and exports that cannot be asked for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.cli.main import main
 from indexd.commitlog.writer import FrameSpec
+from indexd.config.units import parse_place
 from indexd.errors import DisturbedError
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
+from indexd.spark.export import hadoop_uri
 from indexd.spark.stats.content import TEXTS, Selection, bucket_begins, bucket_end, largest, step_for
 from indexd.spark.stats.index import (
     RIGHT,
@@ -25,10 +29,11 @@ from indexd.spark.stats.index import (
     count_file,
     judge_index,
     judge_slots,
-)  # fmt: skip
+)
 from indexd.spark.stats.report import Report
 from indexd.spark.stats.show import print_report, render_page
 from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
+from support.small_log import write_log
 from support.stats import (
     BASE_TIME,
     HOSTILE,
@@ -39,7 +44,7 @@ from support.stats import (
     naive_counts,
     splits_of,
     written_log,
-)  # fmt: skip
+)
 from support.strategies import Sample, logs
 
 # --- content ---
@@ -231,8 +236,8 @@ def test_the_page_shows_times_and_the_clock_and_stays_small() -> None:
     rows = [
         {"topic": f"Topic{n % 30}", "begin": BASE_TIME + 3_600_000 * (n // 30), "messages": n} for n in range(72_000)
     ]
-    topics = [report.topics[0] | {"topic": f"Topic{n}"} for n in range(1000)]
-    large = report.model_copy(update={"bins": {"stepMs": 3_600_000, "rows": rows}, "topics": topics})
+    topics = [report["topics"][0] | {"topic": f"Topic{n}"} for n in range(1000)]
+    large = report | {"bins": {"stepMs": 3_600_000, "rows": rows}, "topics": topics}
     assert len(render_page(large, 1000).encode()) < 500_000
 
 
@@ -253,12 +258,12 @@ def test_the_terminal_shows_no_markup_and_no_control_character(
 
 def empty_report(**changes: Any) -> Report:
     nothing = {"messages": 0, "topics": [], "hours": [], "bins": {"stepMs": 1000, "rows": []}, "index": None}
-    return hostile_report().model_copy(update=nothing | changes)
+    return hostile_report() | nothing | changes
 
 
 def test_of_an_empty_log_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no message" in render_page(empty_report(), 20)
-    print_report(empty_report(first_store_timestamp=None, unreadable_at=77, skipped_bytes=2048), 20)
+    print_report(empty_report(firstStoreTimestamp=None, unreadableAt=77, skippedBytes=2048), 20)
     shown = capsys.readouterr().out
     assert "There is no message" in shown
     assert "2 KiB of the log were passed over" in shown
@@ -266,7 +271,7 @@ def test_of_an_empty_log_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_the_names_of_the_interface() -> None:
-    found = hostile_report().model_dump(by_alias=True)
+    found = hostile_report()
     assert (found["kind"], found["version"]) == ("stats", 3)
     assert {"beginOffset", "firstStoreTimestamp", "withoutAnyKey", "keysSeen", "hotUniqKeys", "bodySizes"} <= set(found)
 
@@ -284,3 +289,53 @@ def test_words() -> None:
     assert show_utc(-1, seconds=True) == "1969-12-31 23:59:59.999"
     assert show_name("a\nb\u202ec") == "a\\nb\\u202ec"
     assert len(show_name("x" * 500)) == 120
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "text"),
+    [
+        (["--columns", "phyOffset,nothing"], 2, "no column 'nothing'"),
+        (["--topics", "A,,B"], 2, "is no list of names"),
+        (["--topics", "A,"], 2, "is no list of names"),
+        (["-b", "2", "-e", "1"], 2, "is behind the last one"),
+        (["--max-records-per-file", "-1"], 2, "is negative"),
+        (["--partition-by", "hour"], 2, "hour is no partition"),
+        (["--partition-by", "day,day"], 2, "given twice"),
+        (["--columns", "topic", "--partition-by", "topic"], 2, "no column is left"),
+        (["--mode", "replace"], 2, "replace"),
+        (["--to", "ftp://h/x"], 2, "no place"),
+        (["--to", "s3://key:secret@b/x"], 2, "s3://***@b/x holds options; give them to Hadoop"),
+        (["--to", "STORE/x"], 3, "inside the store"),
+        (["--to", "FILE"], 2, "is a file"),
+        (["--store", "/nowhere"], 3, "no directory"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_line_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, text: str
+) -> None:
+    store, file = tmp_path / "store", tmp_path / "file"
+    write_log(store, 10)
+    file.touch()
+    given = ["export", "--store", str(store), "--data", str(tmp_path / "data"), "--to", str(tmp_path / "out")]
+    with (
+        mock.patch("indexd.cli.export.spark_session", side_effect=AssertionError("a session")),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([*given, *(flag.replace("STORE", str(store)).replace("FILE", str(file)) for flag in flags)])
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (code, 1)
+    assert text in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "uri"),
+    [
+        ("s3://bucket/a%20b/c", "s3a://bucket/a b/c"),
+        ("hdfs://head:8020/x", "hdfs://head:8020/x"),
+        ("file:///a%20b", "file:/a b"),
+        ("/a b/%2F", "file:/a b/%2F"),
+    ],
+)
+def test_places_are_named_as_hadoop_does(place: str, uri: str) -> None:
+    assert hadoop_uri(parse_place(place)) == uri

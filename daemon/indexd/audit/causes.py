@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.load import index_key, writes_index
 from indexd.config.units import RemotePath
-from indexd.errors import CorruptDataError, DiskError
+from indexd.errors import CorruptDataError, MissingOk
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.check import time_difference
 from indexd.index.entries import first_entry_at
@@ -65,14 +66,9 @@ def look_at_store(disk: Disk, config: Config) -> StoreState:
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with FrameReader(disk, log) as frames:
         firsts = [(segment, frames.evidence(segment.base)) for segment in log.segments]
-    try:
+    checkpoint = None
+    with suppress(CorruptDataError), MissingOk():
         checkpoint = StoreCheckpoint.unpack(disk.read(store / "checkpoint"), store / "checkpoint")
-    except CorruptDataError:
-        checkpoint = None
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        checkpoint = None
     is_copy = isinstance(store, RemotePath)
     return StoreState(
         lock=BrokerLock(False, None, "none", f"{store} is a copy behind a URI")
@@ -201,15 +197,11 @@ def _count(disk: Disk, file: BrokerFile, plan: AuditPlan, begin: int) -> tuple[i
     # Entries of messages before ``begin``, and from there on; those that point before the log are nobody's loss.
     if not file.is_readable or file.entries == 0:
         return 0, 0
-    try:
-        with disk.open_read(plan.folder / file.name) as opened:
-            bounds = (plan.log_begin, begin)
-            first, split = (first_entry_at(opened, plan.layout, 1, file.count, offset) for offset in bounds)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return 0, 0
-    return split - first, file.count - split
+    with MissingOk(), disk.open_read(plan.folder / file.name) as opened:
+        bounds = (plan.log_begin, begin)
+        first, split = (first_entry_at(opened, plan.layout, 1, file.count, offset) for offset in bounds)
+        return split - first, file.count - split
+    return 0, 0
 
 
 # Segments whose frames a broker goes through when it starts, before and from 5.4 on (spec rocketmq-store 7.2).

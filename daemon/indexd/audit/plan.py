@@ -36,7 +36,7 @@ from indexd.commitlog.evidence import FrameReader, MessageLookup
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.units import RemotePath
-from indexd.errors import DiskError, UnsafeStoreError, UsageError
+from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
 from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries
 from indexd.index.format import FLAVOURS, HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, index_key_hash, unpack_slot
 from indexd.recovery.open import frame_size_max
@@ -182,12 +182,8 @@ def look_at(
     """
     found = []
     for name in sizes:
-        try:
-            with disk.open_read(folder / name) as file:
-                found.append(_look(file, name, layout, probe))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
+        with MissingOk(), disk.open_read(folder / name) as file:
+            found.append(_look(file, name, layout, probe))
     if found and not any(file.is_readable for file in found):
         cut = [size for size in sizes.values() if HEADER_SIZE < size < layout.file_size]
         if not is_layout_given or max(sizes.values()) > layout.file_size or len(set(cut)) < len(cut):
@@ -333,21 +329,17 @@ def _sample(
 ) -> Counter[str]:
     # How many of the sampled messages speak for each flavour.
     votes: Counter[str] = Counter()
-    try:
-        with disk.open_read(folder / file.name) as opened:
-            low = first_entry_at(opened, layout, 1, file.count, max(file.begin, lookup.log.min_offset or 0))
-            for number in range(windows):
-                for size in _WINDOW_SIZES:
-                    first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
-                    entries = read_entries(opened, layout, first, min(size, file.count - first))
-                    pairs = zip(phy_offsets(entries).tolist(), entries[:, 0].byteswap().tolist(), strict=True)
-                    if _count(list(pairs), lookup, votes):
-                        break
-                if first + size >= file.count and first == low:
+    with MissingOk(), disk.open_read(folder / file.name) as opened:
+        low = first_entry_at(opened, layout, 1, file.count, max(file.begin, lookup.log.min_offset or 0))
+        for number in range(windows):
+            for size in _WINDOW_SIZES:
+                first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
+                entries = read_entries(opened, layout, first, min(size, file.count - first))
+                pairs = zip(phy_offsets(entries).tolist(), entries[:, 0].byteswap().tolist(), strict=True)
+                if _count(list(pairs), lookup, votes):
                     break
-    except DiskError as error:
-        if not error.is_missing or error.path != folder / file.name:
-            raise  # else the broker has removed it meanwhile
+            if first + size >= file.count and first == low:
+                break
     return votes
 
 

@@ -18,7 +18,7 @@ from indexd.audit.result import Part
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import MessageLookup
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError
+from indexd.errors import CorruptDataError, MissingOk
 from indexd.index.format import FLAVOURS, Flavour, index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.query.message import TIME_MAX
@@ -87,12 +87,8 @@ def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], coun
         files = []
         for name, size in reversed(list_index(disk, plan.folder).items()):
             if size == layout.file_size:
-                with suppress(CorruptDataError):
-                    try:
-                        files.append(IndexFileReader(stack.enter_context(disk.open_read(plan.folder / name)), layout))
-                    except DiskError as error:
-                        if not error.is_missing:  # else it has expired meanwhile
-                            raise
+                with suppress(CorruptDataError), MissingOk():
+                    files.append(IndexFileReader(stack.enter_context(disk.open_read(plan.folder / name)), layout))
         for turn, offset in enumerate(offsets):
             message = lookup.at(offset)
             names = _names(message, FLAVOURS[flavour_at(plan.eras, offset)]) if isinstance(message, Message) else []

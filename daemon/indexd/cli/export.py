@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from indexd.spark.export import Exported, ExportRequest
 
 _COMPRESSIONS = ("zstd", "snappy", "none")
-_MODES = ("error", "overwrite", "append")
-_ON_EXPIRED = ("fail", "skip")
+_MODES = ("error", "overwrite")
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -54,15 +53,7 @@ def register(commands: Any, common: Parser) -> None:
         "--mode",
         choices=_MODES,
         default="error",
-        help="when DIR holds an export: stop; replace it; or add what the log has behind the last export of the same "
-        "store, with the same topics and times (default: error)",
-    )
-    parser.add_argument(
-        "--on-expired",
-        choices=_ON_EXPIRED,
-        default="fail",
-        help="when messages expired behind the export that --mode append goes on with: stop, or go on without them "
-        "(default: fail)",
+        help="when DIR holds an export: stop, or replace it (default: error)",
     )
     parser.set_defaults(function=export)
 
@@ -110,7 +101,6 @@ def _request(args: argparse.Namespace, config: Config, to: Path) -> ExportReques
         partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
         max_records_per_file=args.max_records_per_file,
         split_size=config.spark.split_size or None,
-        on_expired=args.on_expired,
     )
     check_request(request)
     return request
@@ -134,14 +124,12 @@ def _row(found: Exported, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "to": args.to,
         "mode": args.mode,
-        "job": found.job,
         "rows": found.rows,
         "files": found.files,
         "bytes": found.bytes,
         "partitions": found.partitions,
         "beginOffset": found.begin_offset,
         "endOffset": found.end_offset,
-        "expiredBytes": found.expired[1] - found.expired[0] if found.expired else 0,
         "missingTopics": list(found.missing_topics),
         "seconds": round(found.seconds, 6),
     }
@@ -156,8 +144,5 @@ def _print(found: Exported, to: str) -> None:
         words += f" in {found.partitions:,} partitions"
     print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
     print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
-    if found.expired:
-        begin, end = found.expired
-        print_line(f"  log bytes {begin} to {end} had expired before they were exported: their messages are missing")
     for topic in found.missing_topics:
         print_line(f"  no message of the topic {printable(topic)}")

@@ -83,7 +83,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
     if args.report is not None:
         write_page(report, OutputDisk(), Path(args.report), args.top)
     if wants_json(args):
-        print_json(report.model_dump(by_alias=True))
+        print_json(report)
         return 0
     print_report(report, args.top)
     if args.report is not None:

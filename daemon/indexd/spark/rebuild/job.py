@@ -39,13 +39,12 @@ from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeSto
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import write_down
 from indexd.flush.watch import LogChangeDetector
-from indexd.index.format import FLAVOURS, FileMark
+from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, check_target
 from indexd.spark.rebuild.runs import Run, RunWriter
-from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesResult, QueuesTask, SparseTask, Task
+from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesTask, SparseTask, Task
 from indexd.spark.splits import Split, SplitReader, plan_splits
-from indexd.sparse.format import SparseMark
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, building_of
@@ -284,15 +283,17 @@ class _Rebuild:
         token = uuid.uuid4().hex
         disk.write_atomically(places[0], token.encode())
         runs = self._stage_one(StageOne(config, places[1], places[0], token), splits, begin)
-        index, queues, sparse = self._stage_two(runs, places[2])
+        marks = self._stage_two(runs, places[2])
+        left_out = 0
+        if marks["consumeQueue"] is not None:
+            marks["consumeQueue"], counters = marks["consumeQueue"]
+            left_out = counters.without_unit
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
             stand = Stand(_last_timestamp(runs) if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
-            fresh_frontier(config, self._store).with_outputs(
-                index=index, consumeQueue=queues.mark if queues is not None else None, sparse=sparse
-            ),
+            fresh_frontier(config, self._store).with_outputs(**marks),
             begin_offset=begin,
             phy_offset=ends[-1] if ends else begin,
             store_timestamp=next((run.store_timestamp for run in reversed(runs) if run.store_timestamp), 0),
@@ -312,12 +313,12 @@ class _Rebuild:
             entries=sum(run.entries for run in runs),
             bytes=frontier.phy_offset - begin,
             seconds=0.0,
-            files=len(index),
+            files=len(marks["index"]),
             begin_offset=begin,
             phy_offset=frontier.phy_offset,
             skipped_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if not gap.is_unproven),
             unproven_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if gap.is_unproven),
-            left_out_messages=queues.counters.without_unit if queues is not None else 0,
+            left_out_messages=left_out,
             unreadable=runs[-1].unreadable if runs else None,
         )
         return SparkRebuilt(rebuilt, self._tasks)
@@ -355,32 +356,28 @@ class _Rebuild:
         with FrameReader(self._disk, log) as frames:
             return ask_what_stands(self._log_limit, frames, end)
 
-    def _stage_two(
-        self, runs: Sequence[Run], attempts: Path
-    ) -> tuple[tuple[FileMark, ...], QueuesResult | None, SparseMark | None]:
-        config, disk, files = self._config, Disk(), self._files
-        index = IndexTask.plan(runs, config, attempts)
-        queues = QueuesTask.plan(runs, config, attempts) if config.outputs.consume_queue else []
-        sparse = SparseTask.plan(runs, config, attempts) if config.outputs.sparse else []
-        tasks: list[Task] = [*index, *queues, *sparse]
+    def _stage_two(self, runs: Sequence[Run], attempts: Path) -> dict[str, Any]:
+        # What each output holds, by its name in the frontier; None for one that is not wanted.
+        config, files, half = self._config, self._files, self._size // 2
+        kinds: list[tuple[str, Any, Path, bool]] = [
+            ("index", IndexTask, files.index, True),
+            ("consumeQueue", QueuesTask, files.consumequeue, config.outputs.consume_queue),
+            ("sparse", SparseTask, files.sparse, config.outputs.sparse),
+        ]
+        plans = [kind.plan(runs, config, attempts) if is_wanted else [] for _, kind, _, is_wanted in kinds]
         # The largest first: none is left when all others are done.
-        order = sorted(range(len(tasks)), key=lambda number: -tasks[number].cost)
-        ordered, half = [tasks[number] for number in order], self._size // 2
+        ordered: list[Task] = sorted((task for plan in plans for task in plan), key=lambda task: -task.cost)
         build = partial(_build, tuple(run.slim() for run in runs))
         made = self._in_tasks(build, ordered, [task.cost for task in ordered], half, self._size - half)
-        results = dict(zip(order, made, strict=True))
-        built = [results[number] for number in range(len(tasks))]
-        index_built, queues_built = built[: len(index)], built[len(index) : len(index) + len(queues)]
-        sparse_built = built[len(index) + len(queues) :]
-        # First whether all is what was planned; then it is moved.
-        queues_done = QueuesTask.collect(runs, queues, queues_built, config) if config.outputs.consume_queue else None
-        sparse_done = SparseTask.collect(sparse, sparse_built, config) if config.outputs.sparse else None
-        marks = IndexTask.commit(disk, index, index_built, files.index)
-        if config.outputs.consume_queue:
-            QueuesTask.commit(disk, queues_built, files.consumequeue)
-        if config.outputs.sparse:
-            SparseTask.commit(disk, sparse_built, files.sparse)
-        return marks, queues_done, sparse_done
+        built = {id(task): one for task, one in zip(ordered, made, strict=True)}
+        marks: dict[str, Any] = {}
+        for (name, kind, directory, is_wanted), plan in zip(kinds, plans, strict=True):
+            marks[name] = None
+            if is_wanted:
+                Disk().make_dir(directory)
+                marks[name] = kind.commit(plan, [built[id(task)] for task in plan], directory, runs, config)
+                Disk().sync_dir(directory)
+        return marks
 
     def _in_tasks(
         self, work: Callable[[Any], Any], items: Sequence[Any], sizes: Sequence[int], done: int, share: int

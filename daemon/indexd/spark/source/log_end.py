@@ -19,7 +19,7 @@ from indexd.commitlog.format import BLANK_SIZE, Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
-from indexd.errors import DiskError, DisturbedError
+from indexd.errors import DisturbedError, MissingOk
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import once
 from indexd.spark.splits import Split, plan_splits
@@ -62,9 +62,6 @@ class LogEnd:
         options = replace(once(reader_options(config)), check_tail=False)
         self._settle = max(options.settle, options.corrupt_after)
         self._reader = LogReader(disk, config.store.commit_log_directories, rules, options)
-
-    def __repr__(self) -> str:
-        return f"LogEnd({self._reader})"
 
     @property
     def log(self) -> SegmentList:
@@ -175,13 +172,9 @@ class LogEnd:
 
     def _is_in_use(self, segment: Segment) -> bool:
         """Whether the segment holds anything: a broker makes one ahead."""
-        try:
-            with self._disk.open_read(segment.path) as file:
-                return any(file.pread(BLANK_SIZE, 0))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return False  # expired just now, or not made yet
+        with MissingOk(), self._disk.open_read(segment.path) as file:
+            return any(file.pread(BLANK_SIZE, 0))
+        return False  # expired just now, or not made yet
 
 
 def machine_slots() -> int:

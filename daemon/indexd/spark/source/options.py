@@ -35,7 +35,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.alias_generators import to_camel
 
 from indexd.config import KEYS, Config, load, parse_size
-from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.errors import IndexdError, MissingOk, UsageError
 from indexd.query.by_time import scan_start
 from indexd.query.source import open_index
 from indexd.spark.source.columns import DEFAULT_COLUMNS, parse_columns
@@ -138,16 +138,11 @@ def with_known_segment_size(config: Config) -> Config:
         return config
     disk = disk_for(config)
     for directory in config.store.commit_log_directories:
-        try:
-            files = disk.list_dir(directory)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            continue
-        for name, size in files:
-            if segment_base(name) is not None and size > 0:
-                store = config.store.model_copy(update={"segment_size": size})
-                return config.model_copy(update={"store": store})
+        with MissingOk():
+            for name, size in disk.list_dir(directory):
+                if segment_base(name) is not None and size > 0:
+                    store = config.store.model_copy(update={"segment_size": size})
+                    return config.model_copy(update={"store": store})
     return config
 
 

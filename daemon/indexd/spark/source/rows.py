@@ -97,9 +97,6 @@ class RowReader:
         self._topics = texts([])
         self._kept_topics = np.zeros(0, dtype=np.bool_)
 
-    def __repr__(self) -> str:
-        return f"RowReader({self.split_reader.split}, columns={','.join(self.schema.names)})"
-
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self.split_reader:
             if isinstance(batch, Skipped):
@@ -242,12 +239,11 @@ class Locator:
         odd = np.flatnonzero(slow == kernel.NOT_ASCII)
         if len(odd):
             start, end = self._field(kernel.PROPERTIES)[odd], self._field(kernel.PROPERTIES + 1)[odd]
-            read = self._texts(start, end, pa.binary())
+            slow[odd] = 0
             try:
-                read.cast(pa.string())
-                slow[odd] = 0
-            except pa.ArrowInvalid:
-                slow[odd] = [not _is_utf8(text) for text in read.to_pylist()]
+                self._texts(start, end, pa.binary()).cast(pa.string())
+            except pa.ArrowInvalid:  # one of them is no UTF-8: the plain decoder sees which
+                slow[odd] = 1
 
     def _field(self, number: int) -> Int64s:
         return self._rows[number, : self._count]
@@ -302,11 +298,3 @@ def host_text(host: bytes) -> str:
     """``address:port`` of a host as stored, 8 or 20 bytes; IPv6 in brackets."""
     address, port = ipaddress.ip_address(host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

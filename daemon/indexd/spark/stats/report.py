@@ -1,8 +1,7 @@
 """The statistics of a log as one object, ``Report``, and how Spark makes it from the count rows of all splits.
 
-The object is what ``indexd stats --json`` prints and what terminal and page show. Times are ms since 1970, sizes bytes.
-Rows inside it are plain dicts with the JSON's keys. Texts are as the log has them, hostile ones too: whoever shows them
-escapes them.
+The object, a dict, is what ``indexd stats --json`` prints and what terminal and page show. Times are ms since 1970,
+sizes bytes. Texts are as the log has them, hostile ones too: whoever shows them escapes them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -58,49 +55,11 @@ FIGURES_MAX = 1 << 18
 _OCCURRENCES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 1024), (1025, None))
 _TRANSACTIONS = {0x0: "normal", 0x4: "prepared", 0x8: "committed", 0xC: "rolled_back"}
 Row = dict[str, Any]
+#: What the log holds from ``beginOffset`` to ``endOffset``; ``index`` is None of a quick run.
+Report = Row
 Rows = Sequence[Row]
 #: Given the name of a stage, where to tell how far it is.
 Progress = Callable[[str], Callable[[int, int], None] | None]
-
-
-class Report(BaseModel):
-    """What the log holds from ``begin_offset`` to ``end_offset``; ``index`` is None of a quick run."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
-
-    kind: str = "stats"
-    version: int = VERSION
-    store: str
-    flavour: str
-    begin_offset: int
-    end_offset: int
-    skipped_bytes: int
-    unreadable_at: int | None
-    selection: Row
-    first_store_timestamp: int | None
-    last_store_timestamp: int | None
-    messages: int
-    bytes: int
-    body_bytes: int
-    keys: int
-    without_keys: int
-    without_any_key: int
-    tagged: int
-    entries: int
-    compressed: int
-    transactions: dict[str, int]
-    topics: list[Row]
-    hours: list[Row]
-    bins: Row
-    keys_seen: Row
-    uniq_keys_seen: Row
-    hot_keys: Row
-    hot_uniq_keys: Row
-    tags: Row
-    hosts: Row
-    body_sizes: Row
-    clock: Row
-    index: Row | None
 
 
 def collect(
@@ -133,24 +92,26 @@ def collect(
         files = run_tasks(spark, work, numbers, sizes=sizes, progress=progress("chains"))
         index = judge_index(files, config.index.hash_slot_num, config.index.index_num)
     everything = Selection()
-    return Report(
-        store=str(config.store.store or config.store.commit_log_directories[0]),
-        flavour=config.index.flavour,
-        begin_offset=splits[0].begin if splits else 0,
-        end_offset=seen[-1]["next"] if splits else 0,
-        skipped_bytes=sum(split["skipped"] for split in seen),
-        unreadable_at=seen[-1]["unreadable"] if splits else None,
-        selection={
+    return {
+        "kind": "stats",
+        "version": VERSION,
+        "store": str(config.store.store or config.store.commit_log_directories[0]),
+        "flavour": config.index.flavour,
+        "beginOffset": splits[0].begin if splits else 0,
+        "endOffset": seen[-1]["next"] if splits else 0,
+        "skippedBytes": sum(split["skipped"] for split in seen),
+        "unreadableAt": seen[-1]["unreadable"] if splits else None,
+        "selection": {
             "topics": list(selection.topics),
             "begin": selection.begin if selection.begin > everything.begin else None,
             "end": selection.end if selection.end < everything.end else None,
         },
-        first_store_timestamp=first,
-        last_store_timestamp=last,
-        clock=_clock(seen, selection.silence),
-        index=index,
+        "firstStoreTimestamp": first,
+        "lastStoreTimestamp": last,
         **contents,
-    )
+        "clock": _clock(seen, selection.silence),
+        "index": index,
+    }
 
 
 def _rows(spark: SparkSession, frame: DataFrame) -> list[Row]:
@@ -212,7 +173,7 @@ def _contents(figures: Rows, step: int) -> Row:
             "stepMs": step,
             "rows": [{"topic": topic, "begin": at, "messages": n} for at, topic, n in bins if at != NO_TIME],
         },
-        "body_sizes": {
+        "bodySizes": {
             "median": quantile(buckets, "messages", 0.5),
             "p99": quantile(buckets, "messages", 0.99),
             "max": buckets[-1]["to"] if buckets else 0,
@@ -251,10 +212,10 @@ def _texts(spark: SparkSession, counted: DataFrame, top: int) -> Row:
         for name in TEXTS
     }
     return {
-        "keys_seen": _seen(times[KEYS]),
-        "uniq_keys_seen": _seen(times[UNIQ_KEY]),
-        "hot_keys": hot[KEYS],
-        "hot_uniq_keys": hot[UNIQ_KEY],
+        "keysSeen": _seen(times[KEYS]),
+        "uniqKeysSeen": _seen(times[UNIQ_KEY]),
+        "hotKeys": hot[KEYS],
+        "hotUniqKeys": hot[UNIQ_KEY],
         "tags": hot[TAGS],
         "hosts": hot[HOST],
     }

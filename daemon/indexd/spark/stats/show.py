@@ -32,42 +32,44 @@ _MARKS_MAX = 12
 
 def sections_of(report: Report, top: int) -> list[Section]:
     """What is shown of a report, in order; of each list the first ``top``."""
-    if not report.messages:
+    if not report["messages"]:
         return [Section("Messages", ["There is no message in what was read."])]
     events = [
         (kind, show_duration(event["ms"]), *(show_utc(event[name], seconds=True) for name in ("before", "after")),
          f"{event['phyOffset']:,}")
         for kind, found in (("step back", "largestSteps"), ("silence", "largestSilences"))
-        for event in report.clock[found][:top]
+        for event in report["clock"][found][:top]
     ]  # fmt: skip
-    clock = f"{report.clock['steps']:,} steps back, {report.clock['silences']:,} silences of more than "
-    sizes = report.body_sizes
-    compressed = f"; {show_share(report.compressed / report.messages)} are compressed" if report.compressed else ""
+    clock = f"{report['clock']['steps']:,} steps back, {report['clock']['silences']:,} silences of more than "
+    sizes = report["bodySizes"]
+    compressed = (
+        f"; {show_share(report['compressed'] / report['messages'])} are compressed" if report["compressed"] else ""
+    )
     body_words = f"Half of the bodies have up to {show_size(sizes['median'])}, 99 % up to {show_size(sizes['p99'])}, as"
     found = [
         _topics(report, top),
-        _hot("Hot keys", "key", report.hot_keys, report.keys, top),
+        _hot("Hot keys", "key", report["hotKeys"], report["keys"], top),
         _occurrences(report),
-        _hot("Unique keys that occur more than once", "unique key", report.hot_uniq_keys, report.messages, top),
-        _hot("Tags", "tags", report.tags, report.messages, top),
-        _hot("Hosts of producers", "host", report.hosts, report.messages, top),
+        _hot("Unique keys that occur more than once", "unique key", report["hotUniqKeys"], report["messages"], top),
+        _hot("Tags", "tags", report["tags"], report["messages"], top),
+        _hot("Hosts of producers", "host", report["hosts"], report["messages"], top),
         _powers("Body sizes", [f"{body_words} they are stored{compressed}."], sizes["buckets"],
                 ("body", ">messages", ">bytes"), lambda n: f"< {show_size(n)}", ("{:,}".format, show_size)),
-        Section("The store's clock", [f"{clock}{show_duration(report.clock['silenceMs'])}."],
+        Section("The store's clock", [f"{clock}{show_duration(report['clock']['silenceMs'])}."],
                 ("what", ">by", ">from (UTC)", ">to (UTC)", ">at"), events),
     ]  # fmt: skip
-    return [*found, *_index(report.index, top)]
+    return [*found, *_index(report["index"], top)]
 
 
 def _topics(report: Report, top: int) -> Section:
     rows = [
-        (show_name(row["topic"]), f"{row['messages']:,}", show_share(row["messages"] / report.messages),
+        (show_name(row["topic"]), f"{row['messages']:,}", show_share(row["messages"] / report['messages']),
          show_size(row["bytes"]), f"{row['keys']:,}", f"{row['withoutKeys']:,}", f"{row['tagged']:,}")
-        for row in report.topics[:top]
+        for row in report["topics"][:top]
     ]  # fmt: skip
-    more = len(report.topics) - len(rows)
+    more = len(report["topics"]) - len(rows)
     columns = ("topic", ">messages", ">share", ">size", ">keys", ">no keys", ">tagged")
-    bars = [row["messages"] / report.topics[0]["messages"] for row in report.topics[:top]]
+    bars = [row["messages"] / report["topics"][0]["messages"] for row in report["topics"][:top]]
     return Section(
         "Messages by topic", [f"The first {top:,}; there are {more:,} more."] if more else [], columns, rows, bars
     )
@@ -88,10 +90,10 @@ def _hot(title: str, what: str, hot: Row, total: int, top: int) -> Section:
 
 
 def _occurrences(report: Report) -> Section:
-    pairs = zip(report.keys_seen["byOccurrences"], report.uniq_keys_seen["byOccurrences"], strict=True)
+    pairs = zip(report["keysSeen"]["byOccurrences"], report["uniqKeysSeen"]["byOccurrences"], strict=True)
     used = [(key, uniq) for key, uniq in pairs if key["keys"] or uniq["keys"]]
     rows = [(_range(key["from"], key["to"]), *(show_number(one["keys"]) for one in (key, uniq))) for key, uniq in used]
-    bars = [key["keys"] / (report.keys_seen["distinct"] or 1) for key, _ in used]
+    bars = [key["keys"] / (report["keysSeen"]["distinct"] or 1) for key, _ in used]
     return Section("How often a key occurs", [], ("times", ">keys", ">unique keys"), rows, bars)
 
 
@@ -138,22 +140,22 @@ def _index(index: Row | None, top: int) -> list[Section]:
 def headline(report: Report) -> list[str]:
     """What was read, in a few lines."""
     lines = [
-        f"{report.messages:,} messages, {show_size(report.bytes)}, in log bytes {report.begin_offset:,} to "
-        f"{report.end_offset:,}"
+        f"{report['messages']:,} messages, {show_size(report['bytes'])}, in log bytes {report['beginOffset']:,} to "
+        f"{report['endOffset']:,}"
     ]
-    first, last, chosen = report.first_store_timestamp, report.last_store_timestamp, report.selection
+    first, last, chosen = report["firstStoreTimestamp"], report["lastStoreTimestamp"], report["selection"]
     if first is not None and last is not None:
         lines.append(f"stored {show_utc(first)} to {show_utc(last)} UTC, {show_duration(last - first)}")
     if any(value not in ([], None) for value in chosen.values()):
         topics = ", ".join(map(show_name, chosen["topics"])) or "all topics"
         times = f"{show_utc(chosen['begin'])} to {show_utc(chosen['end'])} UTC"
         lines.append(f"Only what was asked for: {topics}, {times}. What is said of the index is of the whole log.")
-    without = f"{report.without_keys:,} messages without, {report.without_any_key:,} without even a unique key"
-    lines.append(f"{report.keys:,} keys; {without}")
-    if report.skipped_bytes:
-        lines.append(f"{show_size(report.skipped_bytes)} of the log were passed over as unreadable")
-    if report.unreadable_at is not None:
-        lines.append(f"the log ends at offset {report.unreadable_at:,} in bytes that are no frame")
+    without = f"{report['withoutKeys']:,} messages without, {report['withoutAnyKey']:,} without even a unique key"
+    lines.append(f"{report['keys']:,} keys; {without}")
+    if report["skippedBytes"]:
+        lines.append(f"{show_size(report['skippedBytes'])} of the log were passed over as unreadable")
+    if report["unreadableAt"] is not None:
+        lines.append(f"the log ends at offset {report['unreadableAt']:,} in bytes that are no frame")
     return lines
 
 
@@ -172,7 +174,7 @@ def print_report(report: Report, top: int) -> None:
 
 def _print(console: Console, report: Report, top: int) -> None:
     block = "█" if console.encoding.lower().replace("-", "") == "utf8" else "#"
-    for section in [Section(show_name(report.store), headline(report)), *sections_of(report, top)]:
+    for section in [Section(show_name(report["store"]), headline(report)), *sections_of(report, top)]:
         console.print(Text(section.title, style="bold"))
         for words in section.words:
             console.print(Padding(Text(words), (0, 0, 0, 2)))
@@ -204,29 +206,29 @@ def write_page(report: Report, disk: Disk, path: Path, top: int) -> None:
 
 def render_page(report: Report, top: int) -> str:
     """The page of a report, of each list the first ``top``."""
-    store = show_name(report.store)
+    store = show_name(report["store"])
     return render_report(
         title=f"Commitlog of {store}", heading="What is in this commitlog", state="", lines=[store, *headline(report)],
         tiles=[
-            (show_number(report.messages), "messages"),
-            (show_size(report.bytes), "of frames"),
-            (show_number(len(report.topics)), "topics"),
-            (show_number(report.keys_seen["distinct"]), "distinct keys"),
-            (show_share(report.without_keys / report.messages if report.messages else None), "without a key"),
-            (show_number(report.clock["steps"]), "steps of the clock back"),
+            (show_number(report["messages"]), "messages"),
+            (show_size(report["bytes"]), "of frames"),
+            (show_number(len(report["topics"])), "topics"),
+            (show_number(report["keysSeen"]["distinct"]), "distinct keys"),
+            (show_share(report["withoutKeys"] / report["messages"] if report["messages"] else None), "without a key"),
+            (show_number(report["clock"]["steps"]), "steps of the clock back"),
         ],
         plot=_plot(report), sections=sections_of(report, top),
-        footer=f"index entries as RocketMQ {report.flavour} makes them · all times in UTC",
+        footer=f"index entries as RocketMQ {report['flavour']} makes them · all times in UTC",
     )  # fmt: skip
 
 
 def _plot(report: Report) -> Row | None:
     """Messages by topic and time as columns, with what the clock did, in per cent of the page's width."""
-    rows = report.bins["rows"]
+    rows = report["bins"]["rows"]
     if not rows:
         return None
-    step = max(report.bins["stepMs"], step_for(rows[-1]["begin"] - rows[0]["begin"]))
-    own = [row["topic"] for row in report.topics[:_TOPICS_MAX]]
+    step = max(report["bins"]["stepMs"], step_for(rows[-1]["begin"] - rows[0]["begin"]))
+    own = [row["topic"] for row in report["topics"][:_TOPICS_MAX]]
     sums: dict[int, Counter[int]] = defaultdict(Counter)
     for row in rows:
         topic = own.index(row["topic"]) if row["topic"] in own else _TOPICS_MAX
@@ -238,7 +240,7 @@ def _plot(report: Report) -> Row | None:
     def at(time: int) -> float:
         return float(100 * min(max((time - first) / span, 0), 1))
 
-    silences = [(at(event["before"]), at(event["after"])) for event in report.clock["largestSilences"][:_MARKS_MAX]]
+    silences = [(at(event["before"]), at(event["after"])) for event in report["clock"]["largestSilences"][:_MARKS_MAX]]
     ticks = range(first, first + span, -(-span // step // _TICKS) * step)
     return {
         "title": f"messages in {show_duration(step)}",
@@ -254,6 +256,6 @@ def _plot(report: Report) -> Row | None:
             for begin, counts in sums.items()
         ],
         "ticks": [(at(time), show_utc(time, seconds=step < STEPS[4]).partition(".")[0]) for time in ticks],
-        "steps": [at(event["before"]) for event in report.clock["largestSteps"][:_MARKS_MAX]],
+        "steps": [at(event["before"]) for event in report["clock"]["largestSteps"][:_MARKS_MAX]],
         "silences": silences,
     }
