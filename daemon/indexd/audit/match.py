@@ -30,6 +30,7 @@ from indexd.audit.kernel import (
 from indexd.audit.plan import NEVER, BrokerFile, phy_offsets
 from indexd.audit.result import FileSeen, Notes, Orphans, Part
 from indexd.commitlog.batcher import DispatchBatch
+from indexd.errors import MissingOk
 from indexd.index.check import ENTRY_KINDS, Condition, Place, judge_slot
 from indexd.index.check_kernel import (
     FOUND,
