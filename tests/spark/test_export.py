@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -113,27 +112,6 @@ def test_duckdb_reads_every_row(plain: Path, store: Path) -> None:
 
 def _order(row: dict[str, Any]) -> int:
     return int(row["phyOffset"])
-
-
-def test_any_topic_is_a_partition_for_pandas(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, rows = hostile
-    wanted = rows
-    # Without it the directories' names become a categorical, which can have no nulls over several files.
-    hive = ds.partitioning(pa.schema([("topic", pa.string()), ("day", pa.string())]), flavor="hive")
-    frame = pd.read_parquet(to, partitioning=hive)
-    found = frame.where(frame.notna(), None).to_dict("records")
-    assert sorted(found, key=_order) == sorted(wanted, key=_order)
-    some = pd.read_parquet(to, partitioning=hive, filters=[("topic", "==", "a=b")])
-    assert set(some["phyOffset"]) == {row["phyOffset"] for row in wanted if row["topic"] == "a=b"}
-    # What most will type, where all topics have names.
-    odd = [path for path in to.iterdir() if path.name.endswith("HIVE_DEFAULT_PARTITION__")]
-    assert len(odd) == 1
-    for path in odd:
-        path.rename(to / f"_{path.name}")
-    named = pd.read_parquet(to)
-    for path in odd:
-        (to / f"_{path.name}").rename(path)
-    assert sorted(named["topic"]) == sorted(row["topic"] for row in wanted if row["topic"] is not None)
 
 
 def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str, Any]]]) -> None:

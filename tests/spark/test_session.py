@@ -140,19 +140,6 @@ def test_results_come_in_the_order_of_the_items(spark: SparkSession) -> None:
     assert run_tasks(spark, lambda item: item * 2, [7]) == [14]
 
 
-def test_an_item_is_a_task_of_its_own(spark: SparkSession) -> None:
-    from indexd.spark.tasks import run_tasks
-
-    def partition(_: int) -> int:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        return context.partitionId()
-
-    assert run_tasks(spark, partition, range(9)) == list(range(9))
-
-
 def test_our_errors_come_back_as_they_were(spark: SparkSession) -> None:
     from indexd.spark.tasks import run_tasks
 
@@ -226,18 +213,3 @@ def test_an_interrupt_cancels_the_job(spark: SparkSession, tmp_path: Path) -> No
     time.sleep(1.5)
     assert len(list(tmp_path.iterdir())) == begun, "tasks went on"
     assert run_tasks(spark, spark_work.square, [3]) == [9]
-
-
-def test_garbage_is_frozen_once_a_worker(spark: SparkSession) -> None:
-    """Without it Spark's daemon spends 60 to 110 ms behind every task on objects that never go."""
-    from indexd.spark.tasks import run_tasks
-
-    run_tasks(spark, spark_work.where, range(6))
-    seen: dict[object, set[object]] = {}
-    for row in run_tasks(spark, spark_work.where, range(12)):
-        seen.setdefault(row["pid"], set()).add(row["frozen"])
-    # Every worker has frozen what it had loaded; had one done so twice, its numbers would differ.
-    assert any(counts - {0} for counts in seen.values())
-    for counts in seen.values():
-        assert len(counts - {0}) <= 1
-        assert all(isinstance(count, int) and (count == 0 or count > 10_000) for count in counts)

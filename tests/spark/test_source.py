@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.spark.source.columns import ALL_COLUMNS
 from indexd.spark.source.datasource import spark_schema
 from support.rows import plain, rows_of_log
-from support.small_log import SEGMENT_SIZE, messages, write_log
+from support.small_log import SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,13 +70,6 @@ def test_a_filter_leaves_the_next_count_alone(spark: SparkSession, store: Path, 
     few = frame.filter(functions.col("phyOffset") < middle)
     assert frame.join(few, "phyOffset", "left").count() == len(rows)
     assert few.count() == 1000
-
-
-def test_what_is_pruned_by_options(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
-    begin, end = rows[500]["phyOffset"], rows[2500]["phyOffset"]
-    frame = log(spark, store, columns="phyOffset", startOffset=begin, endOffset=end, topics="OrderPaid,订单主题")
-    expected = [row for row in rows[500:2500] if row["topic"] in ("OrderPaid", "订单主题")]
-    assert [row["phyOffset"] for row in collected(frame)] == [row["phyOffset"] for row in expected]
 
 
 def test_a_data_frame_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
@@ -139,13 +130,6 @@ def query(spark: SparkSession, tmp_path: Path) -> Query:
     return Query(spark, tmp_path)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_available_now_in_steps_and_again_with_another_limit(query: Query) -> None:
     write_log(query.store, 1500)
     batches = query.run(maxBytesPerTrigger=SEGMENT_SIZE // 2)
@@ -157,30 +141,6 @@ def test_available_now_in_steps_and_again_with_another_limit(query: Query) -> No
     last.with_name(f".{last.name}.crc").unlink()
     write_log(query.store, 3000)
     query.run(maxBytesPerTrigger=SEGMENT_SIZE)
-    assert query.rows() == query.offsets()
-
-
-def stands_at(query: StreamingQuery) -> int | None:
-    assert query.exception() is None
-    if query.lastProgress is None:
-        return None
-    end = as_dict(query.lastProgress)["sources"][0]["endOffset"]
-    return None if end is None else int(end["offset"])
-
-
-def test_a_growing_log_is_followed_and_the_lag_is_told(query: Query) -> None:
-    endless = messages(9)
-    with CommitLogWriter(query.store / "commitlog", SEGMENT_SIZE) as writer:
-        started = query.start({"processingTime": "100 milliseconds"}, maxBytesPerTrigger=SEGMENT_SIZE)
-        try:
-            for count in (1, 400, 1500):
-                for _ in range(count):
-                    writer.append(next(endless))
-                until(lambda: stands_at(started) == writer.max_offset)
-            source = as_dict(started.lastProgress)["sources"][0]
-            assert source["latestOffset"]["offset"] <= writer.max_offset
-        finally:
-            started.stop()
     assert query.rows() == query.offsets()
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from indexd.cli.main import main
 from indexd.commitlog.writer import FrameSpec
-from indexd.errors import CorruptDataError
 from indexd.spark.stats.content import MEASURES, Selection
 from indexd.spark.stats.report import Report, collect
 from indexd.spark.stats.show import write_page
@@ -177,16 +176,6 @@ def test_what_is_wrong_is_said_in_a_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_a_log_that_is_damaged_in_the_middle_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    log = written_log(tmp_path, [Sample(spec) for spec in islice(messages(4), 300)])
-    path = next(iter(sorted((log.config.store.store or tmp_path).joinpath("commitlog").iterdir())))
-    with path.open("r+b") as file:
-        file.seek(log.offsets[100] + 4)
-        file.write(b"\xff\xff\xff\xff")
-    with pytest.raises(CorruptDataError, match="corrupt at offset"):
-        report_of(spark, log, 1 << 20, Selection())
 
 
 @requires_chromium

@@ -28,7 +28,7 @@ from support.auditing import (
     rows_of,
 )
 from support.goldens import GOLDENS, unpack
-from support.naive import key_hash, naive_frames
+from support.naive import naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
 
 LAYOUT = IndexLayout(500, 2000)
@@ -164,16 +164,6 @@ def test_indexed_twice_after_a_crash(small: Config, tmp_path: Path) -> None:
     assert lost_keys(config, "5.4").total() == 0
 
 
-def test_names_in_another_order_than_the_log(small: Config, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    files = sorted((store / "index").iterdir())
-    files[0].rename(files[0].with_name("20991231235959999"))
-    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
-    assert found.missing_keys == 0
-    assert found.counts == {"file-order": 1}
-    assert found.findings[0].file == "index/20991231235959999"
-
-
 def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: Path) -> None:
     store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
     files = sorted((store / "index").iterdir())
@@ -226,10 +216,6 @@ def write(store: Path, count: int, keys: int, tagged: Callable[[int], bool] = la
             writer.append(FrameSpec("Orders", b"", properties, store_timestamp=1_700_000_000_000 + number))
 
 
-def eras_of(config: Config) -> list[str]:
-    return [era.flavour for era in plan_audit(Disk(), config).eras]
-
-
 @pytest.mark.parametrize("keys", [0, 1, 2, 3])
 @pytest.mark.parametrize("index_num", [400, 40_000])
 def test_a_sound_store_without_tags_has_its_unique_keys(tmp_path: Path, keys: int, index_num: int) -> None:
@@ -253,22 +239,6 @@ def test_a_store_without_its_unique_keys_is_still_known(tmp_path: Path, keys: in
     found = audit(config)
     assert found.is_sound, rows_of(found)
     assert [era.flavour for era in found.eras] == [BEFORE]
-
-
-def test_unique_keys_that_cannot_be_read_make_no_older_rocketmq(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    write(store, 2000, 1, lambda number: number % 3 == 0)
-    config = config_for(store, SMALL, SEGMENT_SIZE)
-    index_log(config, NOW)
-    files = sorted((store / "index").iterdir())
-    data = bytearray(files[5].read_bytes())
-    unique = {key_hash(f"Orders#{number:032X}") for number in range(2000)}
-    for number in range(1, SMALL.index_num):
-        at = SMALL.entry_position(number)
-        if int.from_bytes(data[at : at + 4], "big") in unique:
-            data[at + 11] ^= 1  # the offset where the message begins
-    files[5].write_bytes(data)
-    assert eras_of(config) == [NOW]
 
 
 def test_an_upgrade_is_seen_at_the_begin_of_a_file(tmp_path: Path) -> None:

@@ -78,21 +78,6 @@ def test_a_store_that_lost_keys(golden: Golden) -> None:
     assert (found[1]["cause"], found[1]["tail"], len(found[1]["evidence"])) == ("unclean-stop", False, 2)
 
 
-def test_a_finding(golden: Golden) -> None:
-    (path,) = golden.index_files()
-    data = bytearray(path.read_bytes())
-    data[32:36] = bytes(4)
-    path.write_bytes(data)
-    done = indexd_here(*words(golden))
-    assert done.returncode == 1
-    verdict, kind, line, *_ = done.stdout.splitlines()
-    assert verdict == "all 18,402 keys findable; 1 finding in the index files"
-    assert kind.startswith("header-used-slot-count, 1 finding: ")
-    assert line.startswith(f"  index/{path.name} byte 32: used slot count 0, but 18402 entries use")
-    (finding,) = [row for row in rows(golden) if row["kind"] == "finding"]
-    assert (finding["what"], finding["position"]) == ("header-used-slot-count", 32)
-
-
 def test_what_cannot_be_audited(golden: Golden, tmp_path: Path) -> None:
     done = indexd_here("audit", "--data", tmp_path / "d")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

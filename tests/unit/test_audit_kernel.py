@@ -32,13 +32,11 @@ from indexd.audit.kernel import (
 from indexd.audit.samples import WIDTHS, Answers
 from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.check import time_difference
-from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
-from support.auditing import config_for, config_of_golden, index_log
-from support.data_directory import SEGMENT, T0
+from support.auditing import config_of_golden
+from support.data_directory import T0
 from support.goldens import GOLDENS, unpack
 from support.indexing_broker import Broker
 
@@ -258,15 +256,3 @@ def test_what_is_in_a_hole_is_missed(broker: Broker) -> None:
     text = f"the broker's own query misses {missed} of {found.asked} messages"
     assert line.startswith(f"queries without bounds of time: {text}")
     assert found.rows()[-1] == {"kind": "samples", "drawn": found.drawn, "asked": found.asked}
-
-
-def test_of_a_hot_key_only_the_newest_are_given(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with CommitLogWriter(store / "commitlog", SEGMENT) as writer:
-        for number in range(100):
-            writer.append(FrameSpec("T", b"", {"KEYS": "hot"}, store_timestamp=T0 + 1000 * number))
-    config = config_for(store, IndexLayout(7, 500), SEGMENT)
-    index_log(config)
-    every = answers_of(config, 100).shares[-1]
-    assert (every["queries"] > 90, every["missed"]) == (True, 0)
-    assert 30 < every["cutOff"] <= 36

@@ -23,15 +23,10 @@ from indexd.audit import (
     task,
 )
 from indexd.audit.task import RateLimiter
-from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.reader import LogReader
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT
-from indexd.index.file import IndexService
-from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from support.auditing import config_for, index_log, rows_of
 from support.auditing_queues import audit_queues, build_queues, config_of, store_of
@@ -56,20 +51,6 @@ def config(tmp_path: Path) -> Config:
     return config_for(store, LAYOUT, SEGMENT_SIZE, read_bytes=64 << 10)
 
 
-def batches(config: Config) -> list[DispatchBatch]:
-    reader = LogReader(Disk(), config.store.commit_log_directories, decode_rules(config), once(reader_options(config)))
-    reader.refresh()
-    found = [item for item in WholeLog(reader) if isinstance(item, DispatchBatch)]
-    reader.close()
-    assert len(found) > 10
-    return found
-
-
-def service_of(config: Config) -> IndexService:
-    assert config.store.store is not None
-    return IndexService(Disk(), config.store.store / "index", LAYOUT, FLAVOURS["5.4"])
-
-
 def run(made: AuditPlan, config: Config) -> Audit:
     return join(made, [audit_task(one, Disk(), config) for one in made.tasks])
 
@@ -89,20 +70,6 @@ def test_what_the_broker_writes_meanwhile_is_not_asked_for(tmp_path: Path) -> No
     found = run(made, config)
     assert found.is_sound, rows_of(found)
     assert (found.messages, found.log_end) == (1500, end)
-
-
-def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config) -> None:
-    work, service = batches(config), service_of(config)
-    lost = len(work) // 2
-    for number, batch in enumerate(work):
-        if number != lost:
-            service.build(batch)
-    service.publish()
-    service.close()
-    found = run(plan_audit(Disk(), config), config)
-    (hole,) = found.holes
-    assert work[lost].begin_offset <= hole.begin < hole.end <= work[lost].end_offset
-    assert (found.tail, found.counts) == (None, {})
 
 
 class Dispatching(Disk):

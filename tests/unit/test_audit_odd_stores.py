@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import sys
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ from indexd.audit import AuditOptions, AuditReport, Part, audit_here, audit_task
 from indexd.audit.page import verdict_line, verdict_state
 from indexd.audit.plan import AuditTask
 from indexd.audit.report import run_audit
-from indexd.cli.output import print_json
 from indexd.config import Config
 from indexd.errors import UnsafeStoreError
 from indexd.storage.disk import Disk
@@ -63,19 +58,6 @@ def test_no_index_says_what_is_not_there_and_guesses_nothing(broker: Broker) -> 
     off = broker.config.model_copy(update={"broker": facts})
     (cause,) = audit_here(off, Disk(), AuditOptions(samples=0), lambda *_: None).causes
     says(cause, "index-off", "indexFileWriteEnable is false in broker.conf")
-
-
-def test_a_name_that_is_no_text_is_json_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As a terminal of UTF-8 has it, and as the one of the C locale, which would let the bytes through.
-    for errors in ("strict", "surrogateescape"):
-        raw = BytesIO()
-        monkeypatch.setattr(sys, "stdout", TextIOWrapper(raw, encoding="utf-8", errors=errors))
-        print_json({"file": "index/ü\udcff"})
-        print_json({"file": "index/ü"})
-        sys.stdout.flush()
-        first, second = raw.getvalue().decode("utf-8").splitlines()
-        assert os.fsencode(json.loads(first)["file"]) == "index/ü".encode() + b"\xff"
-        assert second == '{"file":"index/ü"}'
 
 
 def test_queue_files_that_all_have_another_size_end_it(queues: Config) -> None:

@@ -297,16 +297,3 @@ def test_what_was_not_covered(sound: AuditReport) -> None:
     (covered,) = [line for line in words if line.startswith("covered: ")]
     assert "; 1,234 entries point before the log begins: their messages have expired" in covered
     assert covered.endswith("; behind its end stands a frame that is cut")
-
-
-def test_the_crash_says_what_was_stored_before(sound: AuditReport) -> None:
-    crash = replace(sound.crash, lost_keys=12, dispatch_timestamp=T0, has_checkpoint=True, thrown=("1",), keys=20)
-    line = only(replace(sound, crash=crash), "crash: ")
-    assert "and 12 keys would be lost: of what was stored before 2023-11-1" in line
-    none = [
-        line
-        for line in lines(replace(sound, crash=replace(crash, lost_keys=0, has_checkpoint=False)))
-        if line.startswith("crash: ")
-    ]
-    assert len(none) == 2
-    assert not any("of what was stored" in line for line in none)

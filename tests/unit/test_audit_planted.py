@@ -221,17 +221,3 @@ def test_what_is_no_index_file(config: Config) -> None:
     assert "leaves it alone" in words["index/notes.txt"]
     assert "its name is a number" in words["index/20260101"]
     assert "fails to load" in words["index/20260101000000099"]
-
-
-def test_a_log_that_cannot_be_read_in_places(config: Config) -> None:
-    assert config.store.store is not None
-    segment = min((config.store.store / "commitlog").iterdir())
-    whole = audit(config)
-    offset = entry_of(files(config)[0], 3).phy_offset
-    change(segment, offset + 4, b"\1\2\3\4")
-    found = audit(config)
-    assert found.is_sound
-    assert (found.left_out_entries, found.entries) == (whole.entries - found.keys, found.keys)
-    (gap,) = found.gaps
-    assert gap.begin == offset
-    assert "magic" in gap.reason

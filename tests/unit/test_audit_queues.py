@@ -183,18 +183,6 @@ def test_what_only_points_before_the_log_has_expired(config: Config) -> None:
     assert audit_queues(config).counts == {"unit-other": 1}
 
 
-def test_units_for_what_cannot_be_read_stand_for_themselves(config: Config) -> None:
-    messages = messages_of(config)
-    lost = [message for message in messages if 5000 < message.phy_offset < 9000]
-    with segments(config)[0].open("r+b") as file:
-        file.seek(lost[0].phy_offset)
-        file.write(b"\xff" * (lost[-1].phy_offset + lost[-1].size - lost[0].phy_offset))
-    found = audit_queues(config)
-    assert found.is_sound, found.rows()
-    assert found.left_out_units == sum(message.sys_flag & 0xC in (0, 8) for message in lost) > 0
-    assert f"{found.left_out_units} units that point to where the log could not be read" in found.lines()[-1]
-
-
 def write(config: Config, flags: list[int], queue_offsets: dict[int, int]) -> None:
     # One message a flag, all of one queue; before some of them its next queue offset is another.
     with CommitLogWriter(store_of(config) / "commitlog", SEGMENT_SIZE) as writer:
@@ -216,18 +204,6 @@ def test_transactions_and_a_queue_that_begins_late(empty: Config) -> None:
     found = audit_queues(empty)
     assert found.is_sound, found.rows()
     assert found.messages == 4
-
-
-def test_batches_are_not_compared(config: Config) -> None:
-    root, every = store_of(config), entering(config)
-    (root / "batchconsumequeue" / "OrderPaid" / "0").mkdir(parents=True)
-    shutil.rmtree(root / "consumequeue" / "OrderPaid")
-    found = audit_queues(config)
-    assert found.is_sound, found.rows()
-    batches = [message for message in every if message.topic == "OrderPaid"]
-    assert found.skipped_messages == len(batches)
-    assert found.messages == len(every) - len(batches)
-    assert f"{len(batches):,} messages of BatchConsumeQueues" in found.lines()[-1]
 
 
 def test_messages_that_hold_batches_and_topics_without_a_name(empty: Config) -> None:

@@ -17,7 +17,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
-from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
+from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
 from indexd.spark.rebuild.job import Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_two import IndexTask
@@ -101,15 +101,6 @@ def test_a_second_rebuild_into_the_same_directory_waits_for_none(config: Config,
     by_tasks(config, tmp_path / "out")
 
 
-def test_targets_that_are_refused(config: Config, one: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not empty"):
-        by_tasks(config, one)
-    with pytest.raises(UnsafeStoreError, match="inside the store"):
-        by_tasks(config, tmp_path / "store/out")
-    assert files_of(one)
-    assert not building_of(one).exists()
-
-
 def test_executors_that_see_another_file_system_are_told_apart(config: Config, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for content in (None, b"another"):
@@ -149,17 +140,6 @@ def test_what_a_task_says_is_held_against_what_is_there(config: Config, tmp_path
     with pytest.raises(IndexdError, match="does not hold what was written"):
         by_tasks(config, tmp_path / "out", SPLIT_SIZE, run)
     assert not (tmp_path / "out").exists()
-
-
-def test_progress_only_grows_and_ends_at_all_bytes(config: Config, tmp_path: Path) -> None:
-    from indexd.spark.rebuild.job import rebuild
-
-    told: list[tuple[int, int]] = []
-    rebuild(config, Disk(), tmp_path / "out", run_here, lambda *now: told.append(now), slots=2)
-    assert told == sorted(told)
-    assert len(told) > 3
-    total = len(list((tmp_path / "store/commitlog").iterdir())) * SEGMENT_SIZE
-    assert told[-1] == (total, total)
 
 
 def test_the_daemon_goes_on_from_it_and_verify_finds_it_sound(config: Config, tmp_path: Path) -> None:
