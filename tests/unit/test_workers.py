@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from indexd.serve import workers as query_workers
-from indexd.serve.workers import StoppedError, TooManyError, Workers
+from indexd.serve import queries as query_workers
+from indexd.serve.queries import CrowdedError, StoppingError, Workers
 
 
 def _end(workers: Workers) -> None:
@@ -74,7 +74,7 @@ async def test_a_bounded_waiting_room() -> None:
         await asyncio.sleep(0.1)
         waiting = [asyncio.create_task(workers.ask(lambda: 7)) for _ in range(5)]
         await asyncio.sleep(0)
-        with pytest.raises(TooManyError):
+        with pytest.raises(CrowdedError):
             await workers.ask(lambda: 8)
         gate.set()
         assert await first is True
@@ -91,7 +91,7 @@ async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         first = asyncio.create_task(workers.ask(lambda: time.sleep(0.5)))
         await asyncio.sleep(0.1)
-        with pytest.raises(TooManyError):
+        with pytest.raises(CrowdedError):
             await workers.ask(lambda: asked.append(1))
         await first
     finally:
@@ -126,7 +126,7 @@ async def test_a_stop_refuses_at_once_and_leaves_behind_what_does_not_end() -> N
     await asyncio.sleep(0)
     workers.stop()
     answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
-    assert [type(answer) for answer in answers] == [StoppedError] * 5
+    assert [type(answer) for answer in answers] == [StoppingError] * 5
     began = time.monotonic()
     assert await asyncio.to_thread(workers.close, 0.3) == 1
     assert time.monotonic() - began < 2
@@ -149,7 +149,7 @@ async def test_close_waits_for_what_is_under_way() -> None:
     assert await asyncio.to_thread(workers.close, 10) == 0
     assert done == [1]
     await under_way
-    with pytest.raises(StoppedError):
+    with pytest.raises(StoppingError):
         await workers.ask(lambda: 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("query-")]
 
@@ -222,7 +222,7 @@ async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(TooManyError):
+            with pytest.raises(CrowdedError):
                 await asyncio.wait_for(workers.ask(lambda: 1), 10)
         assert await workers.ask(lambda: 2) == 2
     finally:

@@ -1,6 +1,12 @@
 """Queries: questions to the data directory, bounded in number and in patience, answered in other threads.
 
 Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
+
+Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
+each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
+loop is told when all of it is answered. A second thread helps when the oldest question has waited: then the first is
+held up by a disk or a long walk. Long questions take turns with short ones: one that has had its first turn while
+others wait begins anew behind them, and from then on answers those that come meanwhile before it goes on.
 """
 
 from __future__ import annotations
@@ -8,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from indexd.config import Config
@@ -17,7 +25,6 @@ from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
 from indexd.query.log import TimeUpError
 from indexd.serve.board import Board
-from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.disk import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
@@ -26,6 +33,11 @@ ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
 _WAITING_PER_THREAD = 32
+#: Who has waited longer is told so; nobody waits for an answer then. A long question has let others pass.
+PATIENCE_SECONDS, _LONG_PATIENCE = 5.0, 4
+# One that waits so long gets another thread; a question that takes so long is a long one, and so many of these are
+# answered at once: more only take the interpreter from each other, and from the event loop.
+_HELP_SECONDS, _TURN_SECONDS, _LONG_AT_ONCE = 0.02, 0.01, 2
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
@@ -56,7 +68,7 @@ class NotOpenError(NotAnsweredError):
 
 
 class CrowdedError(NotAnsweredError):
-    """As many queries run and wait as may."""
+    """As many queries run and wait as may, or this one has waited too long."""
 
     is_refusal = True
 
@@ -75,6 +87,199 @@ class TooLongError(NotAnsweredError, TimeUpError):
 
     def __init__(self) -> None:
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
+
+
+class TurnOverError(Exception):
+    """A question has had its first turn: it is asked again behind those that have had none."""
+
+
+@dataclass(slots=True)
+class _Question:
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    asked: float
+    #: It has had its first turn.
+    is_long: bool = False
+    #: When it gives way: the thread's own time at the end of its first turn, None until it has looked; then the clock.
+    gives_way: float | None = None
+
+
+class Workers:
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; ``close`` alone is for any thread."""
+
+    def __init__(self, threads_max: int, waiting_max: int) -> None:
+        self._threads_max, self._waiting_max = threads_max, waiting_max
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Those that have had no turn, and those that have had one.
+        self._waiting: deque[_Question] = deque()
+        self._long: deque[_Question] = deque()
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        #: What a thread works at, the last one answered within those before it.
+        self._work_of = threading.local()
+        # How many threads work and how many at long questions; the others wait for a permit to.
+        self._lock, self._permits = threading.Lock(), threading.Semaphore(0)
+        self._working = self._long_working = 0
+        self._threads: list[threading.Thread] = []
+        self._timer: asyncio.Handle | None = None
+        self._is_closed = False
+
+    async def ask(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns or raises in a worker; CrowdedError, StoppingError."""
+        if self._is_closed:
+            raise StoppingError
+        if len(self._waiting) + len(self._long) >= self._waiting_max:
+            raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
+        loop = self._loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(_Question(call, future, time.monotonic()))
+        if self._timer is None or self._working == 0:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self._look, loop)
+        return await future
+
+    def give_way(self) -> float:
+        """Called again and again by a question while it is answered; the seconds for which it was held up by that.
+
+        Those that wait for their first turn are answered now, as many as wait; but one that is in its own first turn
+        ends by TurnOverError when that is over.
+        """
+        running: list[_Question] = getattr(self._work_of, "questions", [])
+        if not (running and self._waiting) and len(running) < 2:
+            return 0.0
+        question = running[-1]
+        if not question.is_long:
+            # By the thread's own time: a machine that has much to do makes no short question a long one.
+            used = time.thread_time()
+            question.gives_way = question.gives_way or used + _TURN_SECONDS
+            if used >= question.gives_way:
+                raise TurnOverError
+            return 0.0
+        now = time.monotonic()
+        if question.gives_way is not None and now < question.gives_way:
+            return 0.0
+        for _ in range(len(self._waiting)):
+            with suppress(IndexError):  # another thread has taken it
+                self._answer(self._waiting.popleft())
+        self._tell()
+        ended = time.monotonic()
+        question.gives_way = 2 * ended - now  # as long as it has waited it goes on
+        return ended - now
+
+    def stop(self) -> None:
+        """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refuse(StoppingError())
+        self._permits.release(len(self._threads) + 1)
+
+    def close(self, seconds: float) -> int:
+        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Once all has come that one turn of the loop brings, and again while some thread works.
+        self._timer = None
+        self._deliver()
+        lane = self._waiting or self._long
+        with suppress(IndexError):  # a thread empties it
+            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
+            if self._working == 0 or (has_waited and self._working < self._threads_max):
+                self._activate()
+        if self._working and not self._is_closed:
+            self._timer = loop.call_later(_HELP_SECONDS, self._look, loop)
+
+    def _activate(self) -> None:
+        with self._lock:
+            self._working += 1
+            is_there = self._working <= len(self._threads)
+        if is_there:
+            self._permits.release()
+            return
+        thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no memory for a thread: those that are there go on, else nobody waits for nothing
+            with self._lock:
+                self._working -= 1
+            if self._working == 0:
+                self._refuse(CrowdedError("there is no memory for a thread"))
+        else:
+            self._threads.append(thread)
+
+    def _refuse(self, error: NotAnsweredError) -> None:
+        with self._lock:
+            for lane in (self._waiting, self._long):
+                while lane:
+                    with suppress(IndexError):  # a thread has taken it
+                        self._done.append((lane.popleft().future, None, error))
+        self._deliver()
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            question = self._next()
+            if question is not None:
+                was_long = question.is_long
+                self._answer(question)
+                with self._lock:
+                    self._long_working -= was_long
+                continue
+            self._tell()
+            with self._lock:
+                # Whoever asks looks at the number of those that work behind its question.
+                if self._waiting or (self._long and self._long_working < _LONG_AT_ONCE):
+                    continue
+                self._working -= 1
+            self._permits.acquire()
+        self._tell()
+
+    def _next(self) -> _Question | None:
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        with self._lock:
+            if not self._long or self._long_working >= _LONG_AT_ONCE:
+                return None
+            self._long_working += 1
+            return self._long.popleft()
+
+    def _answer(self, question: _Question) -> None:
+        if question.future.cancelled():
+            return
+        answer, error = None, None
+        running = self._work_of.__dict__.setdefault("questions", [])
+        running.append(question)
+        try:
+            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
+                raise CrowdedError("it has waited too long for its turn")
+            answer = question.call()
+        except TurnOverError:
+            question.is_long, question.asked, question.gives_way = True, time.monotonic(), None
+            self._long.append(question)
+            return
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
+            error = raised
+        finally:
+            running.pop()
+        self._done.append((question.future, answer, error))
+
+    def _tell(self) -> None:
+        if self._done and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._done:
+            future, answer, error = self._done.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(error)
 
 
 class Compiled(Protocol):
@@ -106,7 +311,6 @@ class Queries:
     ) -> None:
         self.config = config
         self.board = board
-        self._threads = threads
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
@@ -117,9 +321,6 @@ class Queries:
         self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
-
-    def __repr__(self) -> str:
-        return f"Queries({self.config.store.data}, {self._workers})"
 
     async def ask(self, question: Callable[[Data], T]) -> T:
         """What ``question`` returns, called with an open data directory in another thread.
@@ -132,10 +333,6 @@ class Queries:
         except IndexdError:
             self._check_phase()  # it may be being opened again
             raise
-        except TooManyError:
-            raise CrowdedError(f"{self._threads} queries run, and as many wait as may") from None
-        except StoppedError:
-            raise StoppingError from None
         self._check_phase()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
@@ -255,13 +452,14 @@ class Queries:
         data.index.look_seconds = 0.0
         return compiled
 
-    def _load(self, load_compiled: Callable[[], Callable[[QueryIndex], Compiled] | None]) -> None:
-        self._compiled_of = load_compiled()
-
     def _open(self) -> tuple[Data, HastyDisk]:
         load_compiled, self._load_compiled = self._load_compiled, None
         if load_compiled is not None:
-            threading.Thread(target=self._load, args=(load_compiled,), name="query-compile", daemon=True).start()
+
+            def load() -> None:
+                self._compiled_of = load_compiled()
+
+            threading.Thread(target=load, name="query-compile", daemon=True).start()
         disk = HastyDisk()
         try:
             return Data(open_index(disk, self.config)), disk
@@ -274,7 +472,7 @@ class Queries:
         self._tidying = asyncio.create_task(self._close_unused())
 
     async def _close_unused(self) -> None:
-        with suppress(TooManyError, StoppedError):
+        with suppress(NotAnsweredError):
             await self._workers.ask(self._drop)
         if self._idle and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
