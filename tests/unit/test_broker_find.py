@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_limit import BrokerFinder, BrokerLimit, Offsets
-from indexd.service.broker_watch import BrokerWatch, list_log
+from indexd.service.broker import BrokerFinder, BrokerLimit, BrokerWatch, Offsets, list_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening
 from support.fake_broker import FakeBroker, well
@@ -69,7 +68,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         # Of this process, which has other listeners, those of the test.
         ours = [int(found.broker.address.rpartition(":")[2]) + distance for distance in LIKE_A_BROKER]
         monkeypatch.setattr(
-            "indexd.service.broker_limit.listening",
+            "indexd.service.broker.listening",
             lambda pid: {port: host for port, host in listening(pid).items() if port in ours},
         )
         yield found
@@ -124,13 +123,13 @@ def test_who_cannot_be_found_is_not_asked(host: Host, monkeypatch: pytest.Monkey
         ({port: "127.0.0.1"}, "is not there yet"),
         ({port - 2: "127.0.0.1", port: "127.0.0.1", port + 2: "127.0.0.1"}, "is not to be told from its other ports"),
     ):
-        monkeypatch.setattr("indexd.service.broker_limit.listening", lambda _, ports=ports: ports)
+        monkeypatch.setattr("indexd.service.broker.listening", lambda _, ports=ports: ports)
         assert why in str(finder.offsets())
 
     def refuse(_: int) -> dict[int, str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("indexd.service.broker_limit.listening", refuse)
+    monkeypatch.setattr("indexd.service.broker.listening", refuse)
     assert "cannot be seen (Permission denied): set broker_address" in str(finder.offsets())
     assert not host.broker.requests
 

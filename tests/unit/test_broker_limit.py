@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_limit import BrokerAdmin, BrokerLimit
-from indexd.service.broker_watch import BrokerWatch
+from indexd.service.broker import BrokerAdmin, BrokerLimit, BrokerWatch
 from indexd.storage.disk import Disk
 from support.fake_broker import FakeBroker, frame, raw, well
 from support.reading import Clock
@@ -39,7 +38,7 @@ def drip(connection: socket.socket, request: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-NO_JSON = "the answer is no JSON object"
+NO_JSON = "what listens there does not speak RocketMQ's protocol"
 NO_OFFSET = "the answer has no commitLogMaxOffset"
 NOT_OURS = "the answer is not to this question"
 NO_ROCKETMQ = "what listens there does not speak RocketMQ's protocol"
@@ -68,9 +67,9 @@ GOOD = {"code": 0, "flag": 1, "opaque": 1}
         (raw(frame(b'{"opaque":' + b"9" * 5000 + b"}")), NO_JSON),
         (raw(frame({**GOOD, "opaque": 7})), NOT_OURS),
         (raw(frame({**GOOD, "flag": 0})), NOT_OURS),
-        (raw(frame({**GOOD, "flag": "1"})), NOT_OURS),
+        (raw(frame({**GOOD, "flag": "1"})), NO_ROCKETMQ),
         (raw(frame({**GOOD, "code": 16, "remark": "no \x1b[31mright"})), "refused with code 16: no "),
-        (raw(frame(GOOD)), NO_JSON),
+        (raw(frame(GOOD)), NO_OFFSET),
         (raw(frame(GOOD, b'{"table":[]}')), NO_OFFSET),
         (raw(frame(GOOD, b'{"table":{}}')), NO_OFFSET),
         *((well(offset), NO_OFFSET) for offset in (7, "", "-1", "1e5", "١", "9" * 19, " 1", None, ["1"])),

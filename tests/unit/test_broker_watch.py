@@ -12,8 +12,8 @@ import pytest
 
 from indexd.config import Config
 from indexd.config.load import load
-from indexd.service import broker_watch
-from indexd.service.broker_watch import BrokerWatch
+from indexd.service import broker as broker_watch
+from indexd.service.broker import BrokerWatch
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, look_at_lock
 from support.broker_stand_in import stand_in

@@ -416,7 +416,8 @@ class Asker:
                 row["corrupt"] = {"offset": coverage.behind.phy_offset, "reason": coverage.behind.reason}
         except IndexdError as error:
             look.notes.append(f"the log cannot be looked at: {error.line()}")
-        look.findings += [f"no daemon runs: {'it was stopped' if clean else crashed}", *findings_of(row)]
+        look.findings.append(f"no daemon runs: {'it was stopped' if clean else crashed}")
+        look.findings.extend(findings_of(row))
         return look
 
 

@@ -13,7 +13,7 @@ from indexd.errors import CorruptDataError
 from indexd.flush.frontier import remove_abort
 from indexd.recovery.open import Opened, check_store, reader_options
 from indexd.recovery.whole_log import WholeLog, once
-from indexd.service.broker_watch import suspects_limit
+from indexd.service.broker import suspects_limit
 from indexd.service.log import configure_log
 from indexd.service.progress import RecoveryProgress
 from indexd.service.start import open_for_run

@@ -32,7 +32,7 @@ from indexd.commitlog.tail import LogLimit
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import pause
 from indexd.errors import DiskError, IndexdError
-from indexd.service.broker_watch import BrokerWatch
+from indexd.service.broker import BrokerWatch
 from indexd.service.instance import Instance, StageLiveness
 from indexd.service.state import DaemonState, LagMeter, Telling
 
