@@ -11,7 +11,7 @@ import pytest
 from indexd.commitlog.format import NotYetWritten
 from indexd.service import watchdog as module
 from indexd.service.broker import BrokerLimit
-from indexd.service.reload import merge_reloadable
+from indexd.service.instance import merge_reloadable
 from indexd.service.watchdog import Around
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog

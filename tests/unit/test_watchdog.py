@@ -118,21 +118,6 @@ async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
             await wait_until(lambda: row_of(daemon)["problems"] == {})
 
 
-async def test_nothing_is_late_after_the_process_was_stopped_and_goes_on(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data", watchdog=4.0) as daemon:
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["caughtUp"])
-            clock, jump = daemon._instance.clock, 600.0
-            daemon._instance.looked_around = clock()
-            clock._clock = lambda: time.monotonic() + jump  # SIGSTOP, ten minutes, SIGCONT
-            pings = notifier_of(daemon).pings
-            await wait_until(lambda: notifier_of(daemon).pings > pings)
-            assert (row_of(daemon)["problems"], row_of(daemon)["stalled"]) == ({}, {})
-        names = {event.name for event in daemon._board.events.since(0)}
-        assert not names & {"degraded", "stalled"}
-
-
 async def test_a_configuration_that_hangs_holds_up_neither_the_index_nor_a_stop(tmp_path: Path) -> None:
     store, release, hangs = tmp_path / "store", threading.Event(), threading.Event()
     end = write_log(store, 100)

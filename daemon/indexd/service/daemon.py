@@ -23,11 +23,10 @@ from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress
 from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
-from indexd.service.instance import Instance, StageLiveness
+from indexd.service.instance import Instance, Reloading, StageLiveness
 from indexd.service.log import Logger
-from indexd.service.reload import Reloading
 from indexd.service.scrub import Scrubbing
-from indexd.service.state import DaemonState, Telling, Watch, write_state
+from indexd.service.state import DaemonState, EventReporter, Watch, write_state
 from indexd.service.watchdog import DiskWatermark, Watchdog
 from indexd.storage.page_cache import take_lowest_priority
 
@@ -47,9 +46,8 @@ class Daemon:
         self.pipeline, self.reader = opened.pipeline, opened.reader
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
-        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput)
-        self._tally = self.state.tally
-        self._tell = Telling(lambda: instance.log, self._tally)
+        self._tell = EventReporter(lambda: instance.log)
+        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput, self._tell)
         self._pace = Pace(0, 0, 0)
         self._throttle: Throttle | None = None
         self._stop = asyncio.Event()
@@ -57,8 +55,8 @@ class Daemon:
         self._drained = asyncio.Event()
         self._flush_due = asyncio.Event()
         self._finished = asyncio.Event()
-        self._liveness = StageLiveness(instance.notifier.watchdog_seconds, instance.clock)
-        self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue, self._tell)
+        self._liveness = StageLiveness(instance.notifier.watchdog_seconds)
+        self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue)
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
         self._read_thread = ThreadPoolExecutor(1, "read")
@@ -166,9 +164,9 @@ class Daemon:
         self._tell.problem("build", None)
         self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
-            self._tally.drains += 1
-            self._tally.drain_seconds = time.monotonic() - started
-            self._board.drain_seconds.observe(self._tally.drain_seconds)
+            self._tell.drains += 1
+            self._tell.drain_seconds = time.monotonic() - started
+            self._board.drain_seconds.observe(self._tell.drain_seconds)
         if self._tell.has_rolled(self._index.counters.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
@@ -176,7 +174,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         seconds = _RETRY_SECONDS_MIN
         while True:
-            self._liveness.begin("build", self.pipeline.built.phy_offset)
+            self._liveness.sign("build", progress=self.pipeline.built.phy_offset)
             try:
                 await loop.run_in_executor(self._build_thread, self._build_now, items)
             except (DiskError, MissingStoreError) as error:
@@ -216,7 +214,7 @@ class Daemon:
 
     def _look_after_files(self) -> None:
         restored = self._watch.keep_lock()
-        if "build" not in self._tally.problems:  # while a drain is tried again the files are not as they were left
+        if "build" not in self._tell.problems:  # while a drain is tried again the files are not as they were left
             self._watch.check_index(self.pipeline)
             self._watch.check_beside(self.pipeline)
         if not self._stop.is_set():  # nor on the log
@@ -243,7 +241,7 @@ class Daemon:
                 pass
             self._flush_due.clear()
             await self._persist(self.pipeline.progress)
-        self._liveness.begin("flush", self.pipeline.counters.files_synced)
+        self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
         await asyncio.get_running_loop().run_in_executor(self._build_thread, self.pipeline.finish)
         self._finished.set()
 
@@ -255,7 +253,7 @@ class Daemon:
             return
         self._must_flush = False
         loop = asyncio.get_running_loop()
-        self._liveness.begin("flush", self.pipeline.counters.files_synced)
+        self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
         try:
             await loop.run_in_executor(self._flush_thread, self.pipeline.persist, progress)
             await loop.run_in_executor(self._build_thread, self.pipeline.persisted, progress)

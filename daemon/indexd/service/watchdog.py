@@ -34,7 +34,7 @@ from indexd.dispatch.reput import pause
 from indexd.errors import DiskError, IndexdError
 from indexd.service.broker import BrokerWatch
 from indexd.service.instance import Instance, StageLiveness
-from indexd.service.state import DaemonState, LagMeter, Telling
+from indexd.service.state import DaemonState, LagMeter
 
 _BEAT_SECONDS = 2.0
 # A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
@@ -44,14 +44,12 @@ _AROUND_SECONDS = 15.0
 class Watchdog:
     """Of one Daemon: ``tailing`` at its first look at the log, ``stopping`` at the signal, ``run`` beside it all."""
 
-    def __init__(
-        self, instance: Instance, liveness: StageLiveness, state: DaemonState, queue: DispatchQueue, telling: Telling
-    ) -> None:
+    def __init__(self, instance: Instance, liveness: StageLiveness, state: DaemonState, queue: DispatchQueue) -> None:
         self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
         self._liveness = liveness
         self._state = state
         self._queue = queue
-        self._telling = telling
+        self._reporter = state.reporter
         self._is_tailing = self._is_stopping = False
 
     def tailing(self) -> None:
@@ -92,7 +90,7 @@ class Watchdog:
         if self._queue.is_blocked:
             self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
         stalled = self._liveness.stalled()
-        self._telling.stalled(stalled)
+        self._reporter.stalled(stalled)
         self._board.stalled = stalled
         if stalled:
             return
@@ -103,22 +101,22 @@ class Watchdog:
             self._notifier.status(self.status())
 
     def _look_at_around(self) -> None:
-        looked, is_told = self._instance.looked_around, "around" in self._state.tally.problems
-        is_old = looked is not None and self._instance.clock() - looked > _AROUND_SECONDS
+        looked, is_told = self._instance.looked_around, "around" in self._reporter.problems
+        is_old = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
         if is_old and not is_told:
             text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
             remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
-            self._telling.problem("around", IndexdError(text, remedy))
+            self._reporter.problem("around", IndexdError(text, remedy))
         elif is_told and not is_old:
-            self._telling.problem("around", None)
+            self._reporter.problem("around", None)
 
     def status(self) -> str:
         """One line: how far behind, or what is in the way."""
-        lag, tally, corrupt = self._state.lag(), self._state.tally, self._state.reput.corrupt
+        lag, corrupt = self._state.lag(), self._state.reput.corrupt
         behind = (
             f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self._state.pipeline.progress.phy_offset}"
         )
-        for stage, error in tally.problems.items():
+        for stage, error in self._reporter.problems.items():
             return f"waiting ({stage}): {error.line()}; {behind}"
         if corrupt is not None:
             return f"standing at corrupt bytes at {corrupt.offset}: {corrupt.reason}; {behind}"
@@ -188,7 +186,7 @@ class Around:
         self._thread = threading.Thread(target=self._run, name="around", daemon=True)
 
     def __enter__(self) -> Around:
-        self._instance.looked_around = self._instance.clock()
+        self._instance.looked_around = time.monotonic()
         self._thread.start()
         self._has_looked.wait(_FIRST_SECONDS)
         return self
@@ -235,7 +233,7 @@ class Around:
                 if repr(error) != self._failure:
                     self._failure = repr(error)
                     self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
-            self._instance.looked_around = self._instance.clock()
+            self._instance.looked_around = time.monotonic()
             self._has_looked.set()
             if self._leave.wait(_EVERY_SECONDS):
                 self._watch.close()
