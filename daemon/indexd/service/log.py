@@ -1,12 +1,9 @@
-"""Logs by structlog, words on a terminal, entries in the journal, else JSON; and tells systemd how the daemon goes.
+"""Logs by structlog: words on a terminal, lines with a priority in the journal, else JSON; and what systemd is told.
 
 Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them. Nothing is
 logged per message.
 
-Journal writes one datagram an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), each with its
-fields, so that ``journalctl EVENT=degraded`` finds them. Where there is no journald, and where an entry is too
-large for a datagram, the line goes to standard error with its priority in front (sd-daemon(3)); while it hangs, lines
-are lost.
+What goes to the journal has its priority in front of each line, so that ``journalctl -p err`` finds it.
 
 Notifier sends one datagram a message to $NOTIFY_SOCKET (sd_notify(3)). It never waits or raises: a service manager that
 is busy, gone or was never there must not hold the index up. What starts a unit, ``READY=1``, is sent again with
@@ -25,21 +22,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from indexd.config import LogConfig
 
-JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
-IDENTIFIER = "indexd"
 #: syslog(3), by the log's own levels.
 PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-# What journald or its readers give a meaning of their own; ours of that name gets a prefix.
-_TAKEN = re.compile(r"MESSAGE(_ID)?|PRIORITY|EVENT|LOST_LINES|(CODE|SYSLOG|OBJECT|COREDUMP|UNIT|USER_UNIT|ERRNO|TID).*")
-_NAME_MAX = 64
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 
@@ -50,6 +40,10 @@ def is_journal_stream(environ: Mapping[str, str]) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+Logger = Any
+Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
 
 
 class LineLogger:
@@ -67,72 +61,19 @@ class LineLogger:
     log = debug = info = warning = warn = error = critical = exception = msg
 
 
-class Journal:
-    """A structlog logger. Never raises and never waits: no journald that hangs stops the index."""
-
-    def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
-        self._path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.setblocking(False)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        self._socket.close()
-
-    def msg(self, message: str, priority: int, fields: Mapping[str, str]) -> None:
-        """Hand one entry over; ``fields`` have the journal's names."""
-        head = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER}
-        try:
-            self._socket.sendto(encode_entry(head | dict(fields)), str(self._path))
-        except BlockingIOError:
-            return  # journald hangs, and standard error leads to it as well
-        except OSError:
-            LineLogger().msg(f"<{priority}>{message}")
-
-    log = debug = info = warning = warn = error = critical = exception = msg
+def render_journal(_: object, level: str, row: MutableMapping[str, Any]) -> str:
+    """``<PRIORITY>event key=value ...``, from which the journal takes the priority (sd-daemon(3)); it has the time."""
+    row.pop("timestamp", None)
+    event, priority = str(row.pop("event", "")), PRIORITIES.get(str(row.pop("level", level)), 6)
+    trace = row.pop("exception", None)
+    words = [event, *(f"{key}={_quoted(value)}" for key, value in row.items())]
+    lines = [" ".join(words), *([] if trace is None else str(trace).splitlines())]
+    return "\n".join(f"<{priority}>{line}" for line in lines)
 
 
-def render_journal(_: object, level: str, row: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """The last processor: the arguments of ``Journal.msg``. The text is ``event key=value ...``."""
-    event = str(row.pop("event", ""))
-    severity = str(row.pop("level", level))
-    row.pop("timestamp", None)  # the journal has its own
-    texts = {key: _text(value) for key, value in row.items()}
-    words = [event, *(f"{key}={_quoted(text)}" for key, text in texts.items() if key != "exception")]
-    fields = {"EVENT": event, **{field_name(key): text for key, text in texts.items()}}
-    return {"message": " ".join(words), "priority": PRIORITIES.get(severity, 6), "fields": fields}
-
-
-def field_name(key: str) -> str:
-    """``indexingWhy`` as INDEXING_WHY: A to Z, 0 to 9 and ``_``, a letter first, 64 characters at most."""
-    name = re.sub(r"[^A-Z0-9_]", "_", _HUMP.sub("_", key).upper())
-    if not name[:1].isalpha() or _TAKEN.fullmatch(name):
-        name = f"INDEXD_{name}"
-    return name[:_NAME_MAX]
-
-
-def encode_entry(fields: Mapping[str, str]) -> bytes:
-    """The datagram: ``NAME=value`` lines; a value of several lines by its length, 8 bytes little-endian."""
-    parts = bytearray()
-    for name, value in fields.items():
-        data = value.encode("utf-8", "replace")
-        if b"\n" in data:
-            parts += name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
-        else:
-            parts += name.encode() + b"=" + data + b"\n"
-    return bytes(parts)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _quoted(text: str) -> str:
+def _quoted(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-
-
-Logger = Any
-Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
 
 
 def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
@@ -141,6 +82,8 @@ def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
     level, kind = logging.getLevelNamesMapping()[config.log_level.upper()], config.log_format
     if kind == "auto":
         kind = "console" if is_terminal else "journal" if is_journal_stream(os.environ) else "json"
+        if kind == "journal":  # a socket of this unit alone: no journald that hangs stops the index
+            os.set_blocking(sys.stderr.fileno(), False)
     renderers: dict[str, Any] = {
         "console": structlog.dev.ConsoleRenderer(colors=is_terminal),
         "json": structlog.processors.JSONRenderer(ensure_ascii=False),
@@ -156,7 +99,7 @@ def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
             renderers[kind],
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if tap else level),
-        logger_factory=_journal if kind == "journal" else LineLogger,
+        logger_factory=LineLogger,
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger("indexd")
@@ -167,12 +110,6 @@ def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) ->
     if logging.getLevelNamesMapping()[row["level"].upper()] < level:
         raise structlog.DropEvent
     return row
-
-
-@functools.cache
-def _journal(*_: object) -> Journal:
-    # One for the process: structlog asks for a logger at every line.
-    return Journal()
 
 
 _USEC = 1_000_000
