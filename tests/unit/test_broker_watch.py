@@ -144,22 +144,6 @@ def test_an_index_file_that_grows_is_believed_more_than_the_configuration(store:
         assert watch.look()["indexing"] is True
 
 
-def test_a_configuration_that_changes_what_was_started_with(store: Path) -> None:
-    first = "mappedFileSizeCommitLog=1048576\nmaxIndexNum=4000\n"
-    watch = BrokerWatch(config_of(store, first, index_num="5000"), Disk())
-    path = store.parent / "broker.conf"
-    assert watch.look()["unsafe"] == []
-    # What a stronger source has set is not the file's any more.
-    rewrite(path, "mappedFileSizeCommitLog=2097152\nmaxIndexNum=9000\nenableDLegerCommitLog=true\n", 1)
-    unsafe = watch.look()["unsafe"]
-    assert unsafe == [
-        f"{path} now says mappedFileSizeCommitLog=2097152: restart indexd when the broker restarts",
-        f"{path} now says enableDLegerCommitLog=true: such a log is not read",
-    ]
-    rewrite(path, first, 2)
-    assert watch.look()["unsafe"] == []
-
-
 @pytest.mark.parametrize("text", [None, "mappedFileSizeCommitLog=many\n", "messageIndexEnable=perhaps\n"])
 def test_a_configuration_that_cannot_be_read_any_more(store: Path, text: str | None) -> None:
     watch = BrokerWatch(config_of(store, OFF, run_mode="offload"), Disk())

@@ -82,9 +82,6 @@ class Events:
         #: The number of the newest; 0 without any.
         self.last = 0
 
-    def __repr__(self) -> str:
-        return f"Events({self.last}, {len(self._kept) + len(self._frequent)} kept)"
-
     def tell(self, name: str, fields: Mapping[str, Any]) -> None:
         """Add one, if its name has a kind."""
         kind = KINDS.get(name)
@@ -122,9 +119,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Histogram({self.count}, {self.total:.3f} s)"
 
     @property
     def count(self) -> int:
@@ -220,9 +214,6 @@ class Board:
         self._standing = _Standing("opening", time.monotonic())
         self._recoveries = 0
         self._last_recovery: Row | None = None
-
-    def __repr__(self) -> str:
-        return f"Board({self._standing.phase}, {self.events})"
 
     @property
     def phase(self) -> str:

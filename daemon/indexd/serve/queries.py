@@ -5,8 +5,7 @@ Every outlet that answers questions has one of its own, so that none waits behin
 Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
 each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
 loop is told when all of it is answered. A second thread helps when the oldest question has waited: then the first is
-held up by a disk or a long walk. Long questions take turns with short ones: one that has had its first turn while
-others wait begins anew behind them, and from then on answers those that come meanwhile before it goes on.
+held up by a disk or a long walk.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from indexd.config import Config
@@ -33,11 +31,10 @@ ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
 _WAITING_PER_THREAD = 32
-#: Who has waited longer is told so; nobody waits for an answer then. A long question has let others pass.
-PATIENCE_SECONDS, _LONG_PATIENCE = 5.0, 4
-# One that waits so long gets another thread; a question that takes so long is a long one, and so many of these are
-# answered at once: more only take the interpreter from each other, and from the event loop.
-_HELP_SECONDS, _TURN_SECONDS, _LONG_AT_ONCE = 0.02, 0.01, 2
+#: Who has waited longer is told so; nobody waits for an answer then.
+PATIENCE_SECONDS = 5.0
+# One that waits so long gets another thread.
+_HELP_SECONDS = 0.02
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
@@ -89,19 +86,10 @@ class TooLongError(NotAnsweredError, TimeUpError):
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
 
 
-class TurnOverError(Exception):
-    """A question has had its first turn: it is asked again behind those that have had none."""
-
-
-@dataclass(slots=True)
-class _Question:
+class _Question(NamedTuple):
     call: Callable[[], Any]
     future: asyncio.Future[Any]
     asked: float
-    #: It has had its first turn.
-    is_long: bool = False
-    #: When it gives way: the thread's own time at the end of its first turn, None until it has looked; then the clock.
-    gives_way: float | None = None
 
 
 class Workers:
@@ -110,15 +98,10 @@ class Workers:
     def __init__(self, threads_max: int, waiting_max: int) -> None:
         self._threads_max, self._waiting_max = threads_max, waiting_max
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Those that have had no turn, and those that have had one.
         self._waiting: deque[_Question] = deque()
-        self._long: deque[_Question] = deque()
         self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        #: What a thread works at, the last one answered within those before it.
-        self._work_of = threading.local()
-        # How many threads work and how many at long questions; the others wait for a permit to.
-        self._lock, self._permits = threading.Lock(), threading.Semaphore(0)
-        self._working = self._long_working = 0
+        # How many threads work; the others wait for a permit to.
+        self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
         self._threads: list[threading.Thread] = []
         self._timer: asyncio.Handle | None = None
         self._is_closed = False
@@ -127,7 +110,7 @@ class Workers:
         """What ``call`` returns or raises in a worker; CrowdedError, StoppingError."""
         if self._is_closed:
             raise StoppingError
-        if len(self._waiting) + len(self._long) >= self._waiting_max:
+        if len(self._waiting) >= self._waiting_max:
             raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
         loop = self._loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -137,34 +120,6 @@ class Workers:
                 self._timer.cancel()
             self._timer = loop.call_soon(self._look, loop)
         return await future
-
-    def give_way(self) -> float:
-        """Called again and again by a question while it is answered; the seconds for which it was held up by that.
-
-        Those that wait for their first turn are answered now, as many as wait; but one that is in its own first turn
-        ends by TurnOverError when that is over.
-        """
-        running: list[_Question] = getattr(self._work_of, "questions", [])
-        if not (running and self._waiting) and len(running) < 2:
-            return 0.0
-        question = running[-1]
-        if not question.is_long:
-            # By the thread's own time: a machine that has much to do makes no short question a long one.
-            used = time.thread_time()
-            question.gives_way = question.gives_way or used + _TURN_SECONDS
-            if used >= question.gives_way:
-                raise TurnOverError
-            return 0.0
-        now = time.monotonic()
-        if question.gives_way is not None and now < question.gives_way:
-            return 0.0
-        for _ in range(len(self._waiting)):
-            with suppress(IndexError):  # another thread has taken it
-                self._answer(self._waiting.popleft())
-        self._tell()
-        ended = time.monotonic()
-        question.gives_way = 2 * ended - now  # as long as it has waited it goes on
-        return ended - now
 
     def stop(self) -> None:
         """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
@@ -185,9 +140,8 @@ class Workers:
         # Once all has come that one turn of the loop brings, and again while some thread works.
         self._timer = None
         self._deliver()
-        lane = self._waiting or self._long
         with suppress(IndexError):  # a thread empties it
-            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
+            has_waited = time.monotonic() - self._waiting[0].asked >= _HELP_SECONDS
             if self._working == 0 or (has_waited and self._working < self._threads_max):
                 self._activate()
         if self._working and not self._is_closed:
@@ -212,58 +166,35 @@ class Workers:
             self._threads.append(thread)
 
     def _refuse(self, error: NotAnsweredError) -> None:
-        with self._lock:
-            for lane in (self._waiting, self._long):
-                while lane:
-                    with suppress(IndexError):  # a thread has taken it
-                        self._done.append((lane.popleft().future, None, error))
+        with suppress(IndexError):
+            while True:
+                self._done.append((self._waiting.popleft().future, None, error))
         self._deliver()
 
     def _work(self) -> None:
         while not self._is_closed:
-            question = self._next()
-            if question is not None:
-                was_long = question.is_long
-                self._answer(question)
-                with self._lock:
-                    self._long_working -= was_long
-                continue
+            with suppress(IndexError):
+                while True:
+                    self._answer(self._waiting.popleft())
             self._tell()
             with self._lock:
                 # Whoever asks looks at the number of those that work behind its question.
-                if self._waiting or (self._long and self._long_working < _LONG_AT_ONCE):
+                if self._waiting:
                     continue
                 self._working -= 1
             self._permits.acquire()
         self._tell()
 
-    def _next(self) -> _Question | None:
-        with suppress(IndexError):
-            return self._waiting.popleft()
-        with self._lock:
-            if not self._long or self._long_working >= _LONG_AT_ONCE:
-                return None
-            self._long_working += 1
-            return self._long.popleft()
-
     def _answer(self, question: _Question) -> None:
         if question.future.cancelled():
             return
         answer, error = None, None
-        running = self._work_of.__dict__.setdefault("questions", [])
-        running.append(question)
         try:
-            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
+            if time.monotonic() - question.asked > PATIENCE_SECONDS:
                 raise CrowdedError("it has waited too long for its turn")
             answer = question.call()
-        except TurnOverError:
-            question.is_long, question.asked, question.gives_way = True, time.monotonic(), None
-            self._long.append(question)
-            return
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
             error = raised
-        finally:
-            running.pop()
         self._done.append((question.future, answer, error))
 
     def _tell(self) -> None:
@@ -274,12 +205,10 @@ class Workers:
     def _deliver(self) -> None:
         while self._done:
             future, answer, error = self._done.popleft()
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(answer)
-            else:
+            if not future.done() and error is not None:
                 future.set_exception(error)
+            elif not future.done():
+                future.set_result(answer)
 
 
 class Compiled(Protocol):
@@ -318,7 +247,6 @@ class Queries:
         # It may have to compile: nobody waits for that.
         self._load_compiled = load_compiled
         self._compiled_of: Callable[[QueryIndex], Compiled] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -334,8 +262,8 @@ class Queries:
             self._check_phase()  # it may be being opened again
             raise
         self._check_phase()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
         return answer
 
     def ask_compiled(self, question: Callable[[Compiled], T]) -> T:
@@ -395,8 +323,8 @@ class Queries:
     def stop(self) -> None:
         """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
         self._is_stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
         self._workers.stop()
 
     def close(self) -> int:
@@ -422,7 +350,6 @@ class Queries:
             nonlocal end
             if self._is_stopping:
                 raise StoppingError
-            end += self._workers.give_way()
             if time.monotonic() > end:
                 end += _SAY_SECONDS
                 raise TooLongError
@@ -431,9 +358,6 @@ class Queries:
         try:
             answer = question(data)
             compiled = self._prepare(data, compiled)
-        except TurnOverError:
-            self._idle.append(_Opened(data, disk, time.monotonic(), compiled))
-            raise
         except BaseException:
             data.close()
             raise
@@ -466,24 +390,14 @@ class Queries:
         except UsageError as error:  # there is nothing yet; no caller can help that
             raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
 
-    def _tidy(self) -> None:
+    async def _tidy(self) -> None:
         # Files are closed in a worker: the last one to close a file that was removed waits until it is gone.
-        self._timer = None
-        self._tidying = asyncio.create_task(self._close_unused())
-
-    async def _close_unused(self) -> None:
-        with suppress(NotAnsweredError):
-            await self._workers.ask(self._drop)
-        if self._idle and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+        while self._idle:
+            await asyncio.sleep(_KEPT_SECONDS)
+            with suppress(NotAnsweredError):
+                await self._workers.ask(self._drop)
 
     def _drop(self) -> None:
-        while True:
-            try:
-                opened = self._idle.pop(0)
-            except IndexError:
-                return
-            if time.monotonic() - opened.used < _KEPT_SECONDS:
-                self._idle.insert(0, opened)
-                return
-            opened.data.close()
+        with suppress(IndexError):  # an outlet's other thread takes one
+            while time.monotonic() - self._idle[0].used >= _KEPT_SECONDS:
+                self._idle.pop(0).data.close()

@@ -33,16 +33,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import BrokerFacts, Config
-from indexd.config.load import DEFAULT, FACT_KEYS, INT_KEYS, TEXT_KEYS, index_key, read_broker_conf, writes_index
+from indexd.config.load import DEFAULT, index_key, read_broker_conf, writes_index
 from indexd.config.serving import is_peer, split_address
 from indexd.config.units import RemotePath, printable
 from indexd.errors import DiskError, IndexdError, UsageError
@@ -69,7 +68,7 @@ _REMEDY = "correct broker_address and send HUP"
 # A JVM has not read its configuration yet when it is so young; and clocks of files are coarse.
 _START_SLACK_SECONDS = 1.0
 _INDEX_COUNT = struct.Struct(">36xi")
-_NAME_DIGITS = 17
+_INDEX_NAME = re.compile("[0-9]{17}", re.ASCII)
 # While nobody holds the lock, a broker that loads its store is looked for so often.
 _PROCESSES_SECONDS = 60.0
 # Between the last word of a broker that ends and the end of its lock.
@@ -321,14 +320,12 @@ class BrokerLimit:
         """What is wrong with the offset, and what follows; ``is_expected``: the broker runs, so it should answer."""
         position = self._position  # before the offset: the reader may be asking, and goes on behind a later one
         offset = self.offset
-        if not self.bounds:
-            return []
-        if self.silence is not None and is_expected:
+        if self.bounds and self.silence is not None and is_expected:
             silent = f"the broker at {self.address} does not say how far its log goes ({self.silence})"
-            if offset is None:
-                return [f"{silent}: what is read is not bounded by it; see broker_address"]
-            return [f"{silent}: nothing behind {offset} is indexed until it does; see broker_address"]
-        if self.silence is not None or offset is None:
+            what = "what is read is not bounded by it"
+            what = what if offset is None else f"nothing behind {offset} is indexed until it does"
+            return [f"{silent}: {what}; see broker_address"]
+        if not self.bounds or self.silence is not None or offset is None:
             return []
         says = f"the broker at {self.address} says that its log ends at {offset}"
         if self._stood[1] > _LOOKS:
@@ -367,46 +364,30 @@ class BrokerLimit:
             self._retry = min(2 * self._retry, self._retry_max)
 
 
-@dataclass(frozen=True, slots=True)
-class Indexing:
-    """``on`` is None when it cannot be told; ``why`` is what it was concluded from, ``unsafe`` what may go wrong."""
-
-    on: bool | None
-    why: str
-    unsafe: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Conf:
-    values: Mapping[str, object]
-    facts: BrokerFacts
-    changed: float
-
-
 class IndexingWatch:
     """Looks at broker.conf when it changes, and at the broker's newest index file each time."""
 
     def __init__(self, config: Config, disk: Disk) -> None:
-        self._config = config
-        self._disk = disk
-        self._path = config.store.broker_conf
+        self._config, self._disk, self._path = config, disk, config.store.broker_conf
+        self._name = printable(str(self._path))
         self._stamp: Stamp | None = None
         self._problem: str | None = None
-        self._conf: _Conf | None = None
-        self._read()
-        self._first: _Conf | None = self._conf
-        #: What held for the broker of this pid.
+        #: What broker.conf says, and what held for the broker of this pid.
+        self._facts: BrokerFacts | None = None
         self._held: tuple[int | None, BrokerFacts] | None = None
         self._newest: tuple[str, int] | None = None
         self._grown_by: int | None = None
+        self._read()
 
-    def look(self, lock: BrokerLock) -> Indexing:
-        """What is known now of the broker that ``lock`` is about, or of the next one that starts here."""
+    def look(self, lock: BrokerLock) -> tuple[bool | None, str, list[str]]:
+        """Whether the broker that ``lock`` is about, or the next one that starts here, indexes (None: it cannot be
+        told), what that was concluded from, and what may go wrong.
+        """
         self._read()
         on, why = self._by_conf(lock)
         if self._has_grown(lock):
             on, why = True, "its newest index file grows"
-        return Indexing(on, why, tuple(self._unsafe(on, why)))
+        return on, why, self._unsafe(on, why)
 
     # broker.conf.
 
@@ -416,36 +397,29 @@ class IndexingWatch:
             return
         try:
             stamp = self._disk.stamp(self._path)
-            if stamp == self._stamp and self._problem is None:
-                return
-            values, facts = read_broker_conf(self._path, "broker_conf", self._taken(), self._config.index.flavour)
+            if stamp != self._stamp or self._problem is not None:
+                # Keys that something stronger than broker.conf has set are not the file's.
+                weaker = (DEFAULT, f"{self._name} line ")
+                taken = {key for key, source in self._config.provenance.items() if not source.startswith(weaker)}
+                _, self._facts = read_broker_conf(self._path, "broker_conf", taken, self._config.index.flavour)
+                self._stamp, self._problem = stamp, None
         except (DiskError, UsageError) as error:
             self._problem = str(error)
-            return
-        self._stamp, self._problem = stamp, None
-        self._conf = _Conf({key: given.value for key, given in values.items()}, facts, stamp.mtime_ns / 1e9)
-
-    def _taken(self) -> set[str]:
-        # Keys that something stronger than broker.conf has set.
-        mine = f"{printable(str(self._path))} line "
-        sources = self._config.provenance.items()
-        return {key for key, source in sources if not source.startswith((DEFAULT, mine))}
 
     def _by_conf(self, lock: BrokerLock) -> tuple[bool | None, str]:
-        conf, name = self._conf, printable(str(self._path))
-        if conf is None:
+        facts, why, flavour = self._facts, f"by {self._name}", self._config.index.flavour
+        if facts is None or self._stamp is None:
             return None, self._problem or "no broker.conf is given"
-        facts, why = conf.facts, f"by {name}"
         if lock.alive is False:
             self._held = None
-            return writes_index(facts, self._config.index.flavour), f"{why}, when it starts"
+            return writes_index(facts, flavour), f"{why}, when it starts"
         started = started_at(lock.pid)
-        if started is not None and conf.changed > started + _START_SLACK_SECONDS:
+        if started is not None and self._stamp.mtime_ns / 1e9 > started + _START_SLACK_SECONDS:
             if self._held is None or self._held[0] != lock.pid:
-                return None, f"{name} was changed after the broker's start, and what it said then is not known"
-            facts, why = self._held[1], f"by {name} as it was at the broker's start"
+                return None, f"{self._name} was changed after the broker's start, and what it said then is not known"
+            facts, why = self._held[1], f"{why} as it was at the broker's start"
         self._held = (lock.pid, facts)
-        return writes_index(facts, self._config.index.flavour), why
+        return writes_index(facts, flavour), why
 
     # Its index files.
 
@@ -455,8 +429,7 @@ class IndexingWatch:
             self._newest = self._grown_by = None
             return False
         newest, before = self._look_at_newest(), self._newest
-        self._newest = newest
-        owner = lock.pid or 0
+        self._newest, owner = newest, lock.pid or 0
         if newest is not None and before is not None and newest > before:
             self._grown_by = owner
         elif self._grown_by != owner:
@@ -469,7 +442,7 @@ class IndexingWatch:
         if store is None:
             return None
         try:
-            names = [name for name, _ in self._disk.list_dir(store / "index") if _is_index_name(name)]
+            names = [name for name, _ in self._disk.list_dir(store / "index") if _INDEX_NAME.fullmatch(name)]
             if not names:
                 return "", 0
             with self._disk.open_read(store / "index" / names[-1]) as file:
@@ -482,31 +455,16 @@ class IndexingWatch:
 
     def _unsafe(self, on: bool | None, why: str) -> list[str]:
         texts = [] if self._problem is None else [f"{self._problem}: the next start of indexd is refused"]
-        conf, first, flavour = self._conf, self._first, self._config.index.flavour
-        key, name = index_key(flavour), printable(str(self._path))
+        flavour, facts, name = self._config.index.flavour, self._facts, self._name
         if self._config.store.run_mode == "offload":
-            remedy = f"set {key}=false in {name} and restart the broker, or run in mode shadow"
+            remedy = f"set {index_key(flavour)}=false in {name} and restart the broker, or run in mode shadow"
             if on:
                 texts.append(f"mode offload, but the broker writes an index of its own ({why}): {remedy}")
-            elif conf is not None and writes_index(conf.facts, flavour):
+            elif facts is not None and writes_index(facts, flavour):
                 texts.append(f"mode offload, but the broker indexes again from its next start on ({name}): {remedy}")
             elif on is None:
                 texts.append(f"mode offload, and it is not known whether the broker indexes: {why}")
-        if conf is None or first is None:
-            return texts
-        java = {ours: theirs for theirs, ours in (TEXT_KEYS | INT_KEYS).items()}
-        for ours in sorted(conf.values.keys() | first.values.keys()):
-            if conf.values.get(ours) != first.values.get(ours):
-                value = printable(str(conf.values.get(ours, "its default")))[:100]
-                texts.append(f"{name} now says {java[ours]}={value}: restart indexd when the broker restarts")
-        if conf.facts.enable_dledger_commit_log and not first.facts.enable_dledger_commit_log:
-            dledger = next(theirs for theirs, ours in FACT_KEYS.items() if ours == "enable_dledger_commit_log")
-            texts.append(f"{name} now says {dledger}=true: such a log is not read")
         return texts
-
-
-def _is_index_name(name: str) -> bool:
-    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def started_at(pid: int | None) -> float | None:
@@ -538,13 +496,13 @@ class BrokerWatch:
     def look(self) -> dict[str, Any]:
         """What ``board.broker`` holds; never raises, takes some two seconds at most.
 
-        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing`` and ``indexingWhy`` as Indexing
-        has them; ``address``, ``answers``, ``silence`` and ``maxOffset``: as it was asked last, None before that;
-        ``unsafe``: texts, each naming the remedy.
+        ``alive`` with ``pid``, ``how`` and ``why`` as BrokerLock has them; ``indexing`` and ``indexingWhy`` as
+        IndexingWatch concludes; ``address``, ``answers``, ``silence`` and ``maxOffset``: as it was asked last,
+        None before that; ``unsafe``: texts, each naming the remedy.
         """
         lock = self._look_at_lock()
-        indexing = self._indexing.look(lock)
-        limit, unsafe = self.log_limit, list(indexing.unsafe)
+        indexing, why, unsafe = self._indexing.look(lock)
+        limit = self.log_limit
         if limit.bounds:
             limit.refresh()
             if limit.silence is not None and lock.how == "lock":
@@ -558,8 +516,8 @@ class BrokerWatch:
             "pid": lock.pid,
             "how": lock.how,
             "why": lock.why,
-            "indexing": indexing.on,
-            "indexingWhy": indexing.why,
+            "indexing": indexing,
+            "indexingWhy": why,
             "address": limit.address,
             "answers": None if limit.silence == NOT_ASKED else limit.silence is None,
             "silence": None if limit.silence == NOT_ASKED else limit.silence,

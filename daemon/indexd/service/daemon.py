@@ -11,8 +11,10 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Poll, Skipped
@@ -30,6 +32,7 @@ from indexd.service.state import DaemonState, EventReporter, Watch, write_state
 from indexd.service.watchdog import DiskWatermark, Watchdog
 from indexd.storage.page_cache import take_lowest_priority
 
+T = TypeVar("T")
 _RETRY_SECONDS_MIN = 1.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
@@ -59,10 +62,8 @@ class Daemon:
         self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue)
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
-        self._read_thread = ThreadPoolExecutor(1, "read")
-        self._build_thread = ThreadPoolExecutor(1, "build")
-        self._flush_thread = ThreadPoolExecutor(1, "flush")
-        self._scrub_thread = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("read", "build", "flush")}
+        self._threads["scrub"] = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
         self._scrubbing = Scrubbing(instance, self.pipeline, self._stop_reading)
         self._must_flush, self._flush_pause = False, _RETRY_SECONDS_MIN
         self._apply_config()
@@ -86,7 +87,7 @@ class Daemon:
                 tasks.create_task(self._watchdog.run(self._finished), name="_watchdog")
         finally:
             self._stop_reading.set()
-            for thread in (self._read_thread, self._build_thread, self._flush_thread, self._scrub_thread):
+            for thread in self._threads.values():
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
         remove_abort(self._disk, self._files.abort)
@@ -109,6 +110,9 @@ class Daemon:
     def _log(self) -> Logger:
         return self._instance.log
 
+    def _in(self, thread: str, call: Callable[..., T], *given: object) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads[thread], call, *given)
+
     # The stages.
 
     async def _reput(self) -> None:
@@ -127,7 +131,7 @@ class Daemon:
         problem = partial(self._tell.problem, "read")
 
         async def poll() -> Poll:
-            found = await asyncio.get_running_loop().run_in_executor(self._read_thread, look)
+            found = await self._in("read", look)
             self._watchdog.tailing()
             return found
 
@@ -171,12 +175,11 @@ class Daemon:
             self._flush_due.set()
 
     async def _build_patiently(self, items: list[Item]) -> None:
-        loop = asyncio.get_running_loop()
         seconds = _RETRY_SECONDS_MIN
         while True:
             self._liveness.sign("build", progress=self.pipeline.built.phy_offset)
             try:
-                await loop.run_in_executor(self._build_thread, self._build_now, items)
+                await self._in("build", self._build_now, items)
             except (DiskError, MissingStoreError) as error:
                 if not can_wait(error) or self._stop.is_set():
                     raise
@@ -234,15 +237,11 @@ class Daemon:
 
     async def _flush(self) -> None:
         while not self._drained.is_set():
-            try:
-                async with asyncio.timeout(self._instance.config.flush.flush_interval):
-                    await self._flush_due.wait()
-            except TimeoutError:
-                pass
+            await pause(self._flush_due, self._instance.config.flush.flush_interval)
             self._flush_due.clear()
             await self._persist(self.pipeline.progress)
         self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
-        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.pipeline.finish)
+        await self._in("build", self.pipeline.finish)
         self._finished.set()
 
     async def _persist(self, progress: Progress) -> None:
@@ -252,11 +251,10 @@ class Daemon:
         if is_known and not progress.has_work and not self._must_flush:
             return
         self._must_flush = False
-        loop = asyncio.get_running_loop()
         self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
         try:
-            await loop.run_in_executor(self._flush_thread, self.pipeline.persist, progress)
-            await loop.run_in_executor(self._build_thread, self.pipeline.persisted, progress)
+            await self._in("flush", self.pipeline.persist, progress)
+            await self._in("build", self.pipeline.persisted, progress)
         except DiskError as error:
             if not can_wait(error):
                 raise
@@ -281,7 +279,7 @@ class Daemon:
                 await pause(self._stop, _SCRUB_LOOK_SECONDS if left is None else min(left, _SCRUB_LOOK_SECONDS))
                 continue
             try:
-                await asyncio.get_running_loop().run_in_executor(self._scrub_thread, self._scrubbing.run)
+                await self._in("scrub", self._scrubbing.run)
             except DiskError as error:
                 self._tell.problem("scrub", error, self._scrubbing.seconds_left or 0.0)
             else:

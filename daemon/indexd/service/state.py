@@ -75,9 +75,6 @@ class LagMeter:
         self._looked = self._started
         self._taken = Waiting()
 
-    def __repr__(self) -> str:
-        return f"LagMeter(seen_end={self.seen_end}, at_end={self._at_end})"
-
     @property
     def is_at_end(self) -> bool:
         """The reader's last look found it at the end of the log."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from pydantic_core import to_json as pydantic_json
 from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
@@ -22,8 +23,6 @@ from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND
 
 Row = dict[str, Any]
 _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
-# A body stands so deep in an answer.
-_DEPTH = 8
 _NO_BODY = dict.fromkeys(("body", "bodyEncoding", "bodySize", "compression"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
 _ASCII_ENCODER = json.JSONEncoder(default=repr)
@@ -134,35 +133,17 @@ def _show(data: bytes, form: str, *, is_cut: bool) -> tuple[Any, str]:
     if form == "hex":
         return data.hex(), "hex"
     if form == "json" and not is_cut:
-        try:
-            value = json.loads(data.decode("utf-8"), parse_constant=_refuse)
-            json.dumps(value, allow_nan=False)  # 1e999 is no answer
-            nested = value
-            for _ in range(_DEPTH):
-                nested = [nested]
-            pydantic_json(nested)  # nor are half a surrogate and what is too deep
-        except (ValueError, RecursionError):
-            pass
-        else:
+        with suppress(ValueError, RecursionError):  # NaN, 1e999, half a surrogate and what is too deep are no answer
+            value = json.loads(data.decode("utf-8"))
+            json.dumps([[[[[[[[value]]]]]]]], ensure_ascii=False, allow_nan=False).encode()
             return value, "json"
-    if form in ("json", "text") and (text := _text(data, is_cut=is_cut)) is not None:
-        return text, "utf-8"
+    if form in ("json", "text"):
+        with suppress(UnicodeDecodeError):
+            # Cut text may end in the middle of a character, which is left out.
+            text = getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
+            if all(c.isprintable() or c in "\t\n\r" for c in text):
+                return text, "utf-8"
     return base64.b64encode(data).decode("ascii"), "base64"
-
-
-def _text(data: bytes, *, is_cut: bool) -> str | None:
-    # Cut text may end in the middle of a character, which is left out.
-    for end in range(len(data), max(len(data) - (3 if is_cut else 0), 0) - 1, -1):
-        try:
-            text = data[:end].decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-        return text if all(c.isprintable() or c in "\t\n\r" for c in text) else None
-    return None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 _KEY_DEFAULTS = {"indexType": None, "truncatedBy": None, "cursor": None, "expired": 0, "unreadable": 0}
