@@ -82,13 +82,6 @@ def test_by_the_ports_of_the_process_that_holds_the_lock(host: Host) -> None:
     host.check_that_only_the_broker_was_asked()
 
 
-def test_by_broker_address_before_anything_else(host: Host) -> None:
-    host.lock = BrokerLock(None, None, "unknown")
-    finder = host.finder(broker_address=host.broker.address)
-    assert finder.offsets() == Offsets(0, host.end)
-    finder.close()
-
-
 def test_by_broker_conf(host: Host, tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     name, _, port = host.broker.address.rpartition(":")

@@ -12,10 +12,8 @@ import pytest
 
 from indexd.config import Config
 from indexd.config.load import load
-from indexd.service import broker as broker_watch
 from indexd.service.broker import BrokerWatch
 from indexd.storage.disk import Disk
-from indexd.storage.lock import BrokerLock, look_at_lock
 from support.broker_stand_in import stand_in
 
 
@@ -50,12 +48,6 @@ def test_what_a_look_says_without_a_broker(store: Path) -> None:
     }  # fmt: skip
     assert row["indexingWhy"] == "no broker.conf is given"
     assert abs(row["checkedAt"] - time.time() * 1000) < 60_000
-
-
-def test_without_a_store_nothing_is_known(store: Path) -> None:
-    config = load({"commit_log_paths": str(store / "commitlog"), "data": str(store.parent / "data")}, None, {})
-    row = BrokerWatch(config, Disk()).look()
-    assert (row["alive"], row["how"]) == (None, "unknown")
 
 
 @pytest.mark.parametrize(
@@ -157,20 +149,3 @@ def test_a_configuration_that_cannot_be_read_any_more(store: Path, text: str | N
     assert "the next start of indexd is refused" in row["unsafe"][0]
     rewrite(path, OFF, 2)
     assert watch.look()["unsafe"] == []
-
-
-def test_processes_are_looked_into_once_a_minute(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path | None] = []
-
-    def look(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
-        asked.append(proc)
-        return look_at_lock(path, proc)
-
-    monkeypatch.setattr(broker_watch, "look_at_lock", look)
-    watch = BrokerWatch(config_of(store), Disk())
-    assert [watch.look()["how"] for _ in range(3)] == ["none"] * 3
-    with stand_in(store / "lock") as broker:
-        broker.start()
-        assert watch.look()["pid"] == broker.pid
-    assert watch.look()["how"] == "none"
-    assert asked == [Path("/proc"), None, None, None, None]

@@ -182,14 +182,6 @@ def test_who_listens_to_all_is_warned(
     assert read_access(load(given, None, {})).is_open is is_open
 
 
-def test_the_warning_is_one_line(place: tuple[Path, Path]) -> None:
-    with Serving(*place, http="0.0.0.0:0") as server:
-        assert server.get("/livez").status_code == 200
-        lines = [line for line in server.log.lines if line[1] == "http_open"]
-        assert [(level, fields["token"], fields["tls"]) for level, _, fields in lines] == [("warning", False, False)]
-        server.log.lines.clear()
-
-
 def test_a_certificate_that_is_none(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
     given = {"data": str(place[0]), "store": str(place[1])}
     for cert, key in ((certificate[1], certificate[0]), (certificate[0], certificate[0]), (place[1], certificate[1])):

@@ -16,7 +16,6 @@ from indexd.serve.http import server as http_server
 from support.serving import Serving, answer_of, read_all
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -75,10 +74,6 @@ def test_times_the_wrong_way_round(server: Serving) -> None:
 )
 def test_parameters_that_are_understood(server: Serving, query: str) -> None:
     assert _slug(server.get(f"{_BY_KEY}?{query}")) == (503, "not-open-yet")
-
-
-def test_a_boundary_without_a_queue_is_passed_over(server: Serving) -> None:
-    assert _slug(server.get("/api/v1/messages/by-time?time=1&boundary=lower")) == (503, "not-open-yet")
 
 
 @pytest.mark.parametrize(
@@ -161,13 +156,6 @@ def test_requests_that_are_none(server: Serving, words: bytes, status: int) -> N
     assert server.get("/livez").status_code == 200
 
 
-def test_an_upgrade_is_not_made(server: Serving) -> None:
-    words = b"GET /livez HTTP/1.1\r\n" + _HOST + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"
-    with server.connect(3) as peer:
-        peer.sendall(words)
-        assert peer.recv(4096).startswith(b"HTTP/1.1 200 ")
-
-
 @settings(max_examples=60)
 @given(
     st.one_of(
@@ -206,21 +194,6 @@ def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
         code, data = answer_of(peer, words)
         assert code == 408
         assert b"application/problem+json" in data
-
-
-def test_a_request_a_byte_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
-    with _serving(tmp_path) as server, server.connect() as peer:
-        began = time.monotonic()
-        with pytest.raises(ConnectionError):
-            _send_slowly(peer)
-        assert time.monotonic() - began < 10
-
-
-def _send_slowly(peer: socket.socket) -> None:
-    for _ in range(400):
-        peer.sendall(b"x")
-        time.sleep(0.05)
 
 
 def test_an_answer_that_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import NotYetWritten
@@ -76,24 +74,6 @@ def test_the_watermark_stops_and_heals_a_little_below(disk: FileSystem) -> None:
 def test_a_watermark_of_one_means_never(disk: FileSystem) -> None:
     disk.used = 100
     DiskWatermark(Path("/data"), 1).check()
-
-
-@given(st.lists(st.floats(0, 95), max_size=30), st.floats(0.1, 0.99))
-def test_between_the_two_marks_it_stays_as_it_is(filled: list[float], used_max: float) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        system = FileSystem()
-        patch.setattr(os, "statvfs", system.status)
-        watermark = DiskWatermark(Path("/data"), used_max)
-        was_over = False
-        for system.used in filled:
-            ratio = used_ratio(Path("/data"))
-            try:
-                watermark.check()
-                is_over = False
-            except DiskError:
-                is_over = True
-            assert is_over == (ratio > used_max or (was_over and ratio > used_max - 0.01))
-            was_over = is_over
 
 
 def test_a_file_system_that_cannot_be_asked(tmp_path: Path) -> None:
@@ -201,15 +181,6 @@ def test_a_stop_ends_a_wait_for_the_rate() -> None:
     began = bounded.stop.now
     throttle.poll()
     assert bounded.stop.now == began
-
-
-def test_other_bounds_hold_at_once() -> None:
-    bounded = Bounded(Reader(size=1_000_000, end=10_000_000))
-    throttle = bounded.throttle(rate_max=1000)
-    throttle.poll()
-    throttle.set_bounds(rate_max=0, memory_max=0)
-    assert [isinstance(throttle.poll(), DispatchBatch) for _ in range(9)] == [True] * 9
-    assert bounded.stop.waits == []
 
 
 def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:

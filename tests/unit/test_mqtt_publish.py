@@ -111,10 +111,6 @@ def test_what_is_worth_a_state_at_once(change: dict[str, Any]) -> None:
     assert condition(row | {"messages": 5, "broker": {"alive": True, "checkedAt": 2}}) == condition(row)
 
 
-def test_a_row_without_them_has_a_condition_too() -> None:
-    assert condition({}) == condition({"phase": None})
-
-
 @given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=40))
 def test_each_event_is_published_waits_or_is_counted_as_dropped(
     waiting_max: int, script: list[tuple[bool, int]]
@@ -135,22 +131,6 @@ def test_each_event_is_published_waits_or_is_counted_as_dropped(
     # In order, each once, and of what has been dropped nothing but the oldest: the newest are all there.
     assert published + rest == sorted({*published, *rest})
     assert rest == list(range(events.last - len(rest) + 1, events.last + 1))
-
-
-def test_what_the_board_could_not_keep_is_dropped_too() -> None:
-    events, outbox = Events(), Outbox(2000)
-    for _ in range(1500):
-        events.tell("rolled", {})
-    outbox.collect(events)
-    assert (len(outbox.waiting), outbox.dropped, outbox.last) == (1000, 500, 1500)
-
-
-def test_a_flush_is_no_news() -> None:
-    events, outbox = Events(), Outbox(10)
-    events.tell("rolled", {})
-    events.tell("flushed", {})
-    outbox.collect(events)
-    assert (outbox.notable, outbox.last) == (1, 2)
 
 
 HINTS = {

@@ -61,21 +61,6 @@ def test_off_is_no_thread_and_no_port(tmp_path: Path) -> None:
         assert board.http is None
 
 
-def test_off_with_mqtt_is_a_thread_without_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
-    published = threading.Event()
-
-    async def publish(config: object, board: object, log: object, stop: asyncio.Event) -> None:
-        published.set()
-        await stop.wait()
-
-    monkeypatch.setattr(server, "publish", publish)
-    board = Board(config_of(tmp_path, tmp_path / "data"))
-    with ServeThread(config_of(tmp_path, tmp_path / "data", mqtt_host="localhost"), board, SilentLog()):
-        assert published.wait(_WAIT_SECONDS)
-        assert board.http is None
-    assert serve_threads() == []
-
-
 @pytest.mark.parametrize("name", ["http", "remoting"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: str, name: str) -> None:
@@ -133,12 +118,6 @@ def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remotin
     assert keys == ([wanted] if remoting == "off" else [])
 
 
-def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:
-    config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", http_token_file=str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="http_token_file"):
-        ServeThread(config, Board(config), SilentLog())
-
-
 @pytest.mark.parametrize("problem", [RuntimeError("a defect"), SystemExit(3), OSError(24, "too many files")])
 def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, problem: BaseException
@@ -170,20 +149,6 @@ def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     assert waits == [0.05, 0.1, 0.2, 0.3, 0.3], "not at once, and later each time"
     # A timer of the loop counts from the begin of its round: it may be early by what came before it there.
     assert starts[-1] - starts[0] > sum(waits) / 2
-
-
-def test_an_outlet_that_just_ends_is_started_again(
-    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
-) -> None:
-    starts = 0
-
-    async def serve_http(*_: object) -> None:
-        nonlocal starts
-        starts += 1
-
-    monkeypatch.setattr(server, "serve_http", serve_http)
-    with ServeThread(config, Board(config), SilentLog()):
-        wait_for(lambda: starts >= 3)
 
 
 @pytest.mark.parametrize("ignores", ["stop", "cancel"])

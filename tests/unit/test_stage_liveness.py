@@ -38,13 +38,6 @@ def test_each_stage_has_its_own_limit(liveness: StageLiveness, clock: Clock) -> 
     assert liveness.stalled() == {}
 
 
-def test_signs_of_one_stage_do_not_speak_for_another(liveness: StageLiveness, clock: Clock) -> None:
-    for _ in range(100):
-        clock.now += 1
-        liveness.sign("build")
-    assert list(liveness.stalled()) == ["read"]
-
-
 def test_an_announced_wait_is_no_stall_until_it_is_over(liveness: StageLiveness, clock: Clock) -> None:
     liveness.sign("build")
     liveness.sign("read", 60.0)

@@ -361,13 +361,6 @@ def test_one_that_stops_is_told_from_one_that_opens(tmp_path: Path) -> None:
         assert status(data).startswith(f"stopping  pid {holder.pid}\n")
 
 
-def test_without_a_state_only_a_port_that_was_given_is_asked(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with held(data):
-        assert row_of(data)["notes"] == []
-        assert row_of(data, INDEXD_HTTP="127.0.0.1:1")["notes"] == ["HTTP at 127.0.0.1:1: Connection refused"]
-
-
 def test_only_status_loads_what_draws() -> None:
     code = (
         "import sys; from indexd.cli.main import main\n"

@@ -89,16 +89,6 @@ async def test_ready_is_said_once_the_log_was_looked_at(tmp_path: Path) -> None:
         assert "status" not in said[said.index("stopping") :], "systemd shows that it stops until it has"
 
 
-async def test_the_first_word_says_how_old_the_log_is(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)  # of years ago
-    with opened_inside(tmp_path / "store", tmp_path / "data", drain_interval="1") as daemon:
-        async with running(daemon):
-            await wait_until(lambda: "ready" in dict(notifier_of(daemon).said))
-            ready = dict(notifier_of(daemon).said)["ready"]
-            assert " 0 ms behind" not in ready, ready
-            assert int(ready.split(" ms behind")[0].split()[-1]) > 60_000, ready
-
-
 async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,17 +33,6 @@ async def test_answers_and_errors_come_back_to_who_asked() -> None:
         _end(workers)
 
 
-async def test_one_thread_while_it_keeps_up() -> None:
-    workers = Workers(4, 100)
-    names = set()
-    try:
-        for _ in range(30):
-            names.add(await workers.ask(lambda: threading.current_thread().name))
-    finally:
-        _end(workers)
-    assert len(names) == 1
-
-
 async def test_others_help_when_it_is_held_up_and_no_more_than_may() -> None:
     workers = Workers(3, 100)
     lock, under_way, most = threading.Lock(), 0, 0
@@ -135,25 +124,6 @@ async def test_a_stop_refuses_at_once_and_leaves_behind_what_does_not_end() -> N
     assert workers.close(10) == 0
 
 
-async def test_close_waits_for_what_is_under_way() -> None:
-    workers = Workers(2, 5)
-    done: list[int] = []
-
-    def slow() -> None:
-        time.sleep(0.3)
-        done.append(1)
-
-    under_way = asyncio.create_task(workers.ask(slow))
-    await asyncio.sleep(0.1)
-    workers.stop()
-    assert await asyncio.to_thread(workers.close, 10) == 0
-    assert done == [1]
-    await under_way
-    with pytest.raises(StoppingError):
-        await workers.ask(lambda: 1)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("query-")]
-
-
 def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
     async def storm() -> int:
         workers = Workers(3, 10_000)
@@ -169,27 +139,6 @@ def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
     with ThreadPoolExecutor(2) as pool:
         totals = list(pool.map(lambda _: asyncio.run(asyncio.wait_for(storm(), 60)), range(2)))
     assert totals == [sum(number % 7 for number in range(400))] * 2
-
-
-async def test_a_thread_that_is_about_to_wait_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, loop = Workers(1, 10), asyncio.get_running_loop()
-    original, has_stopped = Workers._tell, threading.Event()
-
-    def stop() -> None:
-        workers.stop()
-        has_stopped.set()
-
-    def tell(self: Workers) -> None:
-        # The thread has found nothing to do; the stop comes before it says that it waits.
-        original(self)
-        if not has_stopped.is_set():
-            loop.call_soon_threadsafe(stop)
-            has_stopped.wait(10)
-
-    monkeypatch.setattr(Workers, "_tell", tell)
-    assert await workers.ask(lambda: 7) == 7
-    await asyncio.to_thread(has_stopped.wait, 10)
-    assert await asyncio.to_thread(workers.close, 5) == 0
 
 
 async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,8 +207,6 @@ class Board:
         #: What scrubs came to since the start: bytes read, how many found damage (those that found something to mend),
         #: how many in a row ended before they were through; when the last one began and ended, ms.
         self.scrub: Mapping[str, Any] = {"beganAt": None, "endedAt": None, "bytes": 0, "damaged": 0, "brokenOff": 0}
-        #: Stages that do not move, and for how many seconds.
-        self.stalled: Mapping[str, float] = {}
         self._index_file_size = IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size
         self._identity = _identity(config) | {"bootId": self.boot_id, "startedAt": int(self.started * 1000)}
         self._standing = _Standing("opening", time.monotonic())
@@ -254,7 +252,7 @@ class Board:
 
     def row(self) -> Row:
         """Everything, as one flat object with camelCase keys; ARCHITECTURE.md lists them. Offsets are ints."""
-        standing, broker, stalled = self._standing, self.broker, self.stalled
+        standing, broker = self._standing, self.broker
         row = {
             **self._identity,
             "phase": standing.phase,
@@ -271,7 +269,7 @@ class Board:
             "recoveries": self._recoveries,
             "lastRecovery": self._last_recovery,
             "scrub": dict(self.scrub),
-            "stalled": dict(stalled),
+            "stalled": {},
             "problems": dict(standing.problems),
             **self._recovery_row(standing),
             **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},

@@ -329,19 +329,12 @@ class BrokerLimit:
             return []
         says = f"the broker at {self.address} says that its log ends at {offset}"
         if self._stood[1] > _LOOKS:
-            return [f"{says}, {self._contradiction(offset)}: it is another broker's, so {_REMEDY}"]
+            stands = f"but on disk there {'are whole messages' if self._has_messages else 'is no message'}"
+            return [f"{says}, {stands} at {self._stood[0]}: it is another broker's, or the log was cut; {_REMEDY}"]
         if position is not None and offset < position:
             cut = f"{says} and it was read up to {position}, so it was cut"
             return [f"{cut}, and entries behind its end stay until something is written there; if not, {_REMEDY}"]
         return []
-
-    def _contradiction(self, offset: int) -> str:
-        position = self._stood[0]
-        if not self._has_messages:
-            return f"but on disk there is no message at {position}"
-        if offset > position:
-            return f"but the message at {position} goes beyond that"
-        return f"but whole messages stand at {position} (not indexed; or the log was cut and they are left of it)"
 
     def close(self) -> None:
         """Close the connection."""

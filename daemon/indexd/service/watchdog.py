@@ -91,7 +91,6 @@ class Watchdog:
             self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
         stalled = self._liveness.stalled()
         self._reporter.stalled(stalled)
-        self._board.stalled = stalled
         if stalled:
             return
         self._notifier.watchdog()
