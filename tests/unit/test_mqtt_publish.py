@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiomqtt import MqttCodeError, MqttError
-from hypothesis import given
-from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.testing import CapturingLogger
 
 from indexd.config import load
 from indexd.errors import DiskError, UsageError
-from indexd.serve.board import Board, Event, Events
+from indexd.serve.board import Board, Event
 from indexd.serve.mqtt import (
     Client,
-    Outbox,
     condition,
     event_payload,
     publish,
@@ -109,28 +106,6 @@ def test_what_is_worth_a_state_at_once(change: dict[str, Any]) -> None:
     assert condition(row | change) != condition(row)
     # Figures that always move are not.
     assert condition(row | {"messages": 5, "broker": {"alive": True, "checkedAt": 2}}) == condition(row)
-
-
-@given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=40))
-def test_each_event_is_published_waits_or_is_counted_as_dropped(
-    waiting_max: int, script: list[tuple[bool, int]]
-) -> None:
-    events, outbox = Events(), Outbox(waiting_max)
-    published: list[int] = []
-    for is_sent, count in script:
-        sending = outbox.waiting[0] if outbox.waiting else None
-        for _ in range(count):
-            events.tell("rolled", {})
-        outbox.collect(events)
-        if is_sent and sending is not None:
-            outbox.sent(sending)
-            published.append(sending.number)
-        assert len(outbox.waiting) <= waiting_max
-        assert outbox.published + len(outbox.waiting) + outbox.dropped == outbox.last
-    rest = [event.number for event in outbox.waiting]
-    # In order, each once, and of what has been dropped nothing but the oldest: the newest are all there.
-    assert published + rest == sorted({*published, *rest})
-    assert rest == list(range(events.last - len(rest) + 1, events.last + 1))
 
 
 HINTS = {

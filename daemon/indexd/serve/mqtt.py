@@ -1,8 +1,8 @@
 """Publishes status, state and events over MQTT 5 with QoS 1, and listens to nothing: what is sent here moves nothing.
 
-By aiomqtt, which is asyncio-mqtt under its present name. Whatever the network does, only the outbox fills: the index is
-built in other threads and is never waited for here, nor does it wait. A connection that fails is cut, so that the
-broker publishes its will, ``offline``; one that is left says so itself.
+By aiomqtt, which is asyncio-mqtt under its present name. Whatever the network does, events only wait on the board: the
+index is built in other threads and is never waited for here, nor does it wait. A connection that fails is cut, so that
+the broker publishes its will, ``offline``; one that is left says so itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import random
 import socket
 import time
-from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import Config, MqttConfig
 from indexd.errors import DiskError
-from indexd.serve.board import Board, Event, Events
+from indexd.serve.board import Board, Event
 from indexd.storage.disk import Disk
 
 Logger = Any
@@ -76,12 +75,12 @@ _SILENT.propagate = False
 async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
     """Publish until ``stop``; ``board.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
     publisher = _Publisher(config.mqtt, board, log)
-    collecting = asyncio.create_task(publisher.collect())
+    telling = asyncio.create_task(publisher.keep_telling())
     try:
         while not stop.is_set():
             await publisher.connect_once(stop)
     finally:
-        collecting.cancel()
+        telling.cancel()
         publisher.tell()
 
 
@@ -94,7 +93,8 @@ class _Publisher:
         # The same for every connection of a node, so that the broker ends one that was left half open, and publishes
         # its will, before it takes the next one; else that ``offline`` would come minutes later, on top of ``online``.
         self._client_id = "-".join(("indexd", *levels))
-        self._outbox = Outbox(config.mqtt_queue_max)
+        #: The number of the last event that was published or lost, and of the newest that is worth a state.
+        self._last = self._notable = self._published = self._dropped = 0
         self._pause = PAUSE_SECONDS[0]
         self._connected_at: float | None = None
         self._last_error: str | None = None
@@ -105,20 +105,29 @@ class _Publisher:
 
     def tell(self) -> None:
         """Write down how it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published."""
+        waiting = len(self._waiting())
         self._board.outlets["mqtt"] = {
             "connected": self._connected_at is not None,
-            "published": self._outbox.published,
-            "dropped": self._outbox.dropped,
-            "waiting": len(self._outbox.waiting),
+            "published": self._published,
+            "dropped": self._dropped,
+            "waiting": waiting,
             "lastError": self._last_error,
         }
 
-    async def collect(self) -> None:
-        """Take over events whether connected or not: the board keeps few."""
+    async def keep_telling(self) -> None:
+        """Whether connected or not."""
         while True:
-            self._outbox.collect(self._board.events)
             self.tell()
             await asyncio.sleep(_TICK_SECONDS)
+
+    def _waiting(self) -> list[Event]:
+        # The board keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
+        events = self._board.events
+        found = events.since(self._last)[-self._config.mqtt_queue_max :]
+        lost = (found[0].number if found else events.last + 1) - self._last - 1
+        self._dropped, self._last = self._dropped + lost, self._last + lost
+        self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
+        return found
 
     async def connect_once(self, stop: asyncio.Event) -> None:
         """One connection from its begin to its end, and the pause after one that failed: longer, and at random, so
@@ -152,7 +161,6 @@ class _Publisher:
                 return
             await _first_of(client.lost(), self._publish(client), stop.wait())
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                self._outbox.collect(self._board.events)
                 await self._send_events(client)
                 await self._send_state(client)
                 await client.send(f"{self._root}/status", OFFLINE, retain=True)
@@ -183,17 +191,19 @@ class _Publisher:
         self._shown = shown, time.monotonic()
 
     async def _send_events(self, client: Client) -> None:
-        while self._outbox.waiting:
-            event = self._outbox.waiting[0]
+        while waiting := self._waiting():
+            event = waiting[0]
             await client.send(f"{self._root}/event/{topic_level(event.kind)}", event_payload(event, self._about))
-            self._outbox.sent(event)
+            self._published += 1
+            self._dropped -= event.number <= self._last  # it was taken for lost meanwhile
+            self._last = max(self._last, event.number)
 
     def _worth_a_state(self) -> object:
-        return condition(self._board.row()), self._outbox.notable, self._connected_at is not None
+        return condition(self._board.row()), self._notable, self._connected_at is not None
 
     def _say(self, write: Any, name: str, **fields: object) -> None:
         place = f"{self._config.mqtt_host}:{self._config.mqtt_port}"
-        write(name, broker=place, **fields, waiting=len(self._outbox.waiting), dropped=self._outbox.dropped)
+        write(name, broker=place, **fields, waiting=len(self._waiting()), dropped=self._dropped)
 
 
 async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
@@ -328,37 +338,6 @@ def _content(kind: str) -> Properties:
     properties = _properties(PacketTypes.PUBLISH)
     properties.ContentType, properties.PayloadFormatIndicator = kind, 1
     return properties
-
-
-class Outbox:
-    """The events that wait to be published, at most so many: the oldest go, and are counted. Used by one thread."""
-
-    def __init__(self, waiting_max: int) -> None:
-        self._waiting_max = waiting_max
-        self.waiting: deque[Event] = deque()
-        self.last = self.published = self.dropped = 0
-        #: The number of the newest event that is worth a state.
-        self.notable = 0
-
-    def collect(self, events: Events) -> None:
-        """Take over what is new; what ``events`` itself could not keep counts as dropped."""
-        for event in events.since(self.last):
-            self.dropped += event.number - self.last - 1
-            self.last = event.number
-            if event.kind != _ROUTINE:
-                self.notable = event.number
-            self.waiting.append(event)
-        while len(self.waiting) > self._waiting_max:
-            self.waiting.popleft()
-            self.dropped += 1
-
-    def sent(self, event: Event) -> None:
-        """The broker has it, which was the first of those that waited."""
-        self.published += 1
-        if self.waiting and self.waiting[0] is event:
-            self.waiting.popleft()
-        else:  # it had to make room meanwhile
-            self.dropped -= 1
 
 
 def topic_level(name: str) -> str:

@@ -79,7 +79,7 @@ class Api:
 
     def schema(self, *, with_token: bool) -> dict[str, Any]:
         """OpenAPI's description of all that was registered."""
-        members = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "hint")}
+        members: dict[str, Any] = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "hint")}
         members |= {"status": {"type": "integer"}, "problems": {"type": "array", "items": {"type": "string"}}}
         problem = {"type": "object", "description": "Every answer that is none (RFC 9457)", "properties": members}
         parts: dict[str, Any] = {"schemas": {"Problem": problem | {"required": list(members)[:4]}}}
