@@ -37,6 +37,8 @@ from indexd.service.instance import Instance, StageLiveness
 from indexd.service.state import DaemonState, LagMeter
 
 _BEAT_SECONDS = 2.0
+# A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
+_STOPPED_SECONDS = 5.0
 # A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
 _AROUND_SECONDS = 15.0
 
@@ -76,9 +78,14 @@ class Watchdog:
 
     async def run(self, finished: asyncio.Event) -> None:
         """Until ``finished``; at least four times in the shortest limit."""
-        seconds = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4)
+        seconds, last = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4), time.monotonic()
         while not finished.is_set():
-            self.beat()
+            now = time.monotonic()
+            if now - last > _STOPPED_SECONDS:
+                self._liveness.put_off(now - last)
+            else:
+                self.beat()
+            last = now
             await pause(finished, seconds)
 
     def beat(self) -> None:
