@@ -7,6 +7,7 @@ operator runs, as a process of its own; it is killed with -9 on the way.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import signal
@@ -23,7 +24,7 @@ from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import load
 from indexd.config.load import check_outside
-from indexd.errors import IndexdError
+from indexd.errors import IndexdError, SparkMissingError
 from indexd.query import open_index
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -33,6 +34,7 @@ _MESSAGES_PER_SECOND = 2000
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
 _LINES_SHOWN = 20
+_OUTPUTS = ("index", "consumequeue", "sparse")
 # A demo's index file is small, so that some get full before the reader's eyes.
 _DEMO_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
 
@@ -118,8 +120,10 @@ class DemoDaemon:
         return process.wait(_WAIT_SECONDS)
 
 
-def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
-    """Tell the story on standard output; everything that is written lies in ``work``."""
+def run_demo(store: Path | None, flags: tuple[str, ...], work: Path, *, with_spark: bool) -> None:
+    """Tell the story on standard output; all that is written lies in ``work``. SparkMissingError without pyspark."""
+    if with_spark and importlib.util.find_spec("pyspark") is None:
+        raise SparkMissingError("pyspark is not installed")
     if store is not None:
         check_outside(load({"store": str(store)}, None, {}), work, "--work")
     Disk().make_dir(work)
@@ -146,6 +150,8 @@ def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
 {files}
    The daemon's log is {work / "daemon.log"}. Go on yourself:
    $ {_program()} {" ".join(("--store", str(root), "--data", str(data), *flags))}""")
+    if with_spark and writer is not None:
+        _show_spark(root, data, work)
 
 
 def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
@@ -190,6 +196,22 @@ def _newest(daemon: DemoDaemon) -> tuple[str, str | None, str | None, int]:
                 return message.topic, next(iter(message.keys), None), message.uniq_key, message.phy_offset
     _say("   No message of the store has a key, so there is nothing to ask for.")
     return "", None, None, -1
+
+
+def _show_spark(root: Path, data: Path, work: Path) -> None:
+    _say("8. The same from the log alone by Spark on two cores; starting a JVM takes a while:")
+    common = ["--store", str(root), *_DEMO_FLAGS, "--master", "local[2]"]
+    _run("rebuild", *common, "--engine", "spark", "--out", str(work / "spark"))
+    same = all(_contents(data / folder) == _contents(work / "spark" / folder) for folder in _OUTPUTS)
+    _say(f"   Every file the daemon's, byte for byte: {'yes' if same else 'NO'}.")
+    _say("9. What is in the log, as a page to look at:")
+    _run("stats", *common, "--report", str(work / "stats.html"))
+
+
+def _contents(folder: Path) -> list[tuple[str, bytes]]:
+    # The names of index files tell when each was made; all others must be the same.
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [("" if folder.name == "index" else str(path.relative_to(folder)), path.read_bytes()) for path in files]
 
 
 def _run(*arguments: str) -> None:
