@@ -49,8 +49,8 @@ _EVENTS_MAX = 8
 # Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
 _STALE_SECONDS = 120.0
 _WIDTH = 100
-# The terminal's other screen, from which it comes back as it was; and what clears it before each look.
-_OTHER_SCREEN, _FIRST_SCREEN, _CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"
+# What clears a terminal before each look.
+_CLEAR = "\x1b[H\x1b[2J"
 _LABEL_WIDTH = 10
 _NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 # What stays a text even if it is nothing but digits. All other texts of digits are numbers of 64 bits.
@@ -115,7 +115,6 @@ def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
     asker, looks, code = Asker(Disk(), config, Client(config, args.ca)), deque[Look](), 0
     is_redrawn = args.watch is not None and sys.stdout.isatty() and not wants_json(args)
-    sys.stdout.write(_OTHER_SCREEN if is_redrawn else "")
     try:
         while True:
             looks.append(asker.look())
@@ -128,11 +127,6 @@ def status(args: argparse.Namespace, config: Config) -> int:
             time.sleep(args.watch or _RATE_SECONDS)
     except BrokenPipeError:  # who reads has enough: this look was the last
         return code
-    finally:
-        if is_redrawn:
-            sys.stdout.write(_FIRST_SCREEN)
-            if looks:  # what was last seen stays
-                _show(looks[-1], rates(looks), "", args)
 
 
 def _show(look: Look, speeds: Mapping[str, float], clear: str, args: argparse.Namespace) -> None:

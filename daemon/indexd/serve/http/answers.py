@@ -175,7 +175,7 @@ def queue_answer(data: Data, answer: OffsetAnswer, bodies: Bodies) -> tuple[byte
     return _answered(row, len(answer.hits), answer.why, answer.coverage, messages=shown)
 
 
-def time_answer(answer: QueueTimeAnswer | LogTimeAnswer) -> tuple[bytes, str]:
+def time_answer(_: Data, answer: QueueTimeAnswer | LogTimeAnswer, __: Bodies) -> tuple[bytes, str]:
     """The same for a query by time, of a queue or of the log."""
     row = answer.to_json()
     if "unreadable" in row:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -35,8 +35,8 @@ from indexd.serve.http.problem import ProblemError, wrong_values
 from indexd.serve.metrics import render
 from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
 
-T = TypeVar("T")
-Ask = Callable[[Callable[[Data], tuple[bytes, str]]], Awaitable[Response]]
+#: An answer as it is sent, and its result as the board counts it.
+Shown = tuple[bytes, str]
 
 _WHERE = {
     "name": "where",
@@ -70,64 +70,30 @@ def _piece(request: Request, piece: Row) -> str:
 
 
 def add_messages(api: Api, config: Config, queries: Queries) -> None:
-    """Messages by key, unique key, queue offset and time, and where they stand in the log."""
-
-    async def ask(question: Callable[[Data], tuple[bytes, str]]) -> Response:
-        # Made into bytes where it was found: the event loop has others to serve.
-        body, _ = await queries.query(question, lambda found: found[1])
-        return json_response(body)
-
-    _add_keys(api, ask, config.http.http_body_max)
-    _add_places(api, ask, config)
+    """Each question with how its answer is written, and the one message at a place of the log."""
+    _add_question(api, config, queries, "by-key", ByKey, answers.key_answer, 409)
+    _add_question(api, config, queries, "by-unique-key", ByUniqueKey, answers.key_answer, 409)
+    _add_question(api, config, queries, "by-queue-offset", ByQueueOffset, answers.queue_answer, 404)
+    _add_question(api, config, queries, "by-time", ByTime, answers.time_answer, 404, 409)
     _add_one(api, queries, config.http.http_body_max)
 
 
-def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
+def _add_question(
+    api: Api, config: Config, queries: Queries, path: str, model: type[Any], shown: Callable[..., Shown], *problems: int
+) -> None:
+    # The model's docstring is its summary and, behind an empty line, its description.
+    summary, _, words = (model.__doc__ or "").partition("\n\n")
 
-    @api.get("/api/v1/messages/by-key", "Messages of a topic that have a key", 409, query=ByKey)
-    async def by_key(_: Request, asked: ByKey) -> Response:
-        """Exact by default: every message that matches, once, and none that does not.
+    async def handler(_: Request, asked: Any) -> Response:
+        if asked.output is not None:
+            _check_built(asked.output, is_built=getattr(config.outputs, asked.output))
+        bodies = Bodies(getattr(asked, "body", "none"), config.http.http_body_max)
+        # Made into bytes where it was found: the event loop has others to serve.
+        question: Callable[[Data], Shown] = lambda data: shown(data, asked.answer(data.index), bodies)  # noqa: E731
+        return json_response((await queries.query(question, lambda found: found[1]))[0])
 
-        In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
-        """
-        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
-
-    @api.get(
-        "/api/v1/messages/by-unique-key", "The message that a producer gave a unique key", 409,
-        query=ByUniqueKey,
-    )  # fmt: skip
-    async def by_unique_key(_: Request, asked: ByUniqueKey) -> Response:
-        """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
-        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
-
-
-def _add_places(api: Api, ask: Ask, config: Config) -> None:
-    outputs, body_max = config.outputs, config.http.http_body_max
-
-    @api.get(
-        "/api/v1/messages/by-queue-offset", "Messages of a queue from an offset on", 404,
-        query=ByQueueOffset,
-    )  # fmt: skip
-    async def by_queue_offset(_: Request, asked: ByQueueOffset) -> Response:
-        """As a consumer's pull sees it; ``nextOffset`` is the offset of the next page."""
-        _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(
-            lambda data: answers.queue_answer(data, asked.answer(data.index), Bodies(asked.body, body_max))
-        )
-
-    @api.get(
-        "/api/v1/messages/by-time", "Where a time is in a queue, or in the whole log", 404, 409,
-        query=ByTime,
-    )  # fmt: skip
-    async def by_time(_: Request, asked: ByTime) -> Response:
-        """With topic and queue, the queue offset that the broker's search finds; without, the log's first message
-        that was stored then or later.
-        """
-        if asked.topic is None:
-            _check_built("sparse indexes", "sparse", is_built=outputs.sparse)
-        else:
-            _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(lambda data: answers.time_answer(asked.answer(data.index)))
+    handler.__doc__, handler.__name__ = words or summary, path.replace("-", "_")
+    api.get(f"/api/v1/messages/{path}", summary, *problems, query=model)(handler)
 
 
 def _add_one(api: Api, queries: Queries, body_max: int) -> None:
@@ -154,9 +120,10 @@ def _add_one(api: Api, queries: Queries, body_max: int) -> None:
         return json_response(body)
 
 
-def _check_built(what: str, key: str, *, is_built: bool) -> None:
+def _check_built(output: str, *, is_built: bool) -> None:
     if not is_built:
-        raise ProblemError(404, "not-built", f"no {what} are built ({key} = false)")
+        what = "ConsumeQueues" if output == "consume_queue" else "sparse indexes"
+        raise ProblemError(404, "not-built", f"no {what} are built ({output} = false)")
 
 
 def add_files(api: Api, board: Board, queries: Queries) -> None:
@@ -185,7 +152,7 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
     async def topics(_: Request, asked: TopicsBegin) -> Response:
         """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
         names = await queries.ask(lambda data: topics_of(data.index))
-        _check_built("ConsumeQueues", "consume_queue", is_built=names is not None)
+        _check_built("consume_queue", is_built=names is not None)
         found = [name for name in names or () if name.lower().startswith(asked.begin.lower())]
         return json_response(to_json({"topics": found[: asked.max], "total": len(found)}, OF_LISTS))
 
