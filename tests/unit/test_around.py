@@ -68,15 +68,6 @@ def wait_for(holds: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_the_first_look_is_over_before_anything_is_opened(instance: Instance) -> None:
-    with Around(instance):
-        assert instance.board.broker["alive"] is True
-        ratio = instance.board.disk_used_ratio
-        assert ratio is not None
-        assert 0 < ratio <= 1
-    assert FakeWatch.made[0].is_closed
-
-
 def test_a_change_is_told_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     log: Any = instance.log
     with Around(instance):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import ReputState
 from indexd.errors import MissingStoreError
 from indexd.index.format import IndexLayout
-from indexd.serve.board import Board, Events, Histogram, Row
+from indexd.serve.board import Board, Events, Histogram
 from indexd.serve.status import Status
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter
@@ -97,16 +96,6 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: Board) -> Non
     board.recovering("replay", 0, 1)
     assert board.row()["recovering"]["steps"][0]["done"] == 0
     assert board.row()["problems"] == {}
-
-
-def test_a_figure_that_cannot_be_made_does_not_end_anything(board: Board) -> None:
-    def source() -> Row:
-        raise ZeroDivisionError("a defect")
-
-    board.running(source)
-    row = board.row()
-    assert row["rowProblem"] == "ZeroDivisionError('a defect')"
-    assert row["phase"] == "running"
 
 
 def test_rows_are_whole_while_everything_changes(board: Board) -> None:
@@ -337,14 +326,3 @@ def test_the_end_is_found_to_the_byte(
     log = list_segments(Disk(), (root,), SEGMENT)
     assert log_end(Disk(), log, known) == end
     assert log_end(Disk(), log, 0) == end
-
-
-def test_zeros_within_a_block_hide_nothing_and_missing_segments_neither(tmp_path: Path) -> None:
-    make_log(tmp_path, 3 * SEGMENT + 100, fill=b"\x01" + bytes(3999))
-    log = list_segments(Disk(), (tmp_path,), SEGMENT)
-    found = log_end(Disk(), log, 0)
-    assert 3 * SEGMENT < found <= 3 * SEGMENT + 100
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert log_end(Disk(), log, 777) == 777
-    assert log_end(Disk(), replace(log, segments=()), 777) == 777

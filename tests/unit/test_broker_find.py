@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker import BrokerFinder, BrokerLimit, BrokerWatch, Offsets, list_log
+from indexd.service.broker import BrokerFinder, BrokerLimit, Offsets, list_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening
 from support.fake_broker import FakeBroker, well
@@ -155,20 +155,6 @@ def test_it_is_asked_when_somebody_asks_and_bounds_nothing_by_itself(host: Host)
         limit.ask(host.end, b"older still")
     assert len(host.broker.requests) - before <= 20
     limit.close()
-
-
-def test_what_a_look_says_of_it(host: Host) -> None:
-    flags: dict[str, str | list[str] | None] = {
-        "store": str(host.root / "store"), "data": str(host.root / "data"), "segment_size": "256KiB",
-    }  # fmt: skip
-    watch = BrokerWatch(load(flags, None, {}), Disk())
-    row = watch.look()
-    assert (row["address"], row["answers"], row["silence"], row["maxOffset"]) == (None, None, None, None)
-    assert watch.log_limit.ask(0, b"older") is None
-    row = watch.look()
-    assert (row["answers"], row["maxOffset"], row["unsafe"]) == (False, None, [])
-    assert row["silence"].startswith("there is no ")
-    watch.close()
 
 
 def test_what_listens_here(tmp_path: Path) -> None:

@@ -125,14 +125,6 @@ def test_the_last_answer_holds_while_there_is_none() -> None:
         limit.close()
 
 
-def test_a_broker_that_never_answered_bounds_nothing() -> None:
-    with FakeBroker(well("1", code=1)) as broker:
-        limit = BrokerLimit(broker.address, 4.0, Clock())
-        assert limit.ask(0) is None
-        assert "not bounded" in limit.unsafe(is_expected=True)[0]
-        limit.close()
-
-
 def test_questions_are_seldom() -> None:
     clock = Clock()
     with FakeBroker(well("5")) as broker:

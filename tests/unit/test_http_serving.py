@@ -101,13 +101,6 @@ def test_while_it_recovers(server: Serving) -> None:
     assert server.get("/api/v1/recovery").json()["recovering"] is None
 
 
-def test_status_has_whole_numbers_as_text(server: Serving) -> None:
-    row = server.get("/api/v1/status").json()
-    assert row["dispatchBehindBytes"] == str(2**40)
-    assert row["pid"] == server.board.row()["pid"]
-    assert row["caughtUp"] is False
-
-
 def test_events_behind_a_number(server: Serving) -> None:
     for number in range(5):
         server.board.events.tell("rolled", {"phy_offset": 2**60 + number})

@@ -76,11 +76,6 @@ def test_a_watermark_of_one_means_never(disk: FileSystem) -> None:
     DiskWatermark(Path("/data"), 1).check()
 
 
-def test_a_file_system_that_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="cannot stat"):
-        DiskWatermark(tmp_path / "gone", 0.5).check()
-
-
 # --- reading ---
 
 
@@ -200,14 +195,6 @@ def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: 
     bounded.stop.set()
     bounds.poll()
     assert bounded.reader.polls == 3
-
-
-def test_without_bounds_nothing_is_asked() -> None:
-    bounded = Bounded(Reader(size=10, end=1000), queue=[1])
-    bounds = bounded.throttle()
-    while not isinstance(bounds.poll(), NotYetWritten):
-        pass
-    assert (bounded.stop.waits, bounded.hurried, bounds.rate_seconds) == ([], 0, 0.0)
 
 
 def test_resident_bytes_are_those_of_this_process() -> None:

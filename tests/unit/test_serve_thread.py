@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
 
 from indexd.errors import UsageError
 from indexd.serve import server
@@ -101,13 +100,6 @@ def test_both_ports_answer(tmp_path: Path) -> None:
     assert "outlet_failed" not in log.events
 
 
-def test_a_secret_key_that_cannot_be_read_is_a_wrong_option(tmp_path: Path) -> None:
-    given = {"remoting_access_key": "k", "remoting_secret_key_file": str(tmp_path / "none")}
-    config = config_of(tmp_path, tmp_path / "data", remoting="127.0.0.1:0", **given)
-    with pytest.raises(UsageError, match="remoting_secret_key_file"):
-        ServeThread(config, Board(config), SilentLog())
-
-
 @pytest.mark.parametrize("remoting", ["off", "127.0.0.1:0"])
 def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remoting: str) -> None:
     given = {"remoting": remoting, "upstream_namesrv": "127.0.0.1:9876", "remoting_queries_max": "4"}
@@ -187,33 +179,6 @@ def test_a_stop_does_not_wait_for_a_loop_that_hangs(
     assert "outlets_left_behind" in log.events
     release.set()
     wait_for(lambda: not serve_threads())
-
-
-def test_without_descriptors_for_a_loop_the_daemon_starts_all_the_same(
-    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
-) -> None:
-    tries = 0
-    served = threading.Event()
-    make = uvloop.new_event_loop
-
-    def new_event_loop() -> Any:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise OSError(24, "Too many open files")
-        return make()
-
-    async def serve_http(*rest: Any) -> None:
-        served.set()
-        await rest[-1].wait()
-
-    monkeypatch.setattr(uvloop, "new_event_loop", new_event_loop)
-    monkeypatch.setattr(server, "serve_http", serve_http)
-    began = time.monotonic()
-    with ServeThread(config, Board(config), SilentLog()):
-        assert time.monotonic() - began < 5
-        assert served.wait(_WAIT_SECONDS)
-    assert serve_threads() == []
 
 
 def test_it_answers_before_anything_is_opened_and_the_port_is_free_afterwards(config: Config) -> None:

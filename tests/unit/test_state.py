@@ -192,24 +192,3 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert sum(end - begin for begin, end, _ in row["uncovered"]) == row["uncoveredBytes"]
             kinds = [event.kind for event in daemon._board.events.since(0)]
             assert {"corrupt", "hole", "reload"} <= set(kinds)
-
-
-async def test_a_restart_that_compares_old_messages_is_not_behind_by_them(tmp_path: Path) -> None:
-    store, data, count = tmp_path / "store", tmp_path / "data", 2000
-    end = write_log(store, count)
-    for _ in range(2):
-        with opened_inside(store, data) as daemon:
-            async with running(daemon):
-                await wait_until(lambda: row_of(daemon)["durableOffset"] == end and row_of(daemon)["caughtUp"])
-                row = row_of(daemon)
-                check(row)
-                assert row["messages"] == count
-                assert row["dispatchBehindMessages"] == 0
-                assert {output["behindMessages"] for output in row["outputs"]} == {0}
-    assert row["readMessages"] == row["readBytesTotal"] == 0, "nothing came since"
-    with opened_inside(store, data) as daemon:
-        write_log(store, 10, start_offset=end, seed=2)
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["messages"] == count + 10 and row_of(daemon)["caughtUp"])
-            assert row_of(daemon)["readMessages"] == 10
-            assert row_of(daemon)["dispatchBehindMessages"] == 0

@@ -344,22 +344,6 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
         assert row_of(data)["phase"] == "recovering"
 
 
-def test_one_that_stops_is_told_from_one_that_opens(tmp_path: Path) -> None:
-    # In the order in which a daemon makes and removes them.
-    data = tmp_path / "data"
-    with held(data) as holder:
-        assert row_of(data)["phase"] == "opening", "it has only taken the lock"
-        (data / "starts").write_text("1\n")
-        assert row_of(data)["phase"] == "opening", "the kernels are loaded"
-        (data / "abort").touch()
-        (data / "starts").unlink()
-        assert row_of(data)["phase"] == "opening"
-        (data / "abort").unlink()
-        row = row_of(data)
-        assert (row["phase"], row["pid"], row["findings"], row["notes"]) == ("stopping", holder.pid, [], [])
-        assert status(data).startswith(f"stopping  pid {holder.pid}\n")
-
-
 def test_only_status_loads_what_draws() -> None:
     code = (
         "import sys; from indexd.cli.main import main\n"

@@ -77,18 +77,6 @@ async def test_a_log_that_is_gone_is_waited_for_and_is_no_stall(tmp_path: Path) 
             await wait_until(lambda: row_of(daemon)["dispatchBehindMilliseconds"] == 0)
 
 
-async def test_ready_is_said_once_the_log_was_looked_at(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
-        assert notifier_of(daemon).said == []
-        async with running(daemon):
-            await wait_until(lambda: [word for word, _ in notifier_of(daemon).said if word == "ready"])
-        said = [word for word, _ in notifier_of(daemon).said]
-        assert said.index("ready") < said.index("stopping")
-        assert "ready" not in said[said.index("ready") + 1 :]
-        assert "status" not in said[said.index("stopping") :], "systemd shows that it stops until it has"
-
-
 async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,12 +361,7 @@ class Asker:
 
     def _written(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
         if state is None:
-            # A start is counted, then the flag goes up; a stop takes both away and the state last. What has neither
-            # stops if DATA changed since the lock was taken, else it has only begun.
-            has_begun = self._disk.exists(self._files.abort) or self._disk.exists(self._files.starts)
-            changed = self._disk.stamp(self._files.data).mtime_ns > self._disk.stamp(self._files.lock).mtime_ns
-            phase = "stopping" if changed and not has_begun else "opening"
-            row: Row = {"phase": phase, "pid": pid, "data": str(self._files.data)}
+            row: Row = {"phase": "opening", "pid": pid, "data": str(self._files.data)}
             return Look(row, str(self._files.lock), findings=findings, notes=notes)
         row, now = {"phase": "recovering" if "recovering" in state else "running", **state}, time.time()
         age = max(now - row.get("writtenAt", now * 1000) / 1000, 0.0)

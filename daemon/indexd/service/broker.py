@@ -69,8 +69,6 @@ _REMEDY = "correct broker_address and send HUP"
 _START_SLACK_SECONDS = 1.0
 _INDEX_COUNT = struct.Struct(">36xi")
 _INDEX_NAME = re.compile("[0-9]{17}", re.ASCII)
-# While nobody holds the lock, a broker that loads its store is looked for so often.
-_PROCESSES_SECONDS = 60.0
 # Between the last word of a broker that ends and the end of its lock.
 _ENDING_SECONDS = 0.2
 
@@ -476,10 +474,7 @@ class BrokerWatch:
     """Looks when it is told to, from one thread."""
 
     def __init__(self, config: Config, disk: Disk) -> None:
-        self._store = config.store.store
-        # What a look into all processes found when nobody held the lock, and when the next one is due.
-        self._nobody = BrokerLock(False, None, "none")
-        self._processes_due = 0.0
+        self._look_at_lock = partial(_lock_of, config.store.store)
         self._indexing = IndexingWatch(config, disk)
         address, interval = config.node.broker_address, config.node.broker_check_interval
         finder = BrokerFinder(config, self._look_at_lock, partial(list_log, config, disk))
@@ -522,15 +517,6 @@ class BrokerWatch:
     def close(self) -> None:
         """Close the connection to the broker."""
         self.log_limit.close()
-
-    def _look_at_lock(self) -> BrokerLock:
-        if self._store is not None and time.monotonic() < self._processes_due:
-            lock = look_at_lock(self._store / "lock", proc=None)
-            return self._nobody if lock.how == "none" else lock
-        lock = _lock_of(self._store)
-        if lock.how in ("none", "unknown"):
-            self._nobody, self._processes_due = lock, time.monotonic() + _PROCESSES_SECONDS
-        return lock
 
 
 def suspects_limit(config: Config, disk: Disk) -> BrokerLimit:
