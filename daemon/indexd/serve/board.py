@@ -192,7 +192,7 @@ class Board:
         self.http: str | None = None
         #: Where the remoting protocol is spoken, the same way.
         self.remoting: str | None = None
-        #: What is known of the broker, see service.broker_watch.
+        #: What is known of the broker, see service.broker.
         self.broker: Mapping[str, Any] = {}
         #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}; of "remoting" with
         #: its "address".
