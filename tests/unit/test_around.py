@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.format import NotYetWritten
-from indexd.service import watchdog as module
+from indexd.service import around as module
+from indexd.service.around import Around
 from indexd.service.broker import BrokerLimit
 from indexd.service.instance import merge_reloadable
-from indexd.service.watchdog import Around
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog
 from support.small_log import write_log

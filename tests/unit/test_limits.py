@@ -20,7 +20,7 @@ from indexd.dispatch import reput as throttle
 from indexd.dispatch.reput import Throttle
 from indexd.errors import DiskError
 from indexd.recovery.open import reader_options
-from indexd.service.watchdog import DiskWatermark, used_ratio
+from indexd.service.around import DiskWatermark, used_ratio
 
 # --- the disk ---
 

@@ -180,7 +180,7 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert row["skippedBytes"] == row["uncoveredBytes"] == 0
             assert row["corrupt"]["offset"] == row["readOffset"]
             assert not row["caughtUp"]
-            assert "standing at corrupt bytes" in daemon._watchdog.status()
+            assert "standing at corrupt bytes" in daemon._status()
             config = config_of(store, tmp_path / "data", on_corrupt="skip", corrupt_after_ms="20", settle_ms="10")
             daemon._instance.reload_config = lambda: config
             daemon._on_reload()

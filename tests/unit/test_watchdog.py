@@ -81,7 +81,7 @@ async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path / "store", 100)
-    monkeypatch.setattr("indexd.service.watchdog._AROUND_SECONDS", 0.5)
+    monkeypatch.setattr("indexd.service.daemon._AROUND_SECONDS", 0.5)
     with opened_inside(tmp_path / "store", tmp_path / "data", watchdog=0.4) as daemon:
         async with running(daemon):
             await wait_until(lambda: row_of(daemon)["caughtUp"])

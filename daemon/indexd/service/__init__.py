@@ -1,8 +1,8 @@
 """The daemon: opens, recovers, runs its tasks, stops them in order.
 
 ``start``     run and --recover: the lock, the abort flag, recovery, the event loop
-``daemon``    Daemon: the tasks, the signals, the order of stopping
-``watchdog``  what systemd is told, when its watchdog is fed; looks at disk, broker and the log's end
+``daemon``    Daemon: the tasks, the signals, the order of stopping, when systemd's watchdog is fed
+``around``    looks at disk, broker and the log's end
 ``broker``    what is known of the broker: whether it is alive, and indexes itself; how far its log goes
 ``scrub``     when everything is read again, and how fast
 ``instance``  Instance: what a process has from its lock to its end; what a HUP changes

@@ -25,15 +25,20 @@ from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress
 from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
+from indexd.service.around import DiskWatermark
 from indexd.service.instance import Instance, Reloading, StageLiveness
 from indexd.service.log import Logger
 from indexd.service.scrub import Scrubbing
 from indexd.service.state import DaemonState, EventReporter, Watch, write_state
-from indexd.service.watchdog import DiskWatermark, Watchdog
 from indexd.storage.page_cache import take_lowest_priority
 
 T = TypeVar("T")
 _RETRY_SECONDS_MIN = 1.0
+_BEAT_SECONDS = 2.0
+# A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
+_STOPPED_SECONDS = 5.0
+# A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
+_AROUND_SECONDS = 15.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
 
@@ -59,7 +64,7 @@ class Daemon:
         self._flush_due = asyncio.Event()
         self._finished = asyncio.Event()
         self._liveness = StageLiveness(instance.notifier.watchdog_seconds)
-        self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue)
+        self._is_tailing = False
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
         self._threads = {name: ThreadPoolExecutor(1, name) for name in ("read", "build", "flush")}
@@ -82,9 +87,8 @@ class Daemon:
         self._log.info("running", phy_offset=self.pipeline.built.phy_offset, drain_interval=interval)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for stage in (self._reput, self._drain, self._flush, self._scrub):
+                for stage in (self._reput, self._drain, self._flush, self._scrub, self._watch_stages):
                     tasks.create_task(stage(), name=stage.__name__)
-                tasks.create_task(self._watchdog.run(self._finished), name="_watchdog")
         finally:
             self._stop_reading.set()
             for thread in self._threads.values():
@@ -132,7 +136,9 @@ class Daemon:
 
         async def poll() -> Poll:
             found = await self._in("read", look)
-            self._watchdog.tailing()
+            if not self._is_tailing:
+                self._is_tailing = True
+                self._notifier.ready(self._status())
             return found
 
         def on_event(event: Corrupt | Skipped | None) -> None:
@@ -286,22 +292,77 @@ class Daemon:
                 self._tell.problem("scrub", None)
                 self._must_flush = True
 
+    # What systemd hears. A stage that waits and has said so (for a disk with room, for a log that is not mounted) is
+    # not stalled: to end the process would not help. A loop that hangs feeds nobody.
+
+    async def _watch_stages(self) -> None:
+        # At least four times in the shortest limit.
+        seconds, last = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4), time.monotonic()
+        while not self._finished.is_set():
+            now = time.monotonic()
+            if now - last > _STOPPED_SECONDS:
+                self._liveness.put_off(now - last)
+            else:
+                self._beat()
+            last = now
+            await pause(self._finished, seconds)
+
+    def _beat(self) -> None:
+        # Looks at every stage; feeds the watchdog if none is stalled. A look around that hangs is only said.
+        self._look_at_around()
+        self._liveness.watch("build", self.pipeline.built.phy_offset)
+        self._liveness.watch("flush", self.pipeline.counters.files_synced)
+        if self.queue.is_blocked:
+            self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
+        stalled = self._liveness.stalled()
+        self._tell.stalled(stalled)
+        if stalled:
+            return
+        self._notifier.watchdog()
+        if self.is_stopping or not self._is_tailing:
+            self._notifier.extend(self._liveness.limits["build"])
+        else:
+            self._notifier.status(self._status())
+
+    def _look_at_around(self) -> None:
+        looked, is_told = self._instance.looked_around, "around" in self._tell.problems
+        is_old = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
+        if is_old and not is_told:
+            text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
+            remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
+            self._tell.problem("around", IndexdError(text, remedy))
+        elif is_told and not is_old:
+            self._tell.problem("around", None)
+
+    def _status(self) -> str:
+        # One line: how far behind, or what is in the way.
+        lag, corrupt = self.state.lag(), self.reput.corrupt
+        behind = f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self.pipeline.progress.phy_offset}"
+        for stage, error in self._tell.problems.items():
+            return f"waiting ({stage}): {error.line()}; {behind}"
+        if corrupt is not None:
+            return f"standing at corrupt bytes at {corrupt.offset}: {corrupt.reason}; {behind}"
+        return behind
+
     # Signals.
 
     def _on_stop(self, number: int) -> None:
         self._stop_reading.set()
         self._stop.set()
-        self._watchdog.stopping()
+        self._board.stopping()
+        self._notifier.stopping()
         self._log.info("stopping", signal=signal.Signals(number).name)
 
     def _on_reload(self) -> None:
-        self._watchdog.reloading()
+        if self._is_tailing:
+            self._notifier.reloading()
         self._reloading.begin()
 
     def _on_reloaded(self, is_changed: bool) -> None:
         if is_changed:
             self._apply_config()
-        self._watchdog.reloaded()
+        if self._is_tailing and not self.is_stopping:
+            self._notifier.ready(self._status())
 
     def _apply_config(self) -> None:
         config = self._instance.config

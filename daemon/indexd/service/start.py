@@ -37,12 +37,12 @@ from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
 from indexd.recovery.whole_log import WholeLog, once
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread
+from indexd.service.around import Around
 from indexd.service.broker import suspects_limit
 from indexd.service.daemon import Daemon
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier, configure_log
 from indexd.service.state import write_state
-from indexd.service.watchdog import Around
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
