@@ -21,7 +21,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
+from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.log import TimeUpError
+from indexd.query.source import NO_FOLDER
 from indexd.serve.board import Board
 from indexd.storage.disk import HastyDisk, WouldWaitError
 
@@ -30,6 +32,7 @@ T = TypeVar("T")
 ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
+_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 _WAITING_PER_THREAD = 32
 #: Who has waited longer is told so; nobody waits for an answer then.
 PATIENCE_SECONDS = 5.0
@@ -45,6 +48,13 @@ _AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.1
 QUERY_SECONDS, _SAY_SECONDS = 10.0, 2.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
 _CLOSE_SECONDS = 2.0
+
+
+def result_of(count: int, why: str | None) -> str:
+    """Found, nothing there, or nothing there as far as the index speaks for the log."""
+    if count:
+        return FOUND
+    return EMPTY_COVERED if why in _COVERED else EMPTY_UNCOVERED
 
 
 class NotAnsweredError(Exception):

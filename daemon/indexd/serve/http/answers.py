@@ -16,13 +16,11 @@ from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
 from indexd.query import Answer, Coverage, Data, Hit, LogTimeAnswer, OffsetAnswer, QueueTimeAnswer, unpack_body
-from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
+from indexd.query.coverage import ABSENT
 from indexd.query.message import message_fields
-from indexd.query.source import NO_FOLDER
-from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND
+from indexd.serve.queries import result_of
 
 Row = dict[str, Any]
-_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 _NO_BODY = dict.fromkeys(("body", "bodyEncoding", "bodySize", "compression"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
 _ASCII_ENCODER = json.JSONEncoder(default=repr)
@@ -72,13 +70,6 @@ def coverage_row(coverage: Coverage) -> Row:
     names = ("begin", "end", "reason")
     row: Row = {"why": None, **coverage.to_json()}
     return row | {"uncovered": [dict(zip(names, gap, strict=True)) for gap in row["uncovered"]]}
-
-
-def result_of(count: int, why: str | None) -> str:
-    """Found, nothing there, or nothing there as far as the index speaks for the log."""
-    if count:
-        return FOUND
-    return EMPTY_COVERED if why in _COVERED else EMPTY_UNCOVERED
 
 
 class Bodies:

@@ -20,7 +20,7 @@ from indexd.query import TIME_MAX, TIME_MIN, Answer, Coverage, Data, Hit, NotFou
 from indexd.query import coverage as reasons
 from indexd.query.message import Body, message_fields, unpack_body
 from indexd.query.questions import ByKey
-from indexd.serve.http.answers import result_of
+from indexd.serve.queries import result_of
 from indexd.serve.web.page import render
 from indexd.serve.web.search_form import BY_INDEX, INDEX_TYPES, MODES, WAYS, SearchForm
 
