@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from pydantic_core import to_json as write_json
 from starlette.responses import Response
 
 from indexd.commitlog.decoder import Message
@@ -22,8 +23,6 @@ from indexd.serve.queries import result_of
 
 Row = dict[str, Any]
 _NO_BODY = dict.fromkeys(("body", "bodyEncoding", "bodySize", "compression"))
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=repr)
-_ASCII_ENCODER = json.JSONEncoder(default=repr)
 #: Whole numbers that stay numbers: those of 32 bits. Every other one becomes a text.
 NUMBERS = frozenset(
     {
@@ -42,22 +41,28 @@ _NOT_SHOWN = frozenset(
 
 def text64(value: Any, name: str = "", numbers: frozenset[str] = NUMBERS) -> Any:
     """``value`` with all whole numbers in it as texts, but for those whose names are in ``numbers``, and bodies."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if name in numbers else str(value)
     if isinstance(value, dict):
-        return {key: item if key == "body" else text64(item, key, numbers) for key, item in value.items()}
+        # Most are single values: no call each.
+        return {
+            key: (item if key in numbers else str(item))
+            if type(item) is int
+            else text64(item, key, numbers)
+            if isinstance(item, dict | list | tuple) and key != "body"
+            else item
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [text64(item, name, numbers) for item in value]
-    return value
+    return str(value) if type(value) is int and name not in numbers else value
 
 
 def to_json(row: Any, numbers: frozenset[str] = NUMBERS) -> bytes:
     """JSON in UTF-8 with 64-bit numbers as texts; what has no form there is written as Python shows it."""
     shown = text64(row, numbers=numbers)
     try:
-        return _ENCODER.encode(shown).encode()
-    except UnicodeEncodeError:  # half a surrogate
-        return _ASCII_ENCODER.encode(shown).encode()
+        return write_json(shown, fallback=repr)
+    except ValueError:  # half a surrogate
+        return json.dumps(shown, default=repr).encode()
 
 
 def json_response(body: bytes) -> Response:
