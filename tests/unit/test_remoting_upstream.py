@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.serve.remoting.forward import CircuitBreaker
-from indexd.serve.remoting.link import UpstreamError
 from support.remoting_outlet import NAME, PATIENCE, Behind, Brokers, Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
 from support.tls import make_certificate, server_context
@@ -343,24 +340,3 @@ def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: E
     one = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME, upstream_timeout=0.5))
     seconds, answer = _timed(stack.enter_context(one.client()), 206)  # that takes its time, but not all of it here
     assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
-
-
-async def test_a_circuit_breaker() -> None:
-    asked = 0
-
-    async def fail() -> str:
-        nonlocal asked
-        asked += 1
-        raise UpstreamError("nobody")
-
-    async def succeed() -> str:
-        return "answer"
-
-    breaker = CircuitBreaker(replace(PATIENCE, refused=0.1))
-    for _ in range(3):
-        with pytest.raises(UpstreamError, match="nobody"):
-            await breaker.ask(fail)
-    assert asked == 1
-    await asyncio.sleep(0.1)
-    assert await breaker.ask(succeed) == "answer"
-    assert asked == 1
