@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.serve.remoting.server import MemoryBudget, address_of, connections_max
+from indexd.serve.remoting.limits import MemoryBudget
+from indexd.serve.remoting.server import address_of, connections_max
 from support.remoting import Command, RemotingClient, encode
 from support.remoting_serving import ECHO, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing, is_closed
 from support.serving import Log
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from indexd.serve.remoting.server import Limits
+    from indexd.serve.remoting.limits import Limits
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
+    ProgressBar,
     add_command,
     print_json,
     print_line,
     show_bytes,
     show_time,
+    typed,
     until_reader_leaves,
     wants_json,
 )
@@ -30,9 +32,6 @@ from indexd.storage.remote import disk_for
 if TYPE_CHECKING:
     from indexd.audit import AuditOptions, AuditReport
 
-_EXIT_FINDINGS = 1
-_SAMPLES_MAX = 100_000
-
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
@@ -40,30 +39,19 @@ def register(commands: Any, common: Parser) -> None:
     parser = add_command(commands, "audit", [common], text)
     parser.add_argument("--queues", action="store_true", help="hold the broker's ConsumeQueues against the log, too")
     parser.add_argument(
-        "--samples", type=_samples, metavar="N", help="try the keys of so many messages in time ranges; 0: none"
+        "--samples",
+        type=typed(parse_count, 0, 100_000),
+        metavar="N",
+        help="try the keys of so many messages in time ranges; 0: none",
     )
-    parser.add_argument("--report", type=_path, metavar="FILE", help="write it all down as one HTML page")
+    parser.add_argument("--report", type=typed(parse_path), metavar="FILE", help="write it all down as one HTML page")
     parser.add_argument(
-        "--resume", type=_path, metavar="FILE", help="keep what is finished in FILE, and go on with it if it is there"
+        "--resume",
+        type=typed(parse_path),
+        metavar="FILE",
+        help="keep what is finished in FILE, and go on with it if it is there",
     )
     parser.set_defaults(function=audit)
-
-
-def _samples(text: str) -> int:
-    try:
-        number = parse_count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
-    if not 0 <= number <= _SAMPLES_MAX:
-        raise argparse.ArgumentTypeError(f"{number} is not within 0 and {_SAMPLES_MAX}")
-    return number
-
-
-def _path(text: str) -> Path:
-    try:
-        return parse_path(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
 
 
 def audit(args: argparse.Namespace, config: Config) -> int:
@@ -87,7 +75,7 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     if page is not None:
         # The last thing done: what was found is on standard output, whatever becomes of the page.
         OutputDisk().write_atomically(page, audit_page(report).encode("utf-8"))
-    return 0 if report.is_sound else _EXIT_FINDINGS
+    return 0 if report.is_sound else EXIT_FINDINGS
 
 
 def _check_places(args: argparse.Namespace, config: Config) -> None:
@@ -96,35 +84,19 @@ def _check_places(args: argparse.Namespace, config: Config) -> None:
     for option in ("report", "resume"):
         path: Path | None = getattr(args, option)
         if path is not None:
-            _check_place(f"--{option} {printable(str(path))}", path, config)
-
-
-def _check_place(what: str, path: Path, config: Config) -> None:
-    place = path.resolve()
-    store = config.store
-    for root in (store.store, *store.commit_log_directories):
-        resolved = root.resolve() if root is not None else None
-        if resolved is None or isinstance(resolved, RemotePath):
-            continue
-        if place.is_relative_to(resolved):
-            raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
-    if place.is_dir():
-        raise UsageError(f"{what} is a directory", "name a file")
-    # A device, a pipe: it would be replaced, not written to.
-    if not _is_plain_or_nothing(place):
-        raise UsageError(f"{what} is no plain file", "name a file, or a name that nothing has")
-    if not place.parent.is_dir():
-        raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{what}: this user may not write to {printable(str(place.parent))}", "name a file elsewhere")
-
-
-def _is_plain_or_nothing(path: Path) -> bool:
-    # A link, too, is none; a name that cannot be is met when it is opened.
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return True
+            what, place = f"--{option} {printable(str(path))}", path.resolve()
+            roots = [root for root in (config.store.store, *config.store.commit_log_directories) if root is not None]
+            if any(place.is_relative_to(root.resolve()) for root in roots if not isinstance(root, RemotePath)):
+                raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
+            # A device, a pipe: it would be replaced, not written to.
+            if os.path.lexists(place) and not place.is_file():
+                kind = "is a directory" if place.is_dir() else "is no plain file"
+                raise UsageError(f"{what} {kind}", "name a file, or a name that nothing has")
+            if not place.parent.is_dir():
+                raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
+            if not os.access(place.parent, os.W_OK | os.X_OK):
+                parent = printable(str(place.parent))
+                raise UsageError(f"{what}: this user may not write to {parent}", "name a file elsewhere")
 
 
 def _options(args: argparse.Namespace) -> AuditOptions:
@@ -136,7 +108,6 @@ def _options(args: argparse.Namespace) -> AuditOptions:
 
 def _here(args: argparse.Namespace, config: Config) -> AuditReport:
     from indexd.audit import audit_here, load_kernels  # noqa: PLC0415 - loads numba
-    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
 
     load_kernels(config)
     with ProgressBar("audit") as bar:
@@ -144,8 +115,6 @@ def _here(args: argparse.Namespace, config: Config) -> AuditReport:
 
 
 def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
-    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-
     with spark_session(config, "indexd audit", has_other_engine=True) as spark:
         from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
 

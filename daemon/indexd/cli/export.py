@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, wants_json
-from indexd.cli.query import count64
+from indexd.cli.output import (
+    Parser,
+    ProgressBar,
+    add_command,
+    count64,
+    print_json,
+    print_line,
+    show_bytes,
+    typed,
+    wants_json,
+)
 from indexd.cli.rebuild import spark_session
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
@@ -29,7 +37,11 @@ def register(commands: Any, common: Parser) -> None:
     """Add the command."""
     parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark")
     parser.add_argument(
-        "--to", required=True, metavar="DIR", help="a directory, or a URI such as s3://bucket/directory"
+        "--to",
+        type=typed(parse_place),
+        required=True,
+        metavar="DIR",
+        help="a directory, or a URI such as s3://bucket/directory",
     )
     parser.add_argument("--format", choices=["parquet"], default="parquet", help="what is written (default: parquet)")
     parser.add_argument("--topics", metavar="A,B", help="messages of these topics alone, by comma")
@@ -73,19 +85,18 @@ def export(args: argparse.Namespace, config: Config) -> int:
     from indexd.recovery.open import check_store  # noqa: PLC0415 - loads numba
 
     # What is wrong with these need not wait for a session.
-    to = _parsed("--to", args.to, parse_place)
+    to: Path = args.to
     check_store(config)
     check_outside(config, to, "--to")
     with suppress(ImportError):  # which package is missing, the session says
         request = _request(args, config, to)
     with spark_session(config, "indexd export", memory="4g") as spark:
-        from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
         from indexd.spark.export import export as run  # noqa: PLC0415 - loads pyspark and pyarrow, which are optional
 
         with ProgressBar("export") as bar:
             found = run(spark, config, request, bar.to)
     if wants_json(args):
-        print_json(_row(found, args))
+        print_json(_row(found, args.mode, str(to)))
     else:
         _print(found, str(to))
     return 0
@@ -123,17 +134,10 @@ def _words(text: str, flag: str) -> list[str]:
     return words
 
 
-def _parsed(flag: str, value: object, parse: Callable[[object], Any]) -> Any:
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise UsageError(f"{flag} {printable(str(value))} {error}") from None
-
-
-def _row(found: Exported, args: argparse.Namespace) -> dict[str, Any]:
+def _row(found: Exported, mode: str, to: str) -> dict[str, Any]:
     return {
-        "to": args.to,
-        "mode": args.mode,
+        "to": to,
+        "mode": mode,
         "job": found.job,
         "rows": found.rows,
         "files": found.files,

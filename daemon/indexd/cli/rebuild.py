@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -22,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from indexd import __version__
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
     ProgressBar,
     add_command,
+    counted,
+    print_findings,
     print_json,
     print_line,
     show_bytes,
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from indexd.verify import Report
 
 _PLACES = ("master", "remote", "conf")
-_EXIT_FINDINGS = 1
-_LINES_PER_KIND = 20
 # What pyproject.toml asks for under [spark]; a part of the versions is enough to tell what does not work.
 _Wanted = Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]  # name -> at least, and below
 _NEEDED: _Wanted = {
@@ -252,27 +252,12 @@ def verify(args: argparse.Namespace, config: Config) -> int:
     with ProgressBar("verify") as bar:
         report = check(config, Disk(), deep=args.deep, on_progress=bar.to)
     with until_reader_leaves():
+        print_findings(report.findings, json_lines=wants_json(args))
         if wants_json(args):
-            for finding in report.findings.kept:
-                row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
-                print_json({"kind": "finding", **row})
             print_json(report.to_json() | {"data": str(config.store.data)})
         else:
-            _print_findings(report)
             _print_summary(report, str(config.store.data))
-    return _EXIT_FINDINGS if len(report.findings) else 0
-
-
-def _print_findings(report: Report) -> None:
-    shown: Counter[str] = Counter()
-    for finding in report.findings.kept:
-        shown[finding.what] += 1
-        if shown[finding.what] <= _LINES_PER_KIND:
-            print_line(f"{finding.file} byte {finding.position}: {printable(finding.text)}")
-    for what, count in report.findings.counts.items():
-        more = count - min(shown[what], _LINES_PER_KIND)
-        if more > 0:
-            print_line(f"and {more:,} more of the kind {what}")
+    return EXIT_FINDINGS if len(report.findings) else 0
 
 
 def _print_summary(report: Report, data: str) -> None:
@@ -282,14 +267,13 @@ def _print_summary(report: Report, data: str) -> None:
     if report.queues:
         words.append(f"{report.units:,} units of {report.queues:,} queues")
     if report.segments:
-        words.append(f"sparse indexes of {report.segments:,} segment{'s' if report.segments > 1 else ''}")
+        words.append(f"sparse indexes of {counted(report.segments, 'segment')}")
     if report.compared is not None:
         compared = report.compared
         words.append(f"{compared.entries:,} entries compared with {compared.messages:,} messages of the log")
     else:
         words.append("not compared with the log (--deep)")
-    count = len(report.findings)
-    found = "no findings" if not count else f"{count:,} finding{'s' if count > 1 else ''}"
+    found = counted(len(report.findings), "finding")
     print_line(f"{printable(data)}: {', '.join(words)}, in {report.seconds:.2f} s: {found}")
 
 
@@ -302,35 +286,60 @@ def doctor(args: argparse.Namespace, config: Config) -> int:
     with until_reader_leaves():
         if wants_json(args):
             print_json(report)
-        else:
-            _print_report(report)
-    return 0 if report["usable"] else _EXIT_FINDINGS
+            return 0 if report["usable"] else EXIT_FINDINGS
+        for name, value in report.items():
+            if name not in ("notes", "problems", "usable"):
+                text = value or "none needed"
+                print_line(f"{name:<13} {printable(values(text) if isinstance(text, dict) else str(text))}")
+        for sign, lines in (("note", report["notes"]), ("missing", report["problems"])):
+            for line in lines:
+                print_line(f"{sign}: {printable(line)}")
+        print_line("Spark can be used" if report["usable"] else "Spark cannot be used")
+    return 0 if report["usable"] else EXIT_FINDINGS
 
 
 def examine(config: Config) -> dict[str, Any]:
     """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
-    remote = config.spark.remote
-    problems: list[str] = []
+    prepare_compiler()
+    spark, problems = config.spark, list[str]()
+    packages = _packages({**_NEEDED, **(_FOR_CONNECT if spark.remote else {})}, problems)
     notes: list[str] = []
-    packages = _packages({**_NEEDED, **(_FOR_CONNECT if remote else {})}, problems)
     packages |= _packages(_FOR_PAGES, notes)
-    java = None if remote else _java(config, problems)
-    _check_pythons(config, problems, notes)
-    cache, is_writable = _compiled()
-    if not is_writable:
+    java = None if spark.remote else _java(config, problems)
+    conf, is_local = dict(spark.conf), spark.master.startswith("local")
+    worker = conf.get("spark.pyspark.python")
+    if spark.remote is not None:
+        worker = "the server's"
+    elif not is_local:
+        worker = worker or os.environ.get("PYSPARK_PYTHON", "python3 of each executor")
+    else:
+        # On this machine what is named for a Python has to be one; a session sets these variables itself.
+        keys = ("spark.pyspark.python", "spark.pyspark.driver.python")
+        problems += [f"{key} is {conf[key]}, {_NO_PROGRAM}" for key in keys if key in conf and not _runs(conf[key])]
+        given = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+        notes += [f"{key} is {to}, {_NO_PROGRAM}; not used here" for key, to in given.items() if to and not _runs(to)]
+    cache = Path(os.environ["NUMBA_CACHE_DIR"])
+    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    # Else it is this process's own, for want of another.
+    is_lasting = not cache.name.startswith("indexd-compiled-") and os.access(there, os.W_OK | os.X_OK)
+    if not is_lasting:
         notes.append("the kernels are compiled anew in each process, which takes seconds: make its cache writable")
     return {
         "indexd": __version__,
-        "runsOn": remote or config.spark.master,
+        "runsOn": spark.remote or spark.master,
         "java": java,
         "python": {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable},
-        "workerPython": _worker_python(config),
+        "workerPython": worker or sys.executable,
         "packages": packages,
-        "compiled": {"directory": str(cache), "writable": is_writable},
+        "compiled": {"directory": str(cache), "writable": is_lasting},
         "problems": problems,
         "notes": notes,
         "usable": not problems,
     }
+
+
+def _runs(program: str) -> bool:
+    return shutil.which(program) is not None
 
 
 def _packages(wanted: _Wanted, problems: list[str]) -> dict[str, str | None]:
@@ -363,57 +372,8 @@ def _java(config: Config, problems: list[str]) -> dict[str, Any]:
     from indexd.spark.session import INSTALL_HINT, JAVA_MIN, choose_java  # noqa: PLC0415 - no other command loads it
 
     choice = choose_java(config.spark.java_home, os.environ)
-    if choice.java is None:
-        problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
     taken = choice.java
-    return {
-        "home": str(taken.home) if taken else None,
-        "version": taken.version if taken else None,
-        "from": taken.source if taken else None,
-        "passedOver": list(choice.passed_over),
-    }
-
-
-def _worker_python(config: Config) -> str:
-    given = dict(config.spark.conf).get("spark.pyspark.python")
-    if config.spark.remote is not None:
-        return "the server's"
-    is_local = config.spark.master.startswith("local")
-    return given or (sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor"))
-
-
-def _check_pythons(config: Config, problems: list[str], notes: list[str]) -> None:
-    """On this machine, that what is named for a Python is one that can be started."""
-    if config.spark.remote is not None or not config.spark.master.startswith("local"):
-        return
-    conf = dict(config.spark.conf)
-    keys = ("spark.pyspark.python", "spark.pyspark.driver.python")
-    problems += [f"{key} is {conf[key]}, {_NO_PROGRAM}" for key in keys if key in conf and not shutil.which(conf[key])]
-    # A session sets these itself here, to that Python or to this one.
-    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    given = {name: os.environ[name] for name in names if os.environ.get(name)}
-    notes += [
-        f"{name} is {given[name]}, {_NO_PROGRAM}; not used here" for name in given if not shutil.which(given[name])
-    ]
-
-
-def _compiled() -> tuple[Path, bool]:
-    """The kernels' cache, made if need be, and whether it outlives this process."""
-    prepare_compiler()
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
-    is_lasting = not folder.name.startswith("indexd-compiled-")  # else it is this process's own, for want of another
-    if folder.is_dir():
-        return folder, is_lasting and os.access(folder, os.W_OK | os.X_OK)
-    parent = next(path for path in folder.absolute().parents if path.exists())
-    return folder, is_lasting and os.access(parent, os.W_OK | os.X_OK)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    for name, value in report.items():
-        if name not in ("notes", "problems", "usable"):
-            text = value or "none needed"
-            print_line(f"{name:<13} {printable(values(text) if isinstance(text, dict) else str(text))}")
-    for sign, lines in (("note", report["notes"]), ("missing", report["problems"])):
-        for line in lines:
-            print_line(f"{sign}: {printable(line)}")
-    print_line("Spark can be used" if report["usable"] else "Spark cannot be used")
+    if taken is None:
+        problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
+    known = (str(taken.home), taken.version, taken.source) if taken else (None, None, None)
+    return {**dict(zip(("home", "version", "from"), known, strict=True)), "passedOver": list(choice.passed_over)}

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
+    ProgressBar,
     add_command,
+    counted,
     print_json,
     print_line,
     show_bytes,
     show_time,
+    typed,
     until_reader_leaves,
     wants_json,
 )
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import parse_seconds, printable, shown
+from indexd.config.units import parse_seconds, printable
 from indexd.errors import UsageError
 from indexd.storage.disk import Disk
 
 if TYPE_CHECKING:
     from indexd.repair.run import Planned, Repaired, RepairOptions
-
-_EXIT_LEFT = 1
-
-
-class _Bars(ExitStack):
-    """One bar after the other."""
-
-    def open(self, text: str) -> None:
-        """Show this one from now on."""
-        from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-
-        self.close()
-        self._bar = self.enter_context(ProgressBar(text))
-
-    def to(self, done: int, total: int) -> None:
-        """As that of a bar."""
-        self._bar.to(done, total)
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -56,6 +42,7 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="build everything again, sound files, too")
     parser.add_argument(
         "--time-limit",
+        type=typed(parse_seconds, 0.001),
         metavar="SECONDS",
         help="begin nothing that would end later: 600, 10m, 2h; the newest comes first",
     )
@@ -66,13 +53,15 @@ def repair(args: argparse.Namespace, config: Config) -> int:
     """Mend STORE/index; 1 if there is something to do, or left to do."""
     if args.undo and (args.all or args.time_limit is not None):
         raise UsageError("--undo puts back what was there: --all and --time-limit are for a repair")
-    seconds_max = _seconds_max(args)
     if not args.plan and not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise UsageError("indexd repair changes the store, and there is no terminal to ask", "say --yes, or --plan")
     prepare_compiler()
-    from indexd.repair.run import RepairOptions  # noqa: PLC0415 - loads numba
+    from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
+    from indexd.repair.run import RepairOptions  # noqa: PLC0415 - the same
 
-    options = RepairOptions(args.all, seconds_max)
+    options = RepairOptions(args.all, args.time_limit)
+    if not args.undo:
+        load_kernels(config)
     if args.plan:
         return _plan(args, config, options)
     try:
@@ -81,61 +70,35 @@ def repair(args: argparse.Namespace, config: Config) -> int:
         raise KeyboardInterrupt("interrupted; nothing is half done: the index is as before, or the new one") from None
 
 
-def _seconds_max(args: argparse.Namespace) -> float | None:
-    if args.time_limit is None:
-        return None
-    try:
-        seconds = parse_seconds(args.time_limit)
-    except ValueError as error:
-        raise UsageError(f"--time-limit {shown(args.time_limit)} {error}") from None
-    if seconds <= 0:
-        raise UsageError(f"--time-limit {shown(args.time_limit)} leaves no time at all")
-    return seconds
-
-
 def _plan(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
-    from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
     from indexd.repair.run import look  # noqa: PLC0415 - loads numba
 
-    load_kernels(config)
-    with _Bars() as bars:
-        bars.open("audit")
-        planned = look(Disk(), config, options, bars.to)
-    with until_reader_leaves():
-        if wants_json(args):
-            print_json(_plan_row(planned))
-        else:
-            _print_plan(planned)
-    return _EXIT_LEFT if planned.is_needed or planned.plan.keys_behind else 0
+    with ProgressBar("audit") as bar:
+        planned = look(Disk(), config, options, bar.to)
+    _show_plan(args, planned)
+    return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
 
 
 def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
-    from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
     from indexd.repair.run import repair as mend  # noqa: PLC0415 - loads numba
 
     def confirm(planned: Planned) -> bool:
-        bars.close()
-        with until_reader_leaves():
-            if wants_json(args):
-                print_json(_plan_row(planned))
-            else:
-                _print_plan(planned)
+        bar.close()
+        _show_plan(args, planned)
         is_wanted = bool(args.yes) or _says_yes("repair it now?")
         if is_wanted:
-            bars.open("repair")
+            bar.open("repair")
         return is_wanted
 
-    load_kernels(config)
-    with _Bars() as bars:
-        bars.open("audit")
-        done = mend(Disk(), config, options, confirm, bars.to)
+    with ProgressBar("audit") as bar:
+        done = mend(Disk(), config, options, confirm, bar.to)
     with until_reader_leaves():
         if wants_json(args):
             print_json(done.to_json())
         else:
             _print_done(done)
     is_left = done.planned.plan.is_needed and (done.folder is None or done.left)
-    return _EXIT_LEFT if is_left or done.is_declined or done.planned.plan.keys_behind else 0
+    return EXIT_FINDINGS if is_left or done.is_declined or done.planned.plan.keys_behind else 0
 
 
 def _undo(args: argparse.Namespace, config: Config) -> int:
@@ -155,7 +118,7 @@ def _undo(args: argparse.Namespace, config: Config) -> int:
         print_json({"kind": "undo", "folder": folder, "entriesSince": undone.entries if undone else 0})
     elif undone is not None:
         print_line(f"the old index is back; the one that was there is in {printable(str(undone.folder / 'index'))}")
-    return _EXIT_LEFT if undone is None else 0
+    return EXIT_FINDINGS if undone is None else 0
 
 
 def _says_yes(question: str) -> bool:
@@ -164,8 +127,13 @@ def _says_yes(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _plan_row(planned: Planned) -> dict[str, Any]:
-    return planned.plan.to_json() | {"needed": planned.is_needed, "notes": [*planned.notes, *planned.unfinished]}
+def _show_plan(args: argparse.Namespace, planned: Planned) -> None:
+    with until_reader_leaves():
+        if wants_json(args):
+            more = {"needed": planned.is_needed, "notes": [*planned.notes, *planned.unfinished]}
+            print_json(planned.plan.to_json() | more)
+        else:
+            _print_plan(planned)
 
 
 def _print_plan(planned: Planned) -> None:
@@ -174,7 +142,7 @@ def _print_plan(planned: Planned) -> None:
     # Rounded down: what is not whole must not look so.
     print_line(
         f"{printable(planned.report.store)}: {int(share * 100) / 100:.2f} % of {audit.keys:,} keys findable, "
-        f"{_count(audit.hole_count, 'hole')}, {_count(audit.index_findings, 'finding')}"
+        f"{counted(audit.hole_count, 'hole')}, {counted(audit.index_findings, 'finding')}"
     )
     lines = plan.lines() if plan.is_needed else [] if planned.is_needed else ["nothing to do"]
     for line in (*planned.notes, *planned.unfinished, *lines, *plan.behind_lines()):
@@ -202,7 +170,7 @@ def _print_done(done: Repaired) -> None:
     files = sum(len(built.files) for built in done.built)
     what = "no new file was needed"
     if files:
-        what = f"{keys:,} keys in {_count(files, 'new file')}, checked against the log"
+        what = f"{keys:,} keys in {counted(files, 'new file')}, checked against the log"
     print_line(f"repaired in {done.seconds:.1f} s: {what}")
     for gap in done.gaps:
         size = show_bytes(gap.end - gap.begin)
@@ -210,7 +178,7 @@ def _print_done(done: Repaired) -> None:
     for line in planned.plan.behind_lines():
         print_line(printable(line))
     if done.left:
-        print_line(f"{_count(len(done.left), 'older part')} not reached in time, as before: run it again")
+        print_line(f"{counted(len(done.left), 'older part')} not reached in time, as before: run it again")
     if done.index_timestamp:
         print_line(f"the checkpoint vouches for the index up to {show_time(done.index_timestamp)}")
     print_line(
@@ -220,7 +188,3 @@ def _print_done(done: Repaired) -> None:
         print_line(
             f"{done.folders} repairs can be undone, the newest first: once content, remove all indexd-repair-* folders"
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}" if number else f"no {what}s"

@@ -8,14 +8,25 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd.cli.output import Parser, add_command, print_json, print_line, wants_json
-from indexd.cli.query import check_times, count64, int64, some_name
+from indexd.cli.output import (
+    Parser,
+    ProgressBar,
+    add_command,
+    count64,
+    print_json,
+    print_line,
+    some_name,
+    typed,
+    wants_json,
+)
 from indexd.cli.rebuild import spark_session
 from indexd.config import Config, parse_millis
 from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
-from indexd.config.units import printable
+from indexd.config.units import parse_count, printable
 from indexd.errors import UsageError
+from indexd.query.message import TIME_MAX, TIME_MIN
+from indexd.query.questions import check_times
 from indexd.storage.disk import OutputDisk
 
 if TYPE_CHECKING:
@@ -32,10 +43,12 @@ def register(commands: Any, common: Parser) -> None:
     )
     parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
     parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
-    parser.add_argument("--top", type=_top, default=20, metavar="N", help="how many of each list (default: 20)")
+    parser.add_argument(
+        "--top", type=typed(parse_count, 1, 1000), default=20, metavar="N", help="how many of each list (default: 20)"
+    )
     parser.add_argument(
         "--silence",
-        type=_silence,
+        type=typed(parse_millis, 1),
         default=60_000,
         metavar="TIME",
         help="so long without a message is one (default: 60s)",
@@ -45,23 +58,6 @@ def register(commands: Any, common: Parser) -> None:
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
     parser.set_defaults(function=stats)
-
-
-def _top(text: str) -> int:
-    number = int64(text)
-    if not 1 <= number <= 1000:
-        raise argparse.ArgumentTypeError(f"{number} is not from 1 to 1000")
-    return number
-
-
-def _silence(text: str) -> int:
-    try:
-        millis = parse_millis(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
-    if millis < 1:
-        raise argparse.ArgumentTypeError("a silence is at least 1 ms long")
-    return millis
 
 
 def stats(args: argparse.Namespace, config: Config) -> int:
@@ -77,9 +73,10 @@ def stats(args: argparse.Namespace, config: Config) -> int:
                 f"--report {printable(args.report)} is no path of this machine", "write it here, and copy it there"
             )
         check_outside(config, Path(args.report), "--report")
-    if args.begin is not None and args.end is not None and args.begin > args.end:
-        raise UsageError(f"no store time is at or after {args.begin} and at or before {args.end}", "swap -b and -e")
-    report = _collected(args, config)
+    begin = args.begin if args.begin is not None else TIME_MIN
+    end = args.end if args.end is not None else TIME_MAX
+    check_times(begin, end)
+    report = _collected(args, config, begin, end)
     from indexd.spark.stats.show import print_report, write_page  # noqa: PLC0415 - rich and jinja2 are optional
 
     if args.report is not None:
@@ -93,12 +90,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def _collected(args: argparse.Namespace, config: Config) -> Report:
-    from indexd.cli.output import ProgressBar  # noqa: PLC0415 - queries need no bar
-
-    begin = args.begin if args.begin is not None else -(1 << 63)
-    end = args.end if args.end is not None else (1 << 63) - 1
-    check_times(begin, end)
+def _collected(args: argparse.Namespace, config: Config, begin: int, end: int) -> Report:
     with spark_session(config, "indexd stats") as spark, ExitStack() as stack:
         from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
         from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional

@@ -2,7 +2,8 @@
 
 ``command``      RemotingCommand: one frame, in both forms of its header
 ``access``       who may ask: networks, TLS, signatures
-``server``       serve_remoting: connections on a socket that listens already, and bounds on what a client may hold
+``server``       serve_remoting: connections on a socket that listens already
+``limits``       bounds on what clients may hold, and counts of what they did
 ``processor``    RemotingProcessor: passes each request to what answers it; the requests that the index answers
 ``routes``       routes and clusters, read, written, and made to lead here
 ``upstream``     Forwarder: what is no query goes to a name server or the broker, and the answer back

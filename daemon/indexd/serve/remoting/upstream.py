@@ -5,8 +5,7 @@ client has a connection of its own to the broker, which ends with its own; what 
 client, and what the client answers back. Name servers are asked over one connection for all.
 
 Headers go on as JSON, whatever the client writes, and each answer comes back in the client's form: a JSON header has
-room for the mark by which a circle of daemons is noticed, and no signature covers it. What cannot be had is an
-UpstreamError, whose text says why; whoever asked decides what the client is told.
+room for the mark by which a circle of daemons is noticed, and no signature covers it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from indexd.config import Config, split_address
@@ -385,8 +385,7 @@ class BrokerLocator:
         elif node.node_id is not None:
             self.known = own
         else:
-            hint = "give node_id, the broker's brokerName"
-            self._log.warning("upstream_unknown", problem=self.problem, hint=hint)
+            self._log.warning("upstream_unknown", problem=self.problem, hint="give node_id, the broker's brokerName")
         return self.known
 
     async def _ask(self) -> None:
@@ -451,9 +450,9 @@ class Channel:
 
     async def _open(self) -> Link:
         link, address = self.link, await self._locator.address()
-        if link is not None and link.is_open:
-            if link.address == address:
-                return link
+        if link is not None and link.is_open and link.address == address:
+            return link
+        if link is not None:
             link.close()  # another broker is the master now
         self.address = address
         try:
@@ -487,9 +486,8 @@ class Forwarder:
 
     def row(self) -> dict[str, Any]:
         """For the board: where to, how many connections, and what became of requests (counters)."""
-        place = self.locator.known
+        place, links = self.locator.known, len(self._dialer.links)
         address = None if place is None else place.address
-        links = len(self._dialer.links)
         return {"nameServer": self._names.address, "broker": address, "links": links, **self._counts}
 
     def has_been_here(self, command: RemotingCommand) -> bool:
@@ -521,9 +519,8 @@ class Forwarder:
         """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
         # What is one-way is answered as well there: that is the proof that it came.
         asked, seconds = replace(command, flag=0, form=Form.JSON), self._seconds(is_short)
-        answer = await self._counted(
-            "names", command, lambda: self._names.ask(asked, seconds, is_short=is_short), is_short
-        )
+        asking = partial(self._names.ask, asked, seconds, is_short=is_short)
+        answer = await self._counted("names", command, asking, is_short)
         assert answer is not None  # only one-way requests get none
         return answer
 
