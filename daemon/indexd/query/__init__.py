@@ -42,7 +42,7 @@ from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query
 from indexd.query.coverage import Coverage
 from indexd.query.data import Data, open_data
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
-from indexd.query.source import QueryIndex, Split, open_index, open_log, split_log
+from indexd.query.source import QueryIndex, open_index, open_log
 
 __all__ = [
     "TIME_MAX",
@@ -60,7 +60,6 @@ __all__ = [
     "QueryIndex",
     "QueueHit",
     "QueueTimeAnswer",
-    "Split",
     "open_data",
     "open_index",
     "open_log",
@@ -69,6 +68,5 @@ __all__ = [
     "query_offset",
     "query_rocketmq",
     "query_time",
-    "split_log",
     "unpack_body",
 ]

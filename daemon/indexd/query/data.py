@@ -16,7 +16,7 @@ from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer
 from indexd.query.coverage import Coverage
 from indexd.query.message import TIME_MAX, TIME_MIN, NotFound
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, Question, ask, make_question
-from indexd.query.source import QueryIndex, Split, open_index, split_log
+from indexd.query.source import QueryIndex, open_index
 from indexd.storage.disk import Disk
 
 
@@ -68,10 +68,6 @@ class Data:
         """The first message in the log with that store time or a later one."""
         found: LogTimeAnswer = self._ask(ByTime, time=timestamp)
         return found
-
-    def split_log(self, size: int) -> tuple[Split, ...]:
-        """The indexed log in stretches of about ``size`` bytes, each from a message on, and their messages."""
-        return split_log(self._opened(), size)
 
     def message(self, where: int | str) -> Message | NotFound:
         """One message, whole and checked by its CRCs: by physical offset, or by its offset message id in hex."""

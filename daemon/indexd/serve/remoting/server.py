@@ -78,7 +78,6 @@ class Connection(asyncio.Protocol):
         self._calls: list[Callable[[], None]] = []
         # The transport takes no more; we do not read; it is to end; a whole frame has come.
         self._is_paused = self._is_silent = self._is_leaving = self._has_asked = False
-        self._written = self._taken = 0
         self._active_at = self._frame_at = self._taken_at = self._loop.time()
 
     # --- asyncio's calls --------------------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """It has taken some of them."""
-        self._is_paused = False
+        self._is_paused, self._taken_at = False, self._loop.time()
         self._pour()
         if not self._is_stalled:
             self._take()
@@ -118,7 +117,8 @@ class Connection(asyncio.Protocol):
             if is_awaited:
                 task.cancel()
         self._weigh()
-        self._call_back()
+        while self._calls:
+            self._calls.pop()()
 
     # --- the processor's and the server's ---------------------------------------------------------------------------
 
@@ -131,24 +131,21 @@ class Connection(asyncio.Protocol):
 
     def on_close(self, call: Callable[[], None]) -> None:
         """See ``upstream.Client``."""
-        self._calls.append(call)
         if self.is_closed and self._transport is None:
-            self._call_back()
+            call()
+        else:
+            self._calls.append(call)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str | None = None) -> None:
         """Close it at once, without a word, with all that it has left behind; ``reason``: one of those counted."""
-        if not self.is_closed:
+        if not self.is_closed and reason is not None:
             self._server.counts.closed[reason] += 1
-        self.abort()
-        self._forget()
-        self._server.memory.hold(self, 0)
-
-    def abort(self) -> None:
-        """Close it at once, and cancel its requests."""
         for task in self._tasks:
             task.cancel()
         if self._transport is not None:
             self._transport.abort()
+        self._forget()
+        self._server.memory.hold(self, 0)
 
     def leave(self) -> None:
         """Begin nothing more, and close when all that is under way is answered and taken."""
@@ -162,8 +159,8 @@ class Connection(asyncio.Protocol):
             return
         limits, untaken = self._server.limits, self._untaken()
         self._weigh()
-        if untaken == 0 or self._written - untaken > self._taken:
-            self._taken, self._taken_at = self._written - untaken, now
+        if untaken == 0:
+            self._taken_at = now
         if self._is_silent:  # no wonder that its frame does not grow
             self._frame_at = now
         frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
@@ -268,7 +265,6 @@ class Connection(asyncio.Protocol):
             return
         self._active_at = self._loop.time()
         self._server.counts.sent_bytes += len(data)
-        self._written += len(data)
         if len(data) <= _PIECE_SIZE and not self._is_stalled:
             self._transport.write(data)
         else:
@@ -290,8 +286,8 @@ class Connection(asyncio.Protocol):
 
     def _untaken(self) -> int:
         # Over TLS it may be twice as much as TLS is given at once that is not seen.
-        waiting = sum(map(len, self._outflow)) if self._outflow else 0
-        return waiting if self._transport is None else waiting + self._transport.get_write_buffer_size()
+        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return held + sum(map(len, self._outflow))
 
     def _forget(self) -> None:
         self.is_closed = True
@@ -302,13 +298,6 @@ class Connection(asyncio.Protocol):
         size = len(self._inflow) + self._under_way + self._untaken()
         if size != self.held or not size:
             self._server.memory.hold(self, size)
-
-    def _call_back(self) -> None:
-        while self._calls:
-            try:
-                self._calls.pop()()
-            except Exception as error:  # noqa: BLE001 - the others are told as well
-                self._server.log.warning("remoting_failed", peer=self.peer, problem=repr(error))
 
 
 class RemotingServer:
@@ -376,7 +365,7 @@ class RemotingServer:
         if late:
             self.log.warning("remoting_cut_off", connections=len(late))
         for connection in tuple(self.memory.connections):
-            connection.abort()
+            connection.end()
         await self._wait_until_gone(_ABORT_SECONDS)
 
     async def _wait_until_gone(self, seconds: float) -> None:
