@@ -19,7 +19,6 @@ from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, by_key, query_exact, query_rocketmq
 from indexd.query.by_key import Wanted, may_match
-from indexd.query.log import Kept
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
@@ -305,28 +304,6 @@ def age(path: Path) -> None:
     """As if it had been written long ago."""
     past = time.time_ns() - 10**9
     os.utime(path, ns=(past, past))
-
-
-def test_a_value_is_made_again_when_its_file_changes(tmp_path: Path) -> None:
-    path, made = tmp_path / "file", []
-    kept = Kept(Disk(), path, lambda: made.append(1) or (path.read_text() if path.exists() else None))
-    assert [kept.get(), kept.get()] == [None, None]
-    path.write_text("a")
-    assert [kept.get(), kept.get()] == ["a", "a"]
-    assert len(made) == 4  # it is too young to be kept
-    age(path)
-    assert [kept.get(), kept.get(), kept.get()] == ["a", "a", "a"]
-    assert (len(made), kept.times_made) == (5, 5)
-    other = tmp_path / "other"
-    other.write_text("b")
-    os.utime(other, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
-    other.rename(path)
-    assert [kept.get(), kept.get()] == ["b", "b"]
-    assert len(made) == 6
-    kept.forget()
-    assert kept.get() == "b"
-    path.unlink()
-    assert kept.get() is None
 
 
 def test_a_second_query_opens_and_lists_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

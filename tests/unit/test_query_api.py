@@ -67,11 +67,6 @@ def test_the_example_in_the_docstring(store: QueueStore) -> None:
     assert results.failed == 0
 
 
-def test_everything_that_is_public_has_words_of_its_own() -> None:
-    for name in indexd.query.__all__:
-        assert getattr(indexd.query, name).__doc__ or isinstance(getattr(indexd.query, name), int) or name == "Boundary"
-
-
 def test_an_answer_is_the_sequence_of_its_hits(store: QueueStore) -> None:
     with open_data(store.data) as data:
         answers = (

@@ -94,15 +94,6 @@ async def test_exact_mode_is_a_setting(tmp_path: Path) -> None:
         assert (await to.key(key="Cc")).remark == "absent"
 
 
-@pytest.mark.parametrize("name", ["topic", "key", "maxNum", "beginTimestamp", "endTimestamp"])
-async def test_a_field_that_is_missing_is_named(store: QueueStore, name: str) -> None:
-    fields = {key: value for key, value in BY_KEY.items() if key != name}
-    with asking(store) as to:
-        answer = await to.ask(12, **fields)
-        assert (answer.code, answer.remark) == (ERROR, f"ext field {name} is missing")
-        assert sum(to.board.queries.values()) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -206,18 +197,6 @@ async def test_offsets(store: QueueStore) -> None:
             assert (await to.ask(code, **queue | {"queueId": "7"})).ext_fields == {name: without}
             assert (await to.ask(code, topic="T")).remark == "ext field queueId is missing"
         assert sum(to.board.queries.values()) == 0  # as many as consumers ask: no queries for messages
-
-
-async def test_without_queues_it_is_said(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.append(spec())
-    store.build()
-    with asking(store) as to:
-        for code in (30, 11):
-            answer = await to.ask(code, **PULL)
-            assert answer.code == ERROR
-            assert answer.remark is not None
-            assert "holds no ConsumeQueues; run the daemon with consume_queue = true" in answer.remark
 
 
 async def test_the_index_shows_itself_as_a_broker_does(store: QueueStore) -> None:

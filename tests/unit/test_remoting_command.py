@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from indexd.serve.remoting.command import (
     HEADER_MAX,
     LANGUAGES,
-    NAME_SERVER_CODES,
-    VERSION,
     Form,
     FrameError,
     RemotingCommand,
-    RequestCode,
-    ResponseCode,
     decode_command,
     encode_command,
     take_command,
@@ -85,35 +81,6 @@ def test_what_we_write_is_what_rocketmq_writes(name: str) -> None:
     assert encode_command(command).hex() == BINARY[name]
 
 
-@pytest.mark.parametrize("form", Form)
-def test_an_answer_is_of_its_requests_form(form: Form) -> None:
-    request = RemotingCommand(RequestCode.QUERY_MESSAGE, 77, 0, "GO", 401, ext_fields={"topic": "T"}, form=form)
-    fields = {"indexLastUpdateTimestamp": "5"}
-    answer = decode_command(encode_command(request.answer(ResponseCode.SYSTEM_BUSY, "busy", fields, b"x"))[4:])
-    assert answer == RemotingCommand(2, 77, 1, "PYTHON", VERSION, "busy", fields, b"x", form)
-    assert answer.is_response
-    assert not answer.is_oneway
-    assert not request.is_response
-    fields.clear()
-    assert request.answer(0) == RemotingCommand(0, 77, 1, "PYTHON", VERSION, form=form)
-
-
-def test_the_bits_of_flag() -> None:
-    assert [(c.is_response, c.is_oneway) for c in (RemotingCommand(1, 1, flag) for flag in range(4))] == [
-        (False, False),
-        (True, False),
-        (False, True),
-        (True, True),
-    ]
-
-
-def test_codes_of_a_name_server() -> None:
-    assert RequestCode.GET_ROUTEINFO_BY_TOPIC in NAME_SERVER_CODES
-    assert RequestCode.GET_BROKER_CLUSTER_INFO in NAME_SERVER_CODES
-    assert not NAME_SERVER_CODES & {RequestCode.QUERY_MESSAGE, RequestCode.HEART_BEAT, RequestCode.SEND_MESSAGE_V2}
-    assert LANGUAGES.index("PYTHON") == 3
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -164,17 +131,6 @@ def test_json_that_is_no_header(header: str | bytes) -> None:
         decode_command(_frame(header))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 200
-
-
-@pytest.mark.parametrize("frame", _JSON_FRAMES + _BINARY_FRAMES, ids=range(10))
-def test_a_header_that_ends_too_early(frame: bytes) -> None:
-    size = int.from_bytes(frame[1:4])
-    for end in range(size):
-        with pytest.raises(FrameError):
-            decode_command(frame[: 4 + end])  # the header says more than the frame has
-        cut = frame[:1] + end.to_bytes(3) + frame[4 : 4 + end]
-        with pytest.raises(FrameError):
-            decode_command(cut)
 
 
 @pytest.mark.parametrize(

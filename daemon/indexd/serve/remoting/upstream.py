@@ -44,9 +44,7 @@ OnRequest = Callable[[RemotingCommand], None]
 
 IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
 _VIA = "indexdVia"
-_CIRCLE_HINT = (
-    "upstream_namesrv or the broker's address leads back here, perhaps by way of another indexd: give the real ones"
-)
+_CIRCLE_HINT = "upstream_namesrv or the broker's address leads back here, perhaps by another indexd: give the real ones"
 _SHOWN_MAX = 300
 # What the other side has not acknowledged for so long is lost, and the connection with it.
 _SOCKET_OPTIONS = (
@@ -148,7 +146,7 @@ class Link(asyncio.Protocol):
         except FrameError as error:
             raise UpstreamError(str(error)) from error
 
-    def close(self, why: str = "this daemon has closed the connection", *, at_once: bool = False) -> None:
+    def close(self, why: str = "this daemon stops", *, at_once: bool = False) -> None:
         """End it when what was written has been sent, or at once; who still waits is told ``why``."""
         self._why = why
         if self._transport is not None:
@@ -162,7 +160,7 @@ class Link(asyncio.Protocol):
             peer.setsockopt(*option)
         self._dialer.links.add(self)
         if self._dialer.is_closed:
-            self.close("this daemon stops", at_once=True)
+            self.close(at_once=True)
 
     def data_received(self, data: bytes) -> None:
         """Frames, whole or in part."""
@@ -269,13 +267,66 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+class Channel:
+    """A connection that is made when it is first asked for something, and again when it is after that has ended.
+
+    ``locate`` gives its address; with ``anew`` another one perhaps, since nobody answers at the first.
+    """
+
+    def __init__(self, dialer: Dialer, locate: Callable[[bool], Awaitable[str]], on_request: OnRequest | None) -> None:
+        self._dialer, self._locate, self._on_request = dialer, locate, on_request
+        self._lock = asyncio.Lock()  # requests keep their order while the connection is made
+        self.link: Link | None = None
+        self._pending, self._has_left = 0, False
+        self.address: str | None = None
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
+        """The other side's answer, None to a one-way request; UpstreamError."""
+        self._pending += 1
+        try:
+            async with self._lock:
+                link = await self._open()
+            # Sent before anything else happens in the loop.
+            if not command.is_oneway:
+                return await link.ask(command)
+            link.tell(command)
+            return None
+        finally:
+            self._pending -= 1
+            self._close_if_left()
+
+    def leave(self) -> None:
+        """Nobody asks any more: the connection ends when the last one-way requests are sent."""
+        self._has_left = True
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        if self._has_left and not self._pending and self.link is not None:
+            self.link.close()
+
+    async def _open(self) -> Link:
+        link, address = self.link, await self._locate(False)
+        if link is not None and link.is_open and link.address == address:
+            return link
+        if link is not None:
+            link.close()  # another broker is the master now
+        self.address = address
+        try:
+            self.link = await self._dialer.open(address, self._on_request)
+        except UpstreamError:
+            self.address = await self._locate(True)
+            if self.address == address:
+                raise
+            self.link = await self._dialer.open(self.address, self._on_request)
+        return self.link
+
+
 class NameServers:
     """Asked in turn, the one that answered last first, over one connection each."""
 
     def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
         self._addresses, self._dialer = list(addresses), dialer
-        self._links: dict[str, Link] = {}
-        self._locks = {address: asyncio.Lock() for address in addresses}
+        self._channels = {address: Channel(dialer, partial(_stay, address), None) for address in addresses}
 
     @property
     def address(self) -> str:
@@ -302,18 +353,20 @@ class NameServers:
         raise UpstreamError("; ".join(problems))
 
     async def _ask(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        link = self._links.get(address)
-        if link is not None and link.is_open:
-            try:
-                return await link.ask(command)
-            except UpstreamError:
-                if link.is_open:
-                    raise
-        # It was started anew, perhaps: whatever a name server is asked may be asked twice.
-        async with self._locks[address]:
-            if self._links.get(address) is link:
-                self._links[address] = await self._dialer.open(address)
-        return await self._links[address].ask(command)
+        channel = self._channels[address]
+        try:
+            answer = await channel.ask(command)
+        except UpstreamError:
+            if channel.link is None or channel.link.is_open:
+                raise
+            # It was started anew, perhaps: whatever a name server is asked may be asked twice.
+            answer = await channel.ask(command)
+        assert answer is not None  # only one-way requests get none
+        return answer
+
+
+async def _stay(address: str, _: bool) -> str:
+    return address
 
 
 class BrokerLocator:
@@ -344,8 +397,7 @@ class BrokerLocator:
     async def look(self, *, anew: bool = False, within: float | None = None) -> BrokerPlace | None:
         """Where it is, as known now; None: none of the name server's brokers is known to be ours (``problem``).
 
-        ``anew``: it does not answer where it was. Only then, and before the first answer, is a name server waited for,
-        ``within`` seconds if they are given.
+        A name server is waited for, ``within`` seconds, before the first answer, and ``anew``: nobody answers there.
         """
         is_there, patience = self.known is not None and self.known.is_registered, self._patience
         fresh = patience.anew if anew else patience.fresh if is_there else patience.missing
@@ -355,7 +407,7 @@ class BrokerLocator:
             await asyncio.wait([self._asking], timeout=within)
         return self.known
 
-    async def address(self, *, anew: bool = False) -> str:
+    async def address(self, anew: bool) -> str:
         """Where requests for it go; UpstreamError if nobody knows."""
         if self._config.node.broker_address is not None:
             return self._config.node.broker_address
@@ -414,57 +466,6 @@ def _cut(text: str) -> str:
     return f"{printable(text[:_SHOWN_MAX])}{'...' if len(text) > _SHOWN_MAX else ''}"
 
 
-class Channel:
-    """A client's connection to the broker: made when it first asks, and again when it asks after that has ended."""
-
-    def __init__(self, dialer: Dialer, locator: BrokerLocator, client: Client) -> None:
-        self._dialer, self._locator, self._client = dialer, locator, client
-        self._lock = asyncio.Lock()  # requests keep their order while the connection is made
-        self.link: Link | None = None
-        self._pending, self._has_left = 0, False
-        self.address: str | None = None
-
-    async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
-        """The broker's answer, None to a one-way request; UpstreamError."""
-        self._pending += 1
-        try:
-            async with self._lock:
-                link = await self._open()
-            # Sent before anything else happens in the loop.
-            if not command.is_oneway:
-                return await link.ask(command)
-            link.tell(command)
-            return None
-        finally:
-            self._pending -= 1
-            self._close_if_left()
-
-    def leave(self) -> None:
-        """The client has gone: the connection ends when its last one-way requests are sent."""
-        self._has_left = True
-        self._close_if_left()
-
-    def _close_if_left(self) -> None:
-        if self._has_left and not self._pending and self.link is not None:
-            self.link.close()
-
-    async def _open(self) -> Link:
-        link, address = self.link, await self._locator.address()
-        if link is not None and link.is_open and link.address == address:
-            return link
-        if link is not None:
-            link.close()  # another broker is the master now
-        self.address = address
-        try:
-            self.link = await self._dialer.open(address, self._client.send)
-        except UpstreamError:
-            self.address = await self._locator.address(anew=True)
-            if self.address == address:
-                raise
-            self.link = await self._dialer.open(self.address, self._client.send)
-        return self.link
-
-
 class Forwarder:
     """One for an outlet with upstream_namesrv. UsageError if its certificates cannot be used.
 
@@ -491,10 +492,7 @@ class Forwarder:
         return {"nameServer": self._names.address, "broker": address, "links": links, **self._counts}
 
     def has_been_here(self, command: RemotingCommand) -> bool:
-        """Whether a request comes back that we have forwarded; if not, it is marked.
-
-        By a member of the header that RocketMQ ignores.
-        """
+        """Whether a request comes back that we have forwarded; if not, it is marked, by a member RocketMQ ignores."""
         via = command.others.get(_VIA, "")
         if type(via) is not str or self._mark in via.split():
             self._log.warning("upstream_circle", code=command.code, hint=_CIRCLE_HINT)
@@ -521,7 +519,7 @@ class Forwarder:
         asked, seconds = replace(command, flag=0, form=Form.JSON), self._seconds(is_short)
         asking = partial(self._names.ask, asked, seconds, is_short=is_short)
         answer = await self._counted("names", command, asking, is_short)
-        assert answer is not None  # only one-way requests get none
+        assert answer is not None
         return answer
 
     async def ask_broker(
@@ -533,7 +531,7 @@ class Forwarder:
         """
         channel, asked = self._channels.get(client), replace(command, form=Form.JSON)
         if channel is None:
-            channel = self._channels[client] = Channel(self._dialer, self.locator, client)
+            channel = self._channels[client] = Channel(self._dialer, self.locator.address, client.send)
             client.on_close(lambda: self._channels.pop(client).leave())
         is_short = is_short and not command.is_oneway
 
