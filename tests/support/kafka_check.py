@@ -19,6 +19,7 @@ from indexd.errors import (
     OutOfOrderError,
     UsageError,
 )
+from indexd.sparse.format import is_in_range
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
@@ -56,7 +57,7 @@ def state_of(index: Index) -> dict[str, Any]:
     if isinstance(index, TimeIndex):
         state["lastEntry"] = list(index.last_entry)
     else:
-        state["lastOffset"] = index.last_offset
+        state["lastOffset"] = index.last_entry.offset
     return state
 
 
@@ -77,6 +78,7 @@ class Ours:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path: Path | None = None
+        self._size = -1
         self.index: Index | None = None
 
     def do(self, line: str) -> Answer:
@@ -93,14 +95,14 @@ class Ours:
     def close(self) -> None:
         """Let go of the file as it is."""
         if self.index is not None:
-            self.index.close(trim=False)
+            self.index.close()
             self.index = None
 
     def _open(self, words: list[str]) -> object:
         self.close()
         kind, name, base, size, *mode = words
-        self._path = self._directory / name
-        self.index = open_index(kind, self._path, int(base), int(size), writable=mode != ["ro"])
+        self._path, self._size = self._directory / name, int(size)
+        self.index = open_index(kind, self._path, int(base), self._size, writable=mode != ["ro"])
         return "ok"
 
     def _call(self, name: str, words: list[str]) -> object:
@@ -117,7 +119,7 @@ class Ours:
             "lookup": lambda: index.lookup(numbers[0]),
             "entry": lambda: index.entry(numbers[0]),
             "resize": lambda: index.resize(numbers[0]),
-            "canAppend": lambda: index.can_append_offset(numbers[0]),
+            "canAppend": lambda: is_in_range(index.base, numbers[0]),
             "entries": lambda: list(index),
             "hex": lambda: index.path.read_bytes().hex(),
         }
@@ -129,10 +131,10 @@ class Ours:
     def _act(self, index: Index, name: str, words: list[str]) -> None:
         actions: dict[str, Callable[[], object]] = {
             "truncateTo": lambda: index.truncate_to(int(words[0])),
-            "truncate": index.truncate,
+            "truncate": lambda: setattr(index, "entries", 0),
             "trim": index.trim_to_valid_size,
-            "reset": lambda: (index.truncate(), index.resize(index.max_index_size)),
-            "flush": index.flush,
+            "reset": lambda: (setattr(index, "entries", 0), index.resize(self._size)),
+            "flush": lambda: None,
             "sanity": index.sanity_check,
             "state": lambda: None,
         }
@@ -144,6 +146,8 @@ class Ours:
             index.path = self._path
         elif name in ("unmap", "close"):
             self.index = None
-            index.close(trim=name == "close")
+            with index:
+                if name == "close":  # as up to Kafka 4.3
+                    index.trim_to_valid_size()
         else:
             raise AssertionError(f"no such command: {name}")

@@ -56,7 +56,7 @@ class Segment:
         self.offset_index = OffsetIndex.open(disk, directory / f"{base:020d}.index", base, max_index_size)
         self.time_index = TimeIndex.open(disk, directory / f"{base:020d}.timeindex", base, max_index_size)
         self.per_call = False
-        self._base = base
+        self._base, self._max_index_size = base, max_index_size
         self._interval = interval
         self._batches: list[dict[str, Any]] = []
         self._state = new_state()
@@ -73,7 +73,7 @@ class Segment:
         self._batches = kept
         for index in (self.offset_index, self.time_index):
             index.truncate_to(offset)
-            index.resize(index.max_index_size)
+            index.resize(self._max_index_size)
         self._state = new_state()
         last = self.time_index.last_entry
         self._state[MAX_TIMESTAMP], self._state[MAX_TIMESTAMP_OFFSET] = last.timestamp, last.offset - self._base
@@ -95,8 +95,8 @@ class Segment:
     def recover(self) -> None:
         """Both indexes from the log alone."""
         for index in (self.offset_index, self.time_index):
-            index.truncate()
-            index.resize(index.max_index_size)
+            index.entries = 0
+            index.resize(self._max_index_size)
         self._state = new_state()
         self._index(self._batches)
         self.roll()
@@ -115,8 +115,8 @@ class Segment:
 
     def close(self) -> None:
         """Close both files as they are."""
-        self.offset_index.close(trim=False)
-        self.time_index.close(trim=False)
+        self.offset_index.close()
+        self.time_index.close()
 
     def _index(self, batches: Sequence[dict[str, Any]]) -> None:
         def column(name: str, minus: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,7 +15,6 @@ import pytest
 from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair import build as work
 from indexd.repair import run, swap
 from support.auditing import lost_keys
 from support.daemon import compile_kernels, indexd_here
@@ -121,7 +120,7 @@ def test_what_an_interrupted_repair_has_left(config: Config, store: Path, monkey
         raise DiskError("write", store / "checkpoint", OSError(errno.EIO, "Input/output error"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(swap, "_set_index_timestamp", broken)
+        patch.setattr(swap, "_write_checkpoint", broken)
         code, _, errors = repair(config, "--yes")
         assert (code, "run indexd repair again before the broker starts" in errors) == (70, True)
     code, out, _ = repair(config, "--plan")
@@ -181,15 +180,14 @@ def test_time_for_the_newest_part(config: Config, store: Path, monkeypatch: pyte
     names = sorted(index_of(store))
     (store / "index" / names[2]).unlink()
     (plan,) = rows(config, "--plan", "--time-limit", "10m")
-    build, seconds = work.build_range, [0.0]
+    build, seconds = run.build_range, [0.0]
 
     def built(*args: Any) -> Any:
         seconds[0] += 600 / (len(plan["ranges"]) - 1)
         return build(*args)
 
-    monkeypatch.setattr(work, "build_range", built)
-    for module in (run, work):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds[0], time=time.time))
+    monkeypatch.setattr(run, "build_range", built)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: seconds[0], time=time.time))
     lost = lost_keys(config, "5.4")
     code, out, _ = repair(config, "--yes", "--time-limit", "10m")
     assert code == 1

@@ -12,7 +12,7 @@ import pytest
 
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
-from indexd.repair import build
+from indexd.repair import run
 from indexd.repair.broker import check_place
 from indexd.storage import disk as disk_module
 from indexd.storage.lock import StoreLock
@@ -65,7 +65,7 @@ def test_beside_another_repair(config: Config, store: Path) -> None:
 
 
 def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, check = index_of(store), build.check_built
+    before, check = index_of(store), run.check_built
     brokers = []
 
     def checked(*args: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, mon
         brokers.append(stand_in(store / "lock"))
         brokers[-1].__enter__()
 
-    monkeypatch.setattr(build, "check_built", checked)
+    monkeypatch.setattr(run, "check_built", checked)
     code, _, errors = repair(config, "--yes")
     for broker in brokers:
         broker.__exit__(None, None, None)
@@ -82,7 +82,7 @@ def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, mon
 
 
 def test_an_index_that_somebody_changes_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "check_built", lambda *_: (store / "index" / "20270101000000000").write_bytes(b""))
+    monkeypatch.setattr(run, "check_built", lambda *_: (store / "index" / "20270101000000000").write_bytes(b""))
     code, _, errors = repair(config, "--yes")
     assert (code, "was changed by somebody else" in errors) == (3, True)
     assert folders_of(store) == []
@@ -93,7 +93,7 @@ def test_what_does_not_hold_is_not_exchanged(config: Config, store: Path, monkey
         raise CorruptDataError("it does not hold")
 
     stamps = tree(store / "index")
-    monkeypatch.setattr(build, "check_built", fail)
+    monkeypatch.setattr(run, "check_built", fail)
     assert repair(config, "--yes")[0] == 4
     assert (tree(store / "index"), folders_of(store)) == (stamps, [])
 

@@ -6,7 +6,7 @@ import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair.build import carry
+from indexd.repair.run import carry
 from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
 from support.repair_steps import (
     AFTER,
@@ -77,7 +77,7 @@ def test_what_the_broker_has_indexed_since_is_counted() -> None:
     with disk.open_write(STORE / "index" / NEW) as file:
         file.pwrite(file_of(6000, 20), 0)
     write(disk, STORE / "index" / "20260103000000000", file_of(6001, 5))
-    assert to_undo(disk, STORE).entries == 8 + 4
+    assert to_undo(disk, STORE)[1] == 8 + 4
     assert undo(disk, STORE).entries == 12
     assert index_of(disk) == BEFORE
     assert folder.path.name not in disk.list_dirs(STORE)
@@ -103,7 +103,7 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
     for is_settled in (False, True):
         disk = made()
         folder = repair(disk)
-        disk.faults = FaultMap.parse(f"rename:{folder.names[1].name}=EIO")
+        disk.faults = FaultMap.parse(f"rename:{folder.undone.name}=EIO")
         with pytest.raises(DiskError):
             undo(disk, STORE)
         assert folder.read().state == "undone"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from indexd.compare import sparse as compare_module
 from indexd.compare.sparse import EntryDifference, SparseComparison
 from indexd.errors import DiskError
+from indexd.output import CheckScope, Condition
 from indexd.sparse import check as check_module
 from indexd.sparse.check import check_sparse
 from indexd.sparse.format import SparseMark, index_name
@@ -38,12 +39,9 @@ def build(directory: Path, rows: list[Row], interval: int) -> SparseMark:
     return mark
 
 
-def check(directory: Path, mark: SparseMark, **how: bool) -> Findings:
-    how = {"is_at_rest": True, "is_owned": False} | how
-    return check_sparse(
-        Disk(), directory, SEGMENT_SIZE, mark,
-        is_at_rest=how["is_at_rest"], is_owned=how["is_owned"], on_bytes=lambda _: None,
-    )  # fmt: skip
+def check(directory: Path, mark: SparseMark, *, is_at_rest: bool = True) -> Findings:
+    scope = CheckScope(Condition.AT_REST if is_at_rest else Condition.GROWING, is_at_rest, lambda _: None)
+    return check_sparse(Disk(), directory, SEGMENT_SIZE, mark, scope)
 
 
 def compare(
@@ -120,7 +118,7 @@ def test_what_is_missing_too_much_or_nobodys(tmp_path: Path) -> None:
     (tmp_path / "sparse" / index_name(0)).unlink()
     (tmp_path / "sparse" / index_name(SEGMENT_SIZE * 9)).touch()
     assert check(tmp_path / "sparse", mark).counts == {"file-missing": 1, "file-unnamed": 1}
-    assert check(tmp_path / "sparse", mark, is_owned=True, is_at_rest=False).counts == {"file-missing": 1}
+    assert check(tmp_path / "sparse", mark, is_at_rest=False).counts == {"file-missing": 1}
     comparison = SparseComparison(Disk(), tmp_path / "sparse", SEGMENT_SIZE, mark, 0)
     assert [one for batch in batches_of(ROWS, [50]) for one in comparison.take(batch)] == []
     assert comparison.gone == [index_name(0)]

@@ -21,7 +21,6 @@ from indexd.sparse.format import (
     is_in_range,
     own_base,
     search,
-    signed_32,
     signed_64,
     time_index_name,
 )
@@ -63,8 +62,6 @@ def test_our_own_names() -> None:
 def test_numbers_wrap_as_javas(number: int) -> None:
     assert -(2**63) <= signed_64(number) < 2**63
     assert (signed_64(number) - number) % 2**64 == 0
-    assert -(2**31) <= signed_32(number) < 2**31
-    assert (signed_32(number) - number) % 2**32 == 0
 
 
 def test_the_range_of_offsets() -> None:
@@ -156,12 +153,10 @@ def test_extend_takes_whole_entries_that_fit(tmp_path: Path) -> None:
     index.extend(bytes([0, 0, 0, 1, 0, 0, 0, 9]))
     assert list(index) == [(101, 9)]
     index.extend(bytes([0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0, 3, 0, 0, 0, 9]))
-    assert (index.last_offset, index.is_full) == (103, True)
+    assert (index.last_entry.offset, index.is_full) == (103, True)
     assert index.lookup(102) == (102, 9)
     with pytest.raises(IndexFullError):
         index.extend(bytes(8))
-    with pytest.raises(UsageError):
-        index.extend(bytes(7))
     index.close()
     with pytest.raises(CorruptDataError):
         OffsetIndex.load(Disk(), tmp_path / "x", 100, 4)
@@ -198,10 +193,11 @@ def test_a_write_that_fails_counts_for_nothing() -> None:
     assert (index.entries, index.last_entry) == (1, (1000, 51))
     index.maybe_append(2000, 53)
     assert list(index) == [(1000, 51), (2000, 53)]
+    index.trim_to_valid_size()
     index.close()
     assert len(disk.read(ROOT / "x")) == 24
 
 
 def test_lookups_need_no_numpy() -> None:
-    code = "import sys, indexd.sparse.sparse_index, indexd.sparse.sparse_index; assert 'numpy' not in sys.modules"
+    code = "import sys, indexd.sparse.sparse_index; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

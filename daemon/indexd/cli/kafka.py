@@ -91,14 +91,14 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - 
             max_index_size=args.max_index_size,
             on_progress=bar.to,
         )
-    _print_rows("problem", report.problems, report.notes, json_lines=wants_json(args))
+    _print_rows("problem", report.findings, report.notes, json_lines=wants_json(args))
     if wants_json(args):
         for segment in report.segments:
             print_json({"kind": "segment"} | segment.to_json())
         print_json(report.to_json() | {"directory": args.directory, "out": args.out})
     else:
         _print_rebuild(report, args.directory, args.out)
-    return _EXIT_FINDINGS if len(report.problems) else 0
+    return _EXIT_FINDINGS if len(report.findings) else 0
 
 
 def _print_rows(kind: str, findings: Findings, notes: Sequence[Note], *, json_lines: bool) -> None:
@@ -136,7 +136,7 @@ def _print_rebuild(report: RebuildReport, directory: str, out: str | None) -> No
     words = [_count(report.partitions, "partition"), _count(summary["segments"], "segment")]
     words += [f"{summary['changed']} of them written {place}"]
     words += [f"{show_bytes(summary['bytes'])} in {report.seconds:.2f} s"]
-    found = _count(len(report.problems), "problem") if report.problems else "no problems"
+    found = _count(len(report.findings), "problem") if report.findings else "no problems"
     print_line(f"{printable(directory)}: {', '.join(words)}: {found}")
 
 
