@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from indexd.cli.main import main
 from indexd.errors import IndexdError
 from indexd.query import Data
-from indexd.query.by_queue import MOVED
 from support.naive import NOT_INDEXED, NaiveMessage, split_keys
 from support.serving import Serving
 
@@ -153,9 +152,7 @@ def _reply(row: dict[str, Any]) -> Reply:
         end=int(coverage["end"]),
         complete=coverage["complete"],
         uncovered=tuple((int(begin), int(end)) for begin, end in gaps),
-        is_cut_off=has_problems
-        or any(row.get(key) for key in ("unreadable", "truncatedBy"))
-        or MOVED in (row.get("why") or ""),
+        is_cut_off=has_problems or any(row.get(key) for key in ("unreadable", "truncatedBy")),
         next_offset=int(row.get("nextOffset") or 0),
         words=json.dumps({key: row.get(key) for key in ("why", "status", "problems", "coverage") if key in row}),
     )

@@ -34,6 +34,7 @@ from indexd.commitlog.kernel import Rules, last_head, store_timestamp_at
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.tail import (
     NEVER,
+    UNREADABLE_TIMESTAMP,
     LogLimit,
     Settling,
     Stand,
@@ -355,6 +356,12 @@ class LogReader:
         is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
         return found if is_wanted else None
 
+    def _is_vouched(self, offset: int) -> bool:
+        # Whether the broker names a message at ``offset``.
+        limit = self.log_limit
+        vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(offset)
+        return vouched is not None and offset < vouched
+
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
         # position lies inside a frame of the longer one, or at the blank record that ended its segment.
@@ -417,11 +424,14 @@ class LogReader:
                 f"{self.position}"
             )
         self.unproven_from = None
+        if self.newest_timestamp == UNREADABLE_TIMESTAMP:
+            self.newest_timestamp = self.last_timestamp
         return no_messages(self.position, self._batcher.topics)
 
     def _take_proven(self, batch: DispatchBatch) -> DispatchBatch:
         newest = batch.last_store_timestamp
-        self.newest_timestamp = newest if self._is_closed else max(newest, self.newest_timestamp)
+        is_first = self._is_closed or self.newest_timestamp == UNREADABLE_TIMESTAMP
+        self.newest_timestamp = newest if is_first else max(newest, self.newest_timestamp)
         self.unproven_from = None
         return self._take(batch)
 
@@ -566,7 +576,11 @@ class LogReader:
         target = self._next_of_log() if self._options.skip_corrupt else None
         if target is None and self._options.skip_corrupt and self._is_closed:
             target = self._segment.end
-        return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
+        if target is None:
+            return Corrupt(self.position, reason.text, path)
+        if not self._is_closed and not self._is_vouched(target):
+            self.newest_timestamp = UNREADABLE_TIMESTAMP
+        return self._skip_corrupt(target, reason)
 
     def _is_before_frames(self, size: int, *, is_due: bool) -> bool:
         # Zeros, half a frame or a blank record, of ``size`` bytes, are the end of the log, or damage: who writes behind
