@@ -100,7 +100,7 @@ class Player:
     def _last(self) -> int:
         index = self.ours.index
         assert index is not None
-        return index.last_offset if hasattr(index, "last_offset") else index.last_entry.offset
+        return index.last_entry.offset
 
     def _append(self, kind: str) -> str:
         rand, index = self.rand, self.ours.index

@@ -72,6 +72,11 @@ def open_index(kind: str, path: Path, base: int, max_index_size: int, *, writabl
     return index_class.open(Disk(), path, base, max_index_size, writable=writable)
 
 
+def _emptied(index: Index) -> Index:
+    index.entries = 0
+    return index
+
+
 class Ours:
     """One index at a time, in ``directory``, driven by command lines."""
 
@@ -131,9 +136,9 @@ class Ours:
     def _act(self, index: Index, name: str, words: list[str]) -> None:
         actions: dict[str, Callable[[], object]] = {
             "truncateTo": lambda: index.truncate_to(int(words[0])),
-            "truncate": lambda: setattr(index, "entries", 0),
+            "truncate": lambda: _emptied(index),
             "trim": index.trim_to_valid_size,
-            "reset": lambda: (setattr(index, "entries", 0), index.resize(self._size)),
+            "reset": lambda: _emptied(index).resize(self._size),
             "flush": lambda: None,
             "sanity": index.sanity_check,
             "state": lambda: None,

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
+from indexd.errors import CorruptDataError, DiskError
 from indexd.repair import run
-from indexd.repair.broker import check_place
 from indexd.storage import disk as disk_module
 from indexd.storage.lock import StoreLock
 from support.broker_stand_in import stand_in
@@ -111,16 +110,6 @@ def test_a_link_instead_of_an_index(config: Config, store: Path) -> None:
     (store / "index").symlink_to(store.parent / "elsewhere")
     code, _, errors = repair(config, "--yes")
     assert (code, "is a symbolic link" in errors) == (3, True)
-
-
-def test_a_mount_point_of_the_same_file_system(config: Config, store: Path, tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    escaped = str(store / "index").replace("s", "\\163")
-    mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/a rw\n36 22 8:1 /x {escaped} rw - ext4 /dev/a rw\n")
-    with pytest.raises(UnsafeStoreError, match="is a mount point"):
-        check_place(store, mounts)
-    mounts.write_text(mounts.read_text().splitlines()[0])
-    check_place(store, mounts)
 
 
 @pytest.mark.parametrize("name", ["index", "checkpoint", "lock"])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.compare import sparse as compare_module
 from indexd.compare.sparse import EntryDifference, SparseComparison
 from indexd.errors import DiskError
 from indexd.output import CheckScope, Condition
 from indexd.sparse import check as check_module
+from indexd.sparse import service as service_module
 from indexd.sparse.check import check_sparse
 from indexd.sparse.format import SparseMark, index_name
 from indexd.sparse.service import SparseService
@@ -63,7 +63,7 @@ def test_nothing_is_found_in_what_was_built(
     mark = build(directory, rows, interval)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(compare_module, "_ENTRIES", window)
+        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
         assert check(directory, mark).kept == []
         assert compare(directory, mark, rows, split) == []
         begin = rows[len(rows) // 2][0] // SEGMENT_SIZE * SEGMENT_SIZE
@@ -90,7 +90,7 @@ def test_every_changed_byte_is_found_where_it_is(
     change(path, position, bytes([path.read_bytes()[position] ^ 1 << data.draw(st.integers(0, 7))]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(compare_module, "_ENTRIES", window)
+        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
         (found,) = compare(directory, mark, rows, [7])
         assert (found.name, found.position) == (path.name, position // width * width)
         # Without the log not every wrong number can be told; those that are told are this one or its neighbour.

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
-from indexd.consumequeue.check import sound_marks
-from indexd.consumequeue.files import QueueFiles
+from indexd.consumequeue.check import kept_queues, sound_marks
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueuesMark, Unit, file_name, queue_directory
-from indexd.consumequeue.recover import kept_queues
-from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.consumequeue.store import ConsumeQueueStore, QueueFiles
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier

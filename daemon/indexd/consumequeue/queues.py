@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.decoder import decode_utf8
 from indexd.consumequeue.format import OFFSET_MAX, UNIT_SIZE, QueueMark, file_name, is_topic_name, queue_directory
-from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, UNITS, add_queues, group_units, put_units
+from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_queues, group_units, put_units
 from indexd.storage.disk import Disk, DiskFile
 
 _QUEUES_FIRST = 64
@@ -54,9 +54,6 @@ class Queues:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def __repr__(self) -> str:
-        return f"Queues({len(self)} of {self.queues_max}, topics={len(self._numbers)})"
 
     @property
     def is_closed(self) -> bool:
@@ -197,9 +194,9 @@ def first_at(file: DiskFile, low: int, high: int, phy_offset: int) -> tuple[int,
     return low, found
 
 
-# Units that are collected before they are written: 1.25 MiB, or more if there are many queues, so that an open and a
+# Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
 # write are worth it. The memory of the longest buffers is the system's until it is used.
-UNITS_PER_WRITE = 1 << 16
+UNITS_PER_WRITE = 1 << 18
 _UNITS_A_QUEUE = 128
 _UNITS_MAX = 1 << 20
 
@@ -216,9 +213,6 @@ class PendingUnits:
         self.grouped = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
         #: See the kernel; they only grow.
         self.counts = np.zeros(6, dtype=np.int64)
-
-    def __repr__(self) -> str:
-        return f"PendingUnits({self._used[0]} of {self._used[1]} queues, {self.counts[UNITS]} so far)"
 
     def clear(self) -> None:
         """Forget what is there."""

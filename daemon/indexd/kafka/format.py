@@ -122,7 +122,8 @@ class Report:
         }
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Segment:
     """One ``.log`` and its two indexes, there or not. ``is_last``: the newest one, which a broker appends to."""
 
     base: int
@@ -205,8 +206,9 @@ def _partition(disk: Disk, path: Path, name: str, log_directories: list[Path]) -
         return None
     segments = []
     for base in bases:
-        paths = [path / f"{base}.{kind}" for kind in ("log", "index", "timeindex")]
-        segments.append(Segment(int(base), base == bases[-1], *paths, *(one.name in files for one in paths[1:])))
+        log, index, time_index = (path / f"{base}.{kind}" for kind in ("log", "index", "timeindex"))
+        is_there = index.name in files, time_index.name in files
+        segments.append(Segment(int(base), base == bases[-1], log, index, time_index, *is_there))
     return Partition(
         path,
         name,

@@ -60,7 +60,8 @@ def refuse_interval(interval: int) -> None:
         raise UsageError(f"--interval {interval} is not index.interval.bytes: 0 to {INT32_MAX}")
 
 
-class Recovered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Recovered:
     """What recovery makes of a segment: the bytes of both files, from ``batches`` batches up to byte ``end``."""
 
     index: bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,23 @@ def slots(segment_size: int, interval: int) -> int:
     return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
 
 
+class EntryFile(Protocol):
+    """What takes the entries of a segment: an OffsetIndex or a TimeIndex, or what compares them with one."""
+
+    path: Path
+    base: int
+    entries: int
+
+    def extend(self, data: bytes) -> None:
+        """Append entries, as the bytes of the file."""
+
+    def trim_to_valid_size(self) -> None:
+        """No entry follows."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class GrowingSegment:
     """Both files of the segment that grows, and the entries that are not written yet. One owner.
 
@@ -61,7 +78,7 @@ class GrowingSegment:
     """
 
     def __init__(
-        self, offsets: OffsetIndex, times: TimeIndex, segment_size: int, interval: int, state: NDArray[np.int64]
+        self, offsets: EntryFile, times: EntryFile, segment_size: int, interval: int, state: NDArray[np.int64]
     ) -> None:
         self.base = offsets.base
         self.files = offsets, times

@@ -166,9 +166,10 @@ class SparseIndex(Generic[Entry]):
     def _entry(self, slot: int) -> Entry:
         return self._absolute(*self._struct.unpack(self._file.pread(self.entry_size, slot * self.entry_size)))
 
-    def _absolute(self, *numbers: int) -> Entry:
-        offset = signed_64(self.base + numbers[self._offset_at])
-        return self._entry_type(*numbers[: self._offset_at], offset, *numbers[self._offset_at + 1 :])
+    def _absolute(self, first: int, second: int) -> Entry:
+        if self._offset_at == 0:
+            return self._entry_type(signed_64(self.base + first), second)
+        return self._entry_type(first, signed_64(self.base + second))
 
     def _append(self, offset: int, *numbers: int) -> None:
         if self.entries >= self.max_entries:
