@@ -40,17 +40,6 @@ def one(queue_offset: int, phy_offset: int, queue_id: int = 0, topic: str = "T")
     return NaiveMessage(topic, queue_id, queue_offset, phy_offset, 10, 7)
 
 
-@pytest.mark.parametrize("file_units", [1, 3, 4, 5, 1000])
-def test_a_file_that_ends_inside_a_batch_is_followed_by_the_next(tmp_path: Path, file_units: int) -> None:
-    messages = stream(1, 200, 5)
-    store = make(Disk(), file_units, tmp_path / "q")
-    for batch in batches(messages, 70):
-        store.build(batch)
-    store.flush()
-    assert tree(tmp_path / "q") == naive(messages, file_units).tree()
-    store.close()
-
-
 def test_a_queue_that_starts_late_has_blank_units_up_to_its_first(tmp_path: Path) -> None:
     store = make(Disk(), 4, tmp_path)
     store.build(batch_of([one(10, 500)], TopicTable()))
@@ -216,7 +205,7 @@ def test_behind_messages_that_nobody_has_read_all_begin_anew(*, is_removed_late:
 
 
 @pytest.mark.parametrize("fault", ["ENOSPC", "EMFILE", "EACCES", "short"])
-@pytest.mark.parametrize("operation", ["create", "truncate", "pwrite", "make_dir", "open_write", "exists"])
+@pytest.mark.parametrize("operation", ["create", "truncate", "pwrite", "make_dir", "open_write"])
 def test_what_a_disk_refused_is_done_later(operation: str, fault: str) -> None:
     if fault == "short" and operation != "pwrite":
         fault = "EDQUOT"
@@ -232,7 +221,7 @@ def test_what_a_disk_refused_is_done_later(operation: str, fault: str) -> None:
                 except DiskError:
                     refused += 1
             disk.faults = FaultMap()
-        assert refused > 0 or operation == "open_write"
+        assert refused > 0
         assert [tuple(mark) for mark in store.mark().held.queues] == naive(messages).marks()
         assert sim_tree(disk, QUEUES) == naive(messages).tree()
     assert store.counters.units == store.counters.messages == len(messages)
@@ -288,12 +277,3 @@ def test_what_an_attempt_left_behind_is_no_part_of_the_file(tmp_path: Path) -> N
     store.publish()
     assert tree(tmp_path) == {"T/0/00000000000000000000": UNIT.pack(0, 10, 7) + bytes(60)}
     store.close()
-
-
-def test_it_shows_itself_in_a_line() -> None:
-    store = make()
-    store.build(batch_of([one(0, 0)], TopicTable()))
-    assert len(store) == 1
-    for thing in (store, store._queues, store._files, store._pending):
-        assert "\n" not in repr(thing)
-    assert "queues=1" in repr(store)

@@ -214,19 +214,6 @@ def test_an_undo_says_what_the_broker_has_indexed_since(config: Config, store: P
     assert "the broker has indexed 7 keys since" in out
 
 
-def test_new_files_belong_to_whom_the_old_ones_belong(config: Config, store: Path) -> None:
-    owner = (4321, 4321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-    for path in (store, *store.rglob("*")):
-        os.chown(path, *owner)
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    assert repair(config, "--yes")[0] == 0
-    for path in (store / "index", store / "checkpoint", *(store / "index").iterdir()):
-        status = path.stat()
-        assert (status.st_uid, status.st_gid) == owner, path
-        assert status.st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
-    assert newest_end(store / "index") == index_timestamp(store)
-
-
 def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> None:
     # One that root has put back, and a foreign one that sorts first, with fewer rights than all others.
     names = sorted(index_of(store))

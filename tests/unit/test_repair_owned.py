@@ -67,17 +67,6 @@ def test_all_that_a_repair_writes_is_its_stores_own(config: Config, store: Path)
         assert owners(*(store / "index").iterdir(), *(folder / "index").iterdir()) == {(*owner, 0o640)}
 
 
-@pytest.mark.usefixtures("narrow")
-def test_so_is_what_an_interrupted_one_has_left(config: Config, store: Path) -> None:
-    owner = given_away(store)
-    (store / "checkpoint").unlink()
-    folder = RepairFolder.make(Disk(), store, 0)
-    assert owners(folder.path, folder.index) == {(*owner, 0o750)}
-    assert owners(folder.manifest_path) == {(*owner, 0o640)}
-    assert repair(config, "--yes")[0] == 0
-    assert owners(store / "checkpoint") == {(*owner, 0o640)}
-
-
 def test_a_manifest_that_this_user_may_not_read(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert repair(config, "--yes")[0] == 0
     manifest, opened = store / folders_of(store)[0] / "manifest", os.open
@@ -113,18 +102,6 @@ def test_an_undo_puts_back_a_checkpoint_that_is_none(config: Config, store: Path
     assert index_of(store) == before
 
 
-def test_of_a_checkpoint_that_was_written_since_only_its_index_time_is_put_back(config: Config, store: Path) -> None:
-    old = bytearray((store / "checkpoint").read_bytes())
-    old[16:24] = b"\xe8" * 8
-    (store / "checkpoint").write_bytes(old)
-    assert repair(config, "--yes")[0] == 0
-    (store / "checkpoint").write_bytes(StoreCheckpoint(70, 80, 90, 100, 110).pack())
-    assert repair(config, "--yes", "--undo")[0] == 0
-    data = bytearray(StoreCheckpoint(70, 80, 90, 100, 110).pack())
-    data[16:24] = old[16:24]
-    assert (store / "checkpoint").read_bytes() == data
-
-
 def test_a_checkpoint_that_is_a_link_is_not_replaced(config: Config, store: Path) -> None:
     (store / "checkpoint").rename(store / "elsewhere")
     (store / "checkpoint").symlink_to("elsewhere")
@@ -133,13 +110,6 @@ def test_a_checkpoint_that_is_a_link_is_not_replaced(config: Config, store: Path
         code, _, errors = repair(config, *words)
         assert (code, errors.count("\n"), "is a symbolic link" in errors) == (3, 1, True)
     assert tree(store) == stamps
-
-
-def test_an_undone_manifest_says_so(config: Config, store: Path) -> None:
-    assert repair(config, "--yes")[0] == 0
-    assert repair(config, "--yes", "--undo")[0] == 0
-    (name,) = folders_of(store)
-    assert json.loads((store / name / "manifest").read_bytes())["state"] == "undone"
 
 
 def test_no_checkpoint_is_promised_where_none_is_made(config: Config, store: Path) -> None:

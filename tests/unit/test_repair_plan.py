@@ -433,14 +433,3 @@ def test_one_part_at_a_time_ends(
         if len(plan.ranges) <= 1:
             break
     assert report_of(config).audit.is_sound
-
-
-def test_files_inside_one_message_whose_names_are_in_another_order(tmp_path: Path) -> None:
-    # A message has more keys than a file has room for.
-    keys, seed = [0, 5, 3, 0, 1, 6, 2, 5, 0, 5, 4], 1278317401
-    config, rand = store_of(tmp_path, keys, 3, seed), random.Random(seed)
-    damage(config, "swap", rand)
-    damage(config, "swap", rand)
-    assert not report_of(config).audit.is_sound
-    repair(config)
-    assert report_of(config).audit.is_sound

@@ -6,8 +6,7 @@ import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair.run import carry
-from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -117,15 +116,6 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
         assert index_of(disk) == BEFORE
 
 
-def test_repairs_and_undos_within_one_second() -> None:
-    disk = made()
-    for _ in range(3):
-        repair(disk)
-        undo(disk, STORE)
-    assert index_of(disk) == BEFORE
-    assert len(disk.list_dirs(STORE)) == 4
-
-
 def test_an_index_that_the_repair_did_not_make_is_not_undone() -> None:
     disk = made()
     repair(disk)
@@ -162,19 +152,3 @@ def test_a_file_system_without_links_gets_copies() -> None:
     folder = repair(disk)
     assert index_of(disk) == AFTER
     assert disk.stamp(STORE / "index" / OLD).inode != disk.stamp(folder.index / OLD).inode
-
-
-def test_what_will_change_is_copied() -> None:
-    disk = made()
-    folder = RepairFolder.make(disk, STORE, 0)
-    carry(disk, STORE / "index" / OLD, folder.index / OLD, will_change=True)
-    with disk.open_write(folder.index / OLD) as file:
-        file.pwrite(b"other", 0)
-    assert index_of(disk) == BEFORE
-
-
-def test_a_manifest_says_the_same_when_it_is_read() -> None:
-    disk = made()
-    folder = repair(disk)
-    manifest = folder.read()
-    assert Manifest.unpack(manifest.pack(), folder.manifest_path) == manifest

@@ -37,9 +37,6 @@ class QueueComparison:
         self._begins = {mark[:2]: mark for mark in begins.queues}
         self._store.load(begins._replace(queues=tuple(self._begins.values()), limit=None))
 
-    def __repr__(self) -> str:
-        return f"QueueComparison({self._store}, differences={len(self._files.differences)})"
-
     def differs(self, batch: DispatchBatch) -> int | None:
         """The lowest physical offset that the units of ``batch``, or those in their places, name; None if all agree."""
         self._store.build(batch)

@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import (
-    UNIT,
     UNIT_SIZE,
     QueueMark,
     QueuesMark,
-    Unit,
     file_name,
     queue_directory,
     queue_folders,
     unnamed_files,
 )
-from indexd.consumequeue.queues import first_at
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
 from indexd.output import LogBounds, OutputRecovery, RecoveryScope, find_nonzero
@@ -272,11 +270,13 @@ class _Keeping:
                 return f"file {name} has {size} bytes, not {self._file_size}"
             if size < self._file_size:
                 # One that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
-                kinds, *_ = _Units(mark.min_offset).judge(self._units(mark, begin, end - begin), begin)
+                with self._disk.open_read(self._path(mark, begin)) as file:
+                    kinds, *_ = _Units(mark.min_offset).judge(file.pread((end - begin) * UNIT_SIZE, 0), begin)
                 if (kinds >= 0).any():
                     return f"file {name} was cut, and written on"
         if self._scope.is_unclean and end > first:
-            last = self._unit(mark, end - 1)
+            with self._reader(mark) as reader:
+                last = reader.unit(end - 1)
             if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
                 return f"unit {end - 1} is not the one that was written"
         return None
@@ -285,22 +285,17 @@ class _Keeping:
         # The queue with the units of what is believed; None if there never was a message among them.
         if mark.max_phy_offset <= self._scope.believed:
             return mark
-        # They rise, but for blank ones, which come first and say 0.
-        begin = (mark.max_offset - 1) // self._file_units * self._file_units + self._file_units
-        index = 0
-        while index == 0 and begin > mark.first_offset:
-            begin -= self._file_units
-            with self._disk.open_read(self._path(mark, begin)) as file:
-                count = min(mark.max_offset - begin, self._file_units)
-                index, _ = first_at(file, 0, count, self._scope.believed)
-        end = begin + index
-        if end <= mark.first_offset:
+        with self._reader(mark._replace(min_offset=mark.first_offset)) as reader:
+            # They rise, but for blank ones, which come first and say 0.
+            reader.correct_min_offset(self._scope.believed)
+            end = reader.min_offset
+            last = reader.unit(end - 1) if end > mark.first_offset else None
+        if last is None:
             if mark.begin_offset >= mark.first_offset:
                 return None
             # Messages that have expired stood before: what comes next goes on behind them.
             first, log_begin = mark.first_offset, self._scope.log_begin
             return mark._replace(min_offset=first, max_offset=first, max_phy_offset=log_begin, moved_from=-1)
-        last = self._unit(mark, end - 1)
         if last.is_blank or not last.is_valid:
             return None
         end_phy_offset = last.phy_offset + last.size
@@ -320,13 +315,8 @@ class _Keeping:
             if self._scope.is_unclean or kept.max_offset < mark.max_offset or is_short:
                 self.cut.append((self._path(kept, begin), size, self._file_size))
 
-    def _unit(self, mark: QueueMark, offset: int) -> Unit:
-        return Unit(*UNIT.unpack(self._units(mark, offset, 1)))
-
-    def _units(self, mark: QueueMark, offset: int, count: int) -> bytes:
-        begin = offset // self._file_units * self._file_units
-        with self._disk.open_read(self._path(mark, begin)) as file:
-            return file.pread(count * UNIT_SIZE, (offset - begin) * UNIT_SIZE)
+    def _reader(self, mark: QueueMark) -> ConsumeQueueReader:
+        return ConsumeQueueReader.of_mark(self._disk, self._root, mark, self._file_size)
 
     def _path(self, mark: QueueMark, begin: int) -> Path:
         return queue_directory(self._root, mark.topic, mark.queue_id) / file_name(begin * UNIT_SIZE)

@@ -22,7 +22,7 @@ from indexd.repair.broker import BrokerStopped, check_place, check_room
 from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_doubt
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo, unfinished
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, Stamp
 
 OnProgress = Callable[[int, int], None]
 _ENTRY_SIZE = 20
@@ -129,7 +129,7 @@ def repair(
     with BrokerStopped(disk, store) as stopped:
         check_place(store)
         # What is looked at must be what is exchanged.
-        stamps = disk.stamps(store / "index") if disk.exists(store / "index") else {}
+        stamps = _stamps(disk, store)
         planned = _plan(disk, config, options, on_progress)
         plan = planned.plan
         if stopped.has_made_lock:
@@ -148,23 +148,20 @@ def repair(
                 disk.make_dir(store / "index")
                 disk.give(store / "index", store)
             folder = RepairFolder.make(disk, store, time.time())
-            progress = Progress(on_progress, plan.bytes_to_read)
             try:
+                progress = Progress(on_progress, plan.bytes_to_read)
                 deadline = None if options.seconds_max is None else began + options.seconds_max
                 built = _build(disk, config, folder, plan, progress, deadline)
-                if built or not plan.ranges:
-                    kept = _complete(disk, config, store, folder, plan, built, full)
+                is_done = built or not plan.ranges
+                kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
+                if is_done:
                     check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
                     stopped.check()
-                    if (disk.stamps(store / "index") if disk.exists(store / "index") else {}) != stamps:
-                        raise UnsafeStoreError(
-                            f"{store / 'index'} was changed by somebody else meanwhile: nothing was exchanged",
-                            "let nothing else write there, and run indexd repair again",
-                        )
+                    _check_unchanged(disk, store, stamps)
             except BaseException:
                 folder.remove()
                 raise
-            if built or not plan.ranges:
+            if is_done:
                 _swap(disk, store, folder, kept, plan)
             else:
                 folder.remove()
@@ -292,6 +289,18 @@ def _complete(
     disk.sync_dir(folder.index)
     disk.sync_dir(folder.path)
     return tuple(kept)
+
+
+def _stamps(disk: Disk, store: Path) -> dict[str, Stamp]:
+    return disk.stamps(store / "index") if disk.exists(store / "index") else {}
+
+
+def _check_unchanged(disk: Disk, store: Path, stamps: dict[str, Stamp]) -> None:
+    if _stamps(disk, store) != stamps:
+        raise UnsafeStoreError(
+            f"{store / 'index'} was changed by somebody else meanwhile: nothing was exchanged",
+            "let nothing else write there, and run indexd repair again",
+        )
 
 
 def _swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], plan: RepairPlan) -> None:

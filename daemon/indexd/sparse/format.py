@@ -161,11 +161,6 @@ def own_base(name: str) -> int | None:
     return int(found[1]) if found is not None and int(found[1]) <= INT64_MAX else None
 
 
-def is_in_range(base: int, offset: int) -> bool:
-    """Whether an offset can be held relative to ``base``: Kafka's canAppendOffset, its 64-bit wrap included."""
-    return 0 <= signed_64(offset - base) <= INT32_MAX
-
-
 def signed_64(number: int) -> int:
     """``number`` as it wraps in 64 bits."""
     return (number + INT64_MAX + 1 & (1 << 64) - 1) - INT64_MAX - 1

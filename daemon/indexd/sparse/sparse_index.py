@@ -1,8 +1,8 @@
-"""OffsetIndex and TimeIndex: Kafka's two sparse indexes over one base, SparseIndex (spec kafka-index 2 to 5, 7).
+"""OffsetIndex and TimeIndex: the files of Kafka's two sparse indexes over one base (spec kafka-index 2 and 7).
 
-They answer as Kafka's AbstractIndex does, with four differences, each for the better: a size that is too small is
-refused before a file is made or cut; opening for reading makes no file and closing changes none; what does not fit
-into 32 bits is refused before the first byte is written. One owner, no locks; raises DiskError.
+They are opened, filled, trimmed and checked as Kafka's AbstractIndex does it, with these differences: a size that is
+too small is refused before a file is made or cut; opening for reading makes no file and closing changes none. One
+owner, no locks; raises DiskError.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
-from indexd.errors import CorruptDataError, DiskError, IndexFullError, OffsetOverflowError, OutOfOrderError, UsageError
+from indexd.errors import CorruptDataError, DiskError, IndexFullError, UsageError
 from indexd.sparse.format import (
-    INT32_MAX,
     NO_TIMESTAMP,
     OFFSET_ENTRY,
     OFFSET_ENTRY_SIZE,
@@ -22,8 +21,6 @@ from indexd.sparse.format import (
     TIME_ENTRY_SIZE,
     OffsetPosition,
     TimestampOffset,
-    is_in_range,
-    search,
     signed_64,
 )
 from indexd.storage.disk import Disk, DiskFile
@@ -34,14 +31,13 @@ Entry = TypeVar("Entry", OffsetPosition, TimestampOffset)
 class SparseIndex(Generic[Entry]):
     """An open file of fixed entries for the segment that begins at ``base``: ``entries`` of ``max_entries`` slots.
 
-    ``length`` is the file's, in bytes. Lookups go by the first number of an entry, in Kafka's own steps.
+    ``length`` is the file's, in bytes.
     """
 
     entry_size: ClassVar[int]
     _struct: ClassVar[struct.Struct]
-    #: Which number of an entry is the relative offset; the slots that only a roll may use.
+    #: Which number of an entry is the relative offset.
     _offset_at: ClassVar[int]
-    _spare_slots: ClassVar[int]
     #: What stands for the last entry where there is none.
     _nothing: ClassVar[tuple[int, int]]
     _entry_type: type[Entry]
@@ -59,13 +55,8 @@ class SparseIndex(Generic[Entry]):
             raise
 
     @classmethod
-    def open(cls, disk: Disk, path: Path, base: int, max_index_size: int = -1, *, writable: bool = True) -> Self:
-        """Open as Kafka does: every slot of a file counts, zero or not; one that is not there is made, if ``writable``.
-
-        A new one has ``max_index_size`` bytes, rounded down to whole entries.
-        """
-        if writable and not disk.exists(path):
-            return cls.create(disk, path, base, max_index_size)
+    def open(cls, disk: Disk, path: Path, base: int, *, writable: bool = True) -> Self:
+        """Open as Kafka does: every slot of the file counts, zero or not."""
         return cls.load(disk, path, base, -1, writable=writable)
 
     @classmethod
@@ -102,11 +93,6 @@ class SparseIndex(Generic[Entry]):
         return self.entries * self.entry_size
 
     @property
-    def is_full(self) -> bool:
-        """Whether an append would be refused."""
-        return self.entries >= self.max_entries - self._spare_slots
-
-    @property
     def last_entry(self) -> Entry:
         """Without entries (base, 0) of an OffsetIndex, (-1, base) of a TimeIndex."""
         return self._entry(self.entries - 1) if self.entries else self._absolute(*self._nothing)
@@ -117,11 +103,6 @@ class SparseIndex(Generic[Entry]):
             raise UsageError(f"{self.path} has no entry {slot}: it holds {self.entries}", "")
         return self._entry(slot)
 
-    def lookup(self, target: int) -> Entry:
-        """The entry with the largest first number at most ``target``; without one as ``last_entry`` without entries."""
-        slot, _ = search(lambda slot: self._entry(slot)[0], self.entries, self.entry_size, target)
-        return self._entry(slot) if slot >= 0 else self._absolute(*self._nothing)
-
     def extend(self, data: bytes) -> None:
         """Append entries, as the bytes of the file, that are known to go on from what is there; one write."""
         if self.size_in_bytes + len(data) > self.max_entries * self.entry_size:
@@ -129,23 +110,14 @@ class SparseIndex(Generic[Entry]):
         self._file.pwrite(data, self.size_in_bytes)
         self.entries += len(data) // self.entry_size
 
-    def truncate_to(self, offset: int) -> None:
-        """Drop the entries of ``offset`` and above; their bytes stay in the file until they are written over."""
-        slot, _ = search(lambda slot: self._entry(slot).offset, self.entries, self.entry_size, offset)
-        self.entries = max(slot if slot >= 0 and self._entry(slot).offset == offset else slot + 1, 0)
-
-    def resize(self, size: int) -> bool:
-        """Give the file ``size`` bytes, rounded down to whole entries, UsageError if less than it uses; whether that
-        changed it.
-        """
+    def resize(self, size: int) -> None:
+        """Give the file ``size`` bytes, rounded down to whole entries; UsageError if less than it uses."""
         rounded = size // self.entry_size * self.entry_size
         if rounded < self.size_in_bytes:
             raise UsageError(f"{self.path} cannot have {size} bytes: it holds {self.entries} entries")
-        if rounded == self.length:
-            return False
-        self._file.truncate(rounded)
-        self.length, self.max_entries = rounded, rounded // self.entry_size
-        return True
+        if rounded != self.length:
+            self._file.truncate(rounded)
+            self.length, self.max_entries = rounded, rounded // self.entry_size
 
     def trim_to_valid_size(self) -> None:
         """Cut the file behind its last entry; one without entries gets 0 bytes."""
@@ -171,52 +143,19 @@ class SparseIndex(Generic[Entry]):
             return self._entry_type(signed_64(self.base + first), second)
         return self._entry_type(first, signed_64(self.base + second))
 
-    def _append(self, offset: int, *numbers: int) -> None:
-        if self.entries >= self.max_entries:
-            raise IndexFullError(f"{self.path} has no slot left: {self.entries} entries")
-        if not is_in_range(self.base, offset):
-            raise OffsetOverflowError(
-                f"{self.path} cannot hold offset {offset}: it is not within {INT32_MAX} of the base"
-            )
-        try:
-            self.extend(self._struct.pack(*numbers))
-        except struct.error as error:
-            raise UsageError(f"{self.path} cannot hold {numbers}: {error}") from error
-
 
 class OffsetIndex(SparseIndex[OffsetPosition]):
-    """Kafka's OffsetIndex. Offsets rise strictly; positions are anything that 32 bits hold, and are not looked at."""
+    """Kafka's OffsetIndex: offsets rise strictly."""
 
     entry_size, _struct, _entry_type = OFFSET_ENTRY_SIZE, OFFSET_ENTRY, OffsetPosition
-    _offset_at, _spare_slots, _nothing = 0, 0, (0, 0)
-
-    def append(self, offset: int, position: int) -> None:
-        """Add an entry: IndexFullError, OutOfOrderError or OffsetOverflowError, in that order, if it may not be."""
-        if self.entries and not self.is_full and offset <= self.last_entry.offset:
-            raise OutOfOrderError(f"{self.path} cannot take offset {offset} behind {self.last_entry.offset}")
-        self._append(offset, signed_64(offset - self.base), position)
+    _offset_at, _nothing = 0, (0, 0)
 
 
 class TimeIndex(SparseIndex[TimestampOffset]):
-    """Kafka's TimeIndex. Timestamps rise strictly, offsets do not fall. The last slot is kept for the roll's entry."""
+    """Kafka's TimeIndex: timestamps rise strictly, offsets do not fall."""
 
     entry_size, _struct, _entry_type = TIME_ENTRY_SIZE, TIME_ENTRY, TimestampOffset
-    _offset_at, _spare_slots, _nothing = 1, 1, (NO_TIMESTAMP, 0)
-
-    def maybe_append(self, timestamp: int, offset: int, skip_full_check: bool = False) -> None:
-        """Add an entry if ``timestamp`` is larger than the last one; nothing happens if it is equal.
-
-        IndexFullError, even where nothing would happen, OutOfOrderError for an offset or a timestamp that falls,
-        OffsetOverflowError, in that order. ``skip_full_check`` lets the last slot be used: for the roll.
-        """
-        if self.is_full and not skip_full_check:
-            raise IndexFullError(f"{self.path} is full: {self.entries} entries")
-        last = self.last_entry
-        if self.entries and (offset < last.offset or timestamp < last.timestamp):
-            raise OutOfOrderError(f"{self.path} cannot take {(timestamp, offset)} behind {tuple(last)}")
-        if timestamp > last.timestamp:
-            # Kafka writes the timestamp before it finds that the offset cannot follow, and the file stays torn.
-            self._append(offset, timestamp, signed_64(offset - self.base))
+    _offset_at, _nothing = 1, (NO_TIMESTAMP, 0)
 
     def sanity_check(self) -> None:
         """The same, and if the last timestamp is below the first."""
