@@ -348,8 +348,7 @@ class LogReader:
             return found
         timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
         limit = self.log_limit
-        vouched = None if limit is None or limit.bounds else limit.ask(found)
-        if vouched is not None:
+        if (vouched := None if limit is None or limit.bounds else limit.ask(found)) is not None:
             return found if found < vouched else None
         if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
             return found
@@ -357,7 +356,6 @@ class LogReader:
         return found if is_wanted else None
 
     def _is_vouched(self, offset: int) -> bool:
-        # Whether the broker names a message at ``offset``.
         limit = self.log_limit
         vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(offset)
         return vouched is not None and offset < vouched
@@ -576,11 +574,7 @@ class LogReader:
         target = self._next_of_log() if self._options.skip_corrupt else None
         if target is None and self._options.skip_corrupt and self._is_closed:
             target = self._segment.end
-        if target is None:
-            return Corrupt(self.position, reason.text, path)
-        if not self._is_closed and not self._is_vouched(target):
-            self.newest_timestamp = UNREADABLE_TIMESTAMP
-        return self._skip_corrupt(target, reason)
+        return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
 
     def _is_before_frames(self, size: int, *, is_due: bool) -> bool:
         # Zeros, half a frame or a blank record, of ``size`` bytes, are the end of the log, or damage: who writes behind
@@ -595,6 +589,8 @@ class LogReader:
 
     def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
         self.counters.corrupt_found += 1
+        if not self._is_closed and not self._is_vouched(target):
+            self.newest_timestamp = UNREADABLE_TIMESTAMP
         return self._skip_to(Skipped(self.position, target, reason.text))
 
     def _skip_to(self, skipped: Skipped) -> Skipped:

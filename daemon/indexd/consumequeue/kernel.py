@@ -94,6 +94,19 @@ def _why_none(flags, number):  # type: ignore[no-untyped-def]
     return np.int64(NAMELESS) if number < np.int32(0) else _ENTERS
 
 
+@numba.njit(nogil=True, forceinline=True)
+def _is_repeat(state, queue, phy, end, queue_offset, counters):  # type: ignore[no-untyped-def]
+    # Rule 1, and the check of the queue offset, which RocketMQ does not make of offset 0. What moves is noted.
+    if end <= state[queue, _MAX_PHY_OFFSET]:
+        return True
+    cur = state[queue, _NEXT]
+    if queue_offset != cur and state[queue, _MOVED_FROM] < np.int64(0):
+        state[queue, _MOVED_FROM] = phy
+    if queue_offset > cur:
+        counters[GAPS] += 1
+    return queue_offset != np.int64(0) and queue_offset < cur
+
+
 @numba.njit(nogil=True, cache=True)
 def put_units(  # type: ignore[no-untyped-def]
     columns, rows, row, numbers, table_keys, table_slots, is_closed, state, units, slots, used, touched, counters
@@ -135,15 +148,7 @@ def put_units(  # type: ignore[no-untyped-def]
         queue = np.uint64(slot) - _1
         phy, queue_offset, cur = phy_offsets[row], queue_offsets[row], state[queue, _NEXT]
         end = phy + np.int64(sizes[row])
-        # Rule 1, and the check of the queue offset, which RocketMQ does not make of offset 0.
-        is_repeat = end <= state[queue, _MAX_PHY_OFFSET]
-        if not is_repeat and queue_offset != cur:
-            if state[queue, _MOVED_FROM] < np.int64(0):
-                state[queue, _MOVED_FROM] = phy
-            is_repeat = queue_offset != np.int64(0) and queue_offset < cur
-            if queue_offset > cur:
-                counters[GAPS] += 1
-        if is_repeat:
+        if _is_repeat(state, queue, phy, end, queue_offset, counters):
             counters[REPEATS] += 1
             row += _1
             continue
