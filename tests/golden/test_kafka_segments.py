@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from indexd.kafka import kernel
 from indexd.kafka.check import CheckReport, check
 from indexd.kafka.rebuild import rebuild
 from indexd.kafka.records import LogWalk
@@ -72,8 +73,7 @@ def test_the_batches_of_each_log(goldens: Path, name: str) -> None:
     with Disk().open_read(log) as file:
         walk = LogWalk(file, case_of(goldens, name)["baseOffset"])
         for batches in walk:
-            columns = (batches.position, batches.size, batches.base_offset, batches.last_offset, batches.max_timestamp)
-            rows += zip(*(column.tolist() for column in columns), strict=True)
+            rows += map(tuple, batches[: kernel.MAX_TIMESTAMP + 1].T.tolist())
     keys = ("position", "size", "baseOffset", "lastOffset", "maxTimestamp")
     theirs = [tuple(batch[key] for key in keys) for batch in case_of(goldens, name).get("batches", [])]
     assert walk.end == walk.log_size

@@ -258,7 +258,8 @@ def test_a_queue_that_lacks_a_message_does_not_say_that_the_last_one_was_never_s
     assert (answer.hits, answer.status, answer.coverage.complete) == ((), "OFFSET_OVERFLOW_ONE", False)
     assert [(gap.begin, gap.reason) for gap in answer.coverage.uncovered] == [(messages[3].phy_offset, MOVED)]
     assert MOVED in (answer.why or "")
-    assert not query_time(store.index, "T", 0, T0 + 5).coverage.complete
+    with store.index() as index:
+        assert not query_time(index, "T", 0, T0 + 5).coverage.complete
     assert ask(store, 2).problems == 3
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
 from indexd.consumequeue.format import Unit
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import KeyQuery, query_exact, query_log_time, query_time
@@ -168,7 +169,7 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
             query_time(index, "T", 0, T0)
 
 
-class Units:
+class Units(ConsumeQueueReader):
     """A queue in memory: (physical offset, size) by unit; the log tells the times."""
 
     def __init__(self, units: list[int], file_units: int, first: int, low: int) -> None:
@@ -176,10 +177,7 @@ class Units:
         self.min_offset, self.max_offset = low, first + len(units)
         self.units = [Unit(offset, 100, 0) for offset in units]
 
-    def file_offsets(self) -> range:
-        return range(self.first_offset, self.max_offset, self.file_units)
-
-    def unit(self, offset: int):
+    def unit(self, offset: int) -> Unit:
         assert self.first_offset <= offset < self.max_offset
         return self.units[offset - self.first_offset]
 

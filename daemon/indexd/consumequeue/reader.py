@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections import OrderedDict
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
 from indexd.errors import CorruptDataError, DiskError
@@ -19,32 +18,6 @@ from indexd.storage.disk import Disk, DiskFile
 _OPEN_FILES_MAX = 4
 # Units that one read brings at most: 1 MiB.
 _UNITS_PER_READ = 52_428
-
-
-class UnitSource(Protocol):
-    """What a search in a queue needs; ConsumeQueueReader is one. Everything counts in units, ``file_units`` too."""
-
-    @property
-    def file_units(self) -> int:
-        """Units in a file."""
-
-    @property
-    def first_offset(self) -> int:
-        """The first unit of the oldest file."""
-
-    @property
-    def min_offset(self) -> int:
-        """The first unit whose message may still be in the log."""
-
-    @property
-    def max_offset(self) -> int:
-        """Behind the last unit."""
-
-    def file_offsets(self) -> range:
-        """The first unit of each file."""
-
-    def unit(self, offset: int) -> Unit:
-        """One unit."""
 
 
 class ConsumeQueueReader:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from indexd.errors import CorruptDataError
 from indexd.findings import KEPT_MAX, Findings
+from indexd.kafka import kernel
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     NO_TIMESTAMP,
@@ -94,15 +95,16 @@ class LogTruth:
 
     def put(self, batches: Batches) -> None:
         """The next batches. The timestamp of one with a fault is not believed where it would rule over others."""
-        last = batches.last_offset - self._base
+        position, fault, timestamps = batches[[kernel.POSITION, kernel.FAULT, kernel.MAX_TIMESTAMP]]
+        last = batches[kernel.LAST_OFFSET] - self._base
         reach = np.maximum(np.maximum.accumulate(last), self._reach)
-        believed = np.where(batches.fault == Fault.NONE, batches.max_timestamp, NO_TIMESTAMP)
+        believed = np.where(fault == Fault.NONE, timestamps, NO_TIMESTAMP)
         so_far = np.maximum.accumulate(np.concatenate(([self.max_timestamp], believed)))
         # The row that set the maximum, carried forward to the rows behind it.
         setter = np.maximum.accumulate(np.where(np.diff(so_far) > 0, np.arange(len(last)), -1))
         so_far_offset = np.where(setter >= 0, last[np.maximum(setter, 0)], self._max_timestamp_offset)
-        columns = np.stack((batches.position, last, batches.max_timestamp, so_far[:-1], so_far[1:], so_far_offset))
-        self.at_position.put(batches.position, columns)
+        columns = np.stack((position, last, timestamps, so_far[:-1], so_far[1:], so_far_offset))
+        self.at_position.put(position, columns)
         self.by_offset.put(reach, columns)
         self.by_time_offset.put(reach, columns)
         self.max_timestamp, self._max_timestamp_offset = int(so_far[-1]), int(so_far_offset[-1])
@@ -250,10 +252,10 @@ class _SegmentCheck:
         with disk.open_read(segment.log) as file:
             walk = LogWalk(file, segment.base, progress)
             for batches in walk:
-                report.batches += len(batches)
+                report.batches += batches.shape[1]
                 truth.put(batches)
                 self._log_batches(batches, last_offset, found)
-                last_offset = int(batches.last_offset[-1])
+                last_offset = int(batches[kernel.LAST_OFFSET, -1])
         progress(walk.log_size - walk.end)
         self._log_end(walk, found)
         is_whole = walk.outcome in (Outcome.END, Outcome.ZEROS) and not found
@@ -291,18 +293,17 @@ class _SegmentCheck:
 
     def _log_batches(self, batches: Batches, last_offset: int, found: Findings) -> None:
         label, base = self._partition.label(self._segment.log), self._segment.base
-        for row in np.flatnonzero(batches.fault != Fault.NONE):
-            found.add(label, int(batches.position[row]), *_FAULT_WHAT[Fault(int(batches.fault[row]))])
-        relative = batches.last_offset - base
-        is_foreign = (batches.base_offset < base) | (relative < 0) | (relative > INT32_MAX)
-        before = np.concatenate(([last_offset], batches.last_offset[:-1]))
-        falls = (batches.base_offset <= before) | (batches.last_offset < batches.base_offset)
-        for row in np.flatnonzero(is_foreign | falls):
+        position, fault, first, last = batches[[kernel.POSITION, kernel.FAULT, kernel.BASE_OFFSET, kernel.LAST_OFFSET]]
+        for row in np.flatnonzero(fault != Fault.NONE):
+            found.add(label, int(position[row]), *_FAULT_WHAT[Fault(int(fault[row]))])
+        is_foreign = (first < base) | (last - base < 0) | (last - base > INT32_MAX)
+        before = np.concatenate(([last_offset], last[:-1]))
+        for row in np.flatnonzero(is_foreign | (first <= before) | (last < first)):
             what, text = "offset_not_rising", f"do not follow {int(before[row])}"
             if is_foreign[row]:
                 what, text = "offset_foreign", f"cannot be of a segment with base {base}"
-            text = f"the offsets {batches.base_offset[row]} to {batches.last_offset[row]} of the batch {text}"
-            found.add(label, int(batches.position[row]), what, text)
+            text = f"the offsets {first[row]} to {last[row]} of the batch {text}"
+            found.add(label, int(position[row]), what, text)
 
     def _log_end(self, walk: LogWalk, found: Findings) -> None:
         label, left = self._partition.label(self._segment.log), walk.log_size - walk.end

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.kafka import kernel
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     Fault,
@@ -79,18 +80,19 @@ def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int
     state, index, time_index = new_state(), b"", b""
     last, last_time, end, count = -1, 0, 0, 0
     for found in walk:
-        faulty = np.flatnonzero(found.fault != Fault.NONE)
-        batches = found.first(int(faulty[0])) if len(faulty) else found
-        relative, rows = batches.last_offset - base, len(batches)
+        faulty = np.flatnonzero(found[kernel.FAULT] != Fault.NONE)
+        batches = found[:, : int(faulty[0])] if len(faulty) else found
+        positions, sizes, last_offsets = batches[[kernel.POSITION, kernel.SIZE, kernel.LAST_OFFSET]]
+        relative, rows = last_offsets - base, len(positions)
         if len(outside := np.flatnonzero((relative < 0) | (relative > INT32_MAX))):
             raise CorruptDataError(
-                f"the batch at byte {batches.position[outside[0]]} ends with offset {batches.last_offset[outside[0]]}, "
+                f"the batch at byte {positions[outside[0]]} ends with offset {last_offsets[outside[0]]}, "
                 f"which cannot be held relative to the segment's base {base}",
                 _ENDS_AS_WELL,
             )
         entries = np.empty((2, rows, 2), dtype=np.int64)
         _, *counts = segment_entries(
-            batches.position, batches.size, relative, batches.max_timestamp, 0, rows, interval, state, *entries
+            positions, sizes, relative, batches[kernel.MAX_TIMESTAMP], 0, rows, interval, state, *entries
         )
         offsets, times = (entries[kind, :number] for kind, number in enumerate(counts))
         last, last_time = _rising(base, last, offsets[:, 0], 1), _rising(base, last_time, times[:, 1], 0)
@@ -103,7 +105,7 @@ def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int
                 "give --max-index-size as the broker has it, and --interval as well",
             )
         if rows:
-            end, count = int(batches.position[-1] + batches.size[-1]), count + rows
+            end, count = int(positions[-1] + sizes[-1]), count + rows
         if len(faulty):
             break
     if (final := final_time_entry(state)) is not None:

@@ -12,7 +12,6 @@ magic 1 carries the largest timestamp of what is in it, and magic 0 has none (-1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,27 +31,9 @@ BATCH_SIZE_MAX = 1 << 28
 _ROWS = 1 << 15
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """Successive batches, a column an array of int64; ``fault`` is a Fault (spec kafka-index 8 for what they are for).
-
-    ``base_offset`` and ``last_offset`` are absolute; ``max_timestamp`` in ms, -1 for none; ``size`` the whole batch.
-    """
-
-    position: NDArray[np.int64]
-    size: NDArray[np.int64]
-    base_offset: NDArray[np.int64]
-    last_offset: NDArray[np.int64]
-    max_timestamp: NDArray[np.int64]
-    magic: NDArray[np.int64]
-    fault: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.position)
-
-    def first(self, count: int) -> Batches:
-        """The first ``count`` of them."""
-        return Batches(*(getattr(self, name)[:count] for name in self.__slots__))
+#: Successive batches: a row a column of the kernel (7, n), int64. Offsets are absolute; the largest timestamp in ms, -1
+#: for none; SIZE of the whole batch; FAULT is a Fault.
+Batches = NDArray[np.int64]
 
 
 class LogWalk:
@@ -150,7 +131,7 @@ class LogWalk:
         before, self.end = self.end, int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
         self._last_offset = int(columns[kernel.LAST_OFFSET, -1])
         self._on_bytes(self.end - before)
-        return Batches(*columns)
+        return columns
 
     def _at_end(self, outcome: Outcome) -> Outcome:
         """ZEROS in place of HALF or CORRUPT where nothing else follows."""

@@ -144,28 +144,8 @@ def repair(
         settled = settle(disk, store) if is_wanted else []
         folder, built = None, list[BuiltRange]()
         if is_wanted and plan.is_needed:
-            if not disk.exists(store / "index"):
-                disk.make_dir(store / "index")
-                disk.give(store / "index", store)
-            folder = RepairFolder.make(disk, store, time.time())
-            try:
-                progress = Progress(on_progress, plan.bytes_to_read)
-                deadline = None if options.seconds_max is None else began + options.seconds_max
-                built = _build(disk, config, folder, plan, progress, deadline)
-                is_done = built or not plan.ranges
-                kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
-                if is_done:
-                    check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
-                    stopped.check()
-                    _check_unchanged(disk, store, stamps)
-            except BaseException:
-                folder.remove()
-                raise
-            if is_done:
-                _swap(disk, store, folder, kept, plan)
-            else:
-                folder.remove()
-                folder = None
+            deadline = None if options.seconds_max is None else began + options.seconds_max
+            folder, built = _mend(disk, config, plan, stopped, stamps, full, deadline, on_progress)
         return Repaired(
             planned=planned,
             is_declined=planned.is_needed and not is_wanted,
@@ -177,6 +157,55 @@ def repair(
             seconds=time.monotonic() - began,
             folders=len(RepairFolder.all_of(disk, store)),
         )
+
+
+def _mend(
+    disk: Disk,
+    config: Config,
+    plan: RepairPlan,
+    stopped: BrokerStopped,
+    stamps: dict[str, Stamp],
+    full: set[str],
+    deadline: float | None,
+    on_progress: OnProgress,
+) -> tuple[RepairFolder | None, list[BuiltRange]]:
+    # Build, check, exchange; None when there is not even time for the first range, and nothing was changed.
+    index = index_folder(config)
+    store = index.parent
+    if not disk.exists(index):
+        disk.make_dir(index)
+        disk.give(index, store)
+    folder = RepairFolder.make(disk, store, time.time())
+    try:
+        progress = Progress(on_progress, plan.bytes_to_read)
+        built = _build(disk, config, folder, plan, progress, deadline)
+        is_done = built or not plan.ranges
+        kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
+        if is_done:
+            check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
+            stopped.check()
+            if _stamps(disk, store) != stamps:
+                raise UnsafeStoreError(
+                    f"{index} was changed by somebody else meanwhile: nothing was exchanged",
+                    "let nothing else write there, and run indexd repair again",
+                )
+    except BaseException:
+        folder.remove()
+        raise
+    if not is_done:
+        folder.remove()
+        return None, []
+    try:
+        swap(disk, store, folder, kept, plan.left_out)
+    except UnsafeStoreError:
+        folder.remove()
+        raise
+    except DiskError as error:
+        error.hint = (
+            f"{error.hint}; run indexd repair again before the broker starts: it finishes this or takes it back"
+        )
+        raise
+    return folder, built
 
 
 def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) -> Undone | None:
@@ -293,24 +322,3 @@ def _complete(
 
 def _stamps(disk: Disk, store: Path) -> dict[str, Stamp]:
     return disk.stamps(store / "index") if disk.exists(store / "index") else {}
-
-
-def _check_unchanged(disk: Disk, store: Path, stamps: dict[str, Stamp]) -> None:
-    if _stamps(disk, store) != stamps:
-        raise UnsafeStoreError(
-            f"{store / 'index'} was changed by somebody else meanwhile: nothing was exchanged",
-            "let nothing else write there, and run indexd repair again",
-        )
-
-
-def _swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], plan: RepairPlan) -> None:
-    try:
-        swap(disk, store, folder, kept, plan.left_out)
-    except UnsafeStoreError:
-        folder.remove()
-        raise
-    except DiskError as error:
-        error.hint = (
-            f"{error.hint}; run indexd repair again before the broker starts: it finishes this or takes it back"
-        )
-        raise
