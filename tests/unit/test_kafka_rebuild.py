@@ -14,7 +14,7 @@ from indexd.errors import DiskError, UsageError
 from indexd.kafka.check import check
 from indexd.kafka.rebuild import rebuild, recover_entries
 from indexd.kafka.records import LogWalk
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, log_bytes, name, old_record, recovered, write_segment
 
 
@@ -133,38 +133,6 @@ def test_numbers_that_the_broker_would_refuse(partition: Path) -> None:
     with pytest.raises(UsageError, match="longer indexes"):
         rebuild(partition, Disk(), interval=0, max_index_size=8 * 28)
     assert not rebuild(partition, Disk(), interval=0, max_index_size=8 * 29).findings
-
-
-def test_the_last_time_slot_is_kept_for_the_end(tmp_path: Path) -> None:
-    write_segment(tmp_path, 0, [batch(i, i, i) for i in range(6)])
-    with pytest.raises(UsageError, match="longer indexes"):
-        rebuild(tmp_path, Disk(), interval=0, max_index_size=71)
-    assert not rebuild(tmp_path, Disk(), interval=0, max_index_size=72).findings
-
-
-def test_what_is_renamed_is_on_the_disk(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, str]] = []
-
-    class Watched(Disk):
-        def rename(self, source: Path, target: Path) -> None:
-            calls.append(("rename", target.name))
-            super().rename(source, target)
-
-        def sync_dir(self, path: Path) -> None:
-            calls.append(("sync_dir", path.name))
-            super().sync_dir(path)
-
-    def fsync(file: DiskFile) -> None:
-        assert file.size() == len(whole)
-        calls.append(("fsync", file.path.name))
-
-    whole = (partition / name(0, ".index")).read_bytes()
-    (partition / name(0, ".index")).unlink()
-    monkeypatch.setattr(DiskFile, "fsync", fsync)
-    rebuild(partition, Watched(), interval=300)
-    index = name(0, ".index")
-    assert calls[0][1].startswith(index + ".")
-    assert calls == [("fsync", calls[0][1]), ("rename", index), ("sync_dir", partition.name)]
 
 
 @pytest.mark.parametrize(

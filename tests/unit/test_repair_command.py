@@ -90,13 +90,6 @@ def test_a_repair_from_its_plan_to_its_undo(config: Config, store: Path) -> None
     assert (code, "can be undone" in errors) == (3, True)
 
 
-def test_all_of_it_anew(config: Config, store: Path) -> None:
-    old = {path.stat().st_ino for path in (store / "index").iterdir()}
-    assert repair(config, "--yes", "--all")[0] == 0
-    assert_repaired(config)
-    assert not old & {path.stat().st_ino for path in (store / "index").iterdir()}
-
-
 def test_what_an_unclean_start_would_throw_away(config: Config, store: Path) -> None:
     assert repair(config, "--yes")[0] == 0
     checkpoint = (store / "checkpoint").read_bytes()
@@ -233,24 +226,6 @@ def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> 
     assert {status for name, status in after.items() if name != names[0]} == {before[names[2]]}
     assert repair(config, "--undo", "--yes")[0] == 0
     assert before == {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
-
-
-def test_an_undo_that_was_interrupted_behind_its_exchange(
-    config: Config, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = index_of(store)
-
-    def broken(*_: object) -> None:
-        raise DiskError("write", store / "checkpoint", OSError(errno.EIO, "Input/output error"))
-
-    assert repair(config, "--yes")[0] == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(swap, "_write_checkpoint", broken)
-        assert repair(config, "--undo", "--yes")[0] == 70
-    code, out, _ = repair(config, "--undo", "--yes")
-    assert (code, "the old index is back" in out) == (0, True)
-    assert index_of(store) == before
-    assert all(name.endswith(".undone") for name in folders_of(store))
 
 
 def test_the_only_index_file_cut_short_is_a_finding_where_the_sizes_are_given(config: Config, store: Path) -> None:

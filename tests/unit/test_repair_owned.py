@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
+from indexd.errors import CorruptDataError
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.repair.swap import Manifest, RepairFolder
 from indexd.storage.disk import Disk
@@ -189,23 +190,6 @@ def test_a_folder_of_somebody_else_is_named_and_left(config: Config, store: Path
     assert repair(config, "--undo", "--yes")[0] == 0
 
 
-@pytest.mark.parametrize("is_torn", [False, True])
-def test_a_folder_that_has_just_been_made_is_removed(config: Config, store: Path, *, is_torn: bool) -> None:
-    folder = plant(store)
-    if is_torn:
-        (folder / "manifest.0123456789abcdef.tmp").write_bytes(Manifest.first().pack()[:20] + bytes(7))
-    assert repair(config, "--yes")[0] == 0
-    assert not folder.exists()
-
-
-def test_a_folder_with_a_subfolder_is_left(config: Config, store: Path) -> None:
-    folder = RepairFolder.make(Disk(), store, 0).path
-    (folder / "index" / "sub").mkdir()
-    code, out, errors = repair(config, "--yes")
-    assert (code, "no repair has made index/sub in it" in out, errors) == (0, True, "")
-    assert (folder / "index" / "sub").is_dir()
-
-
 def test_nothing_is_removed_before_somebody_has_said_yes(
     config: Config, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,12 +216,9 @@ def assert_refused(config: Config, store: Path) -> None:
     assert (tree(store / name), index_of(store)) == (stamps, index)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b"null", b"[]", b'{"format": 1}', b'{"format": 2}', b"\xff\xfe", b"[" * 100_000]
-)
-def test_a_manifest_of_other_bytes(config: Config, store: Path, data: bytes) -> None:
+def test_a_manifest_of_other_bytes(config: Config, store: Path) -> None:
     assert repair(config, "--yes")[0] == 0
-    (store / folders_of(store)[0] / "manifest").write_bytes(data)
+    (store / folders_of(store)[0] / "manifest").write_bytes(b"[]")
     assert_refused(config, store)
 
 
@@ -254,11 +235,15 @@ def test_a_manifest_of_other_bytes(config: Config, store: Path, data: bytes) -> 
         ("more", 1),
     ],
 )
-def test_a_manifest_with_a_wrong_field(config: Config, store: Path, field: str, value: Any) -> None:
-    assert repair(config, "--yes")[0] == 0
-    path = store / folders_of(store)[0] / "manifest"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), field: value}))
-    assert_refused(config, store)
+def test_a_manifest_with_a_wrong_field(field: str, value: Any) -> None:
+    row = json.loads(Manifest.first().pack())
+    assert Manifest.unpack(json.dumps(row).encode(), Path("manifest")) == Manifest.first()
+    with pytest.raises(CorruptDataError, match="is no manifest of a repair"):
+        Manifest.unpack(json.dumps({**row, field: value}).encode(), Path("manifest"))
+    with pytest.raises(CorruptDataError, match="is no manifest of a repair"):
+        Manifest.unpack(
+            json.dumps({name: value for name, value in row.items() if name != field}).encode()[:-1], Path("x")
+        )
 
 
 def test_an_old_index_that_is_not_there_any_more(config: Config, store: Path) -> None:

@@ -23,7 +23,6 @@ from support.auditing import audit, config_for, index_log
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.mending import (
     LAYOUT,
-    entry_counts,
     index_files,
     mended,
     planned,
@@ -106,17 +105,6 @@ def test_an_open_file_with_a_hole_behind_it_is_built_again_from_its_begin(tmp_pa
     assert [one.replaces for one in plan.ranges] == [(open_one,)]
     assert len(index_files(config)) == 3
     assert index_files(config)[-2].name == open_one
-    mended(config, plan)
-
-
-def test_only_the_file_with_a_finding_is_built_again(config: Config) -> None:
-    files = index_files(config)
-    with files[3].open("r+b") as opened:
-        opened.seek(LAYOUT.entry_position(7))
-        opened.write(struct.pack(">i", 5))
-    plan = repair(config)
-    assert [wanted.replaces for wanted in plan.ranges] == [(files[3].name,)]
-    assert names_of(index_files(config)) == names_of(files)
     mended(config, plan)
 
 
@@ -218,32 +206,12 @@ def test_what_has_expired_stays_where_it_is_sound(config: Config) -> None:
     mended(config, plan)
 
 
-def test_names_out_of_order_come_into_order(config: Config) -> None:
-    files = index_files(config)
-    files[3].rename(files[3].with_name("20260101000230000"))
-    files[5].rename(files[5].with_name("20260101235900000"))
-    plan = repair(config)
-    assert plan.is_needed
-    mended(config, plan)
-
-
 def test_where_there_is_no_room_for_a_name_the_newer_file_is_built_again_too(config: Config) -> None:
     files = index_files(config)
     files[4].unlink()
     files[5] = files[5].rename(files[5].with_name(f"{int(files[3].name) + 1}"))
     plan = repair(config)
     assert [wanted.replaces for wanted in plan.ranges] == [(files[5].name,)]
-    mended(config, plan)
-
-
-def test_keys_twice_are_there_once_again(config: Config) -> None:
-    assert config.store.store is not None
-    files = index_files(config)
-    begin = IndexHeader.unpack(files[8].read_bytes()[:HEADER_SIZE]).begin_phy_offset
-    index_log(config, begin=begin, name=20260102000000000)
-    assert max(entry_counts(config).values()) == 2
-    plan = repair(config)
-    assert len(plan.kept) == 8
     mended(config, plan)
 
 
@@ -345,24 +313,12 @@ def test_between(low: str | None, high: str | None, count: int, expected: tuple[
     assert found == (None if expected is None else [expected])
 
 
-def test_there_is_room_before_own_names_where_there_is_none_behind() -> None:
-    found = names_between("20260101000000000", "20260101000000009", [(2, ("20260101000000008",))], (), 0)
-    assert found == [("20260101000000001", "20260101000000002")]
-
-
 def test_without_neighbours_they_sort_before_what_a_broker_makes_in_any_time_zone() -> None:
     now = datetime.datetime(2026, 3, 1, 5, 0, tzinfo=datetime.UTC)
     found = names_between(None, None, [(2, ())], (), int(now.timestamp() * 1000))
     assert found == [("20260228170000000", "20260228170000001")]
     earliest = now.astimezone(datetime.timezone(datetime.timedelta(hours=-12)))
     assert found[0][0] <= f"{earliest:%Y%m%d%H%M%S}000"
-
-
-def test_a_range_never_takes_a_name_that_an_older_one_still_has() -> None:
-    low, own, high = f"{NOON[:-1]}3", f"{NOON[:-1]}6", f"{NOON[:-1]}9"
-    wanted = [(1, (own,)), (2, ())]
-    assert names_between(low, high, wanted, (), 0) == [(own,), (f"{NOON[:-1]}7", f"{NOON[:-1]}8")]
-    assert names_between(low, own, wanted, (), 0) is None
 
 
 DAMAGES = ("copy", "delete", "rename", "swap", "zeros")

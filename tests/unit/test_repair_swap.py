@@ -6,7 +6,7 @@ import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo, unfinished
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -23,26 +23,6 @@ from support.repair_steps import (
     write,
 )
 from support.sim_fault import FaultMap
-
-
-def test_a_repair_and_its_undo() -> None:
-    disk = made()
-    folder = repair(disk)
-    assert index_of(disk) == AFTER
-    assert fields(disk) == (7, 8, NEW_TIME, 9, 10)
-    assert disk.peek(folder.checkpoint) == StoreCheckpoint(7, 8, OLD_TIME, 9, 10).pack()
-    assert {name: disk.peek(folder.index / name) for name in BEFORE} == BEFORE
-    manifest = folder.read()
-    assert (manifest.state, manifest.index_timestamp, manifest.old_index_timestamp) == ("done", NEW_TIME, OLD_TIME)
-    assert [mark.name for mark in manifest.files] == [OLD, NEW]
-    assert unfinished(disk, STORE)[0] == settle(disk, STORE) == []
-    undone = undo(disk, STORE)
-    assert (undone.folder, undone.entries) == (folder.path.with_name(folder.path.name + ".undone"), 0)
-    assert index_of(disk) == BEFORE
-    assert fields(disk) == (7, 8, OLD_TIME, 9, 10)
-    assert disk.exists(undone.folder / "index" / NEW)
-    with pytest.raises(UnsafeStoreError, match="no repair of"):
-        undo(disk, STORE)
 
 
 def test_a_checkpoint_that_is_ahead_already_is_not_touched() -> None:
@@ -68,18 +48,6 @@ def test_what_the_broker_wrote_meanwhile_stays_in_the_checkpoint_after_an_undo()
     disk.write_atomically(STORE / "checkpoint", StoreCheckpoint(70, 80, 9000, 90, 100).pack())
     undo(disk, STORE)
     assert fields(disk) == (70, 80, OLD_TIME, 90, 100)
-
-
-def test_what_the_broker_has_indexed_since_is_counted() -> None:
-    disk = made()
-    folder = repair(disk)
-    with disk.open_write(STORE / "index" / NEW) as file:
-        file.pwrite(file_of(6000, 20), 0)
-    write(disk, STORE / "index" / "20260103000000000", file_of(6001, 5))
-    assert to_undo(disk, STORE)[1] == 8 + 4
-    assert undo(disk, STORE).entries == 12
-    assert index_of(disk) == BEFORE
-    assert folder.path.name not in disk.list_dirs(STORE)
 
 
 def test_repairs_are_undone_one_after_the_other() -> None:
