@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.audit import AuditOptions, audit_here
-from indexd.cli import audit as command
+from indexd.cli import broker_index as command
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.spark.audit import audit_on_spark
