@@ -158,7 +158,7 @@ def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["-b", "2", "-e", "1"], 2, "swap -b and -e"),
+        (["-b", "2", "-e", "1"], 2, "exchange them"),
         (["--top", "0"], 2, "not from 1 to 1000"),
         (["--silence", "soon"], 2, "is not a duration"),
         (["--report", "s3://bucket/x"], 2, "no path of this machine"),

@@ -160,6 +160,7 @@ def test_what_a_task_makes_is_durable_and_what_was_planned(
     with pytest.raises(IndexdError, match="planned w"):
         committed([task], [less], tmp_path / "other", runs, config)
     synced.clear()
+    (tmp_path / "out").mkdir()
     committed([task], [built], tmp_path / "out", runs, config)
     if kind is QueuesTask:
         assert {path.parent.parent for path in (tmp_path / "out").rglob("*") if path.is_file()} <= synced
