@@ -156,7 +156,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
 def recover(args: argparse.Namespace, config: Config) -> int:
     """Verify and mend the data directory, catch up with the log, and say what was done."""
     prepare_compiler()
-    from indexd.service.recovering import recover_now  # noqa: PLC0415 - loads numba
+    from indexd.service.start import recover_now  # noqa: PLC0415 - loads numba
 
     report = recover_now(config)
     if wants_json(args):

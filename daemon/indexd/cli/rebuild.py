@@ -89,7 +89,7 @@ def _left(building: Path) -> list[str]:
 def _here(config: Config, out: Path) -> Rebuilt:
     prepare_compiler()
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
-    from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - the same
+    from indexd.service.broker import suspects_limit  # noqa: PLC0415 - the same
 
     disk = Disk()
     with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
@@ -98,7 +98,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
 
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
-        from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - loads numba
+        from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
