@@ -49,12 +49,6 @@ class _NoProgress:
     def __init__(self, *_: object) -> None:
         return
 
-    def __enter__(self) -> _NoProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
     def __call__(self, step: str, done: int, total: int) -> None:
         return
 
