@@ -242,7 +242,7 @@ def test_nothing_is_removed_before_somebody_has_said_yes(
     folder = RepairFolder.make(Disk(), store, 0).path
     stamps = tree(store)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("indexd.cli.repair._says_yes", lambda _: False)
+    monkeypatch.setattr("indexd.cli.broker_index._says_yes", lambda _: False)
     code, out, _ = repair(config)
     assert (code, f"{folder.name} is of a repair that was interrupted" in out) == (1, True)
     assert tree(store) == stamps

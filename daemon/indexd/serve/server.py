@@ -21,7 +21,7 @@ from indexd.errors import IndexdError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.http.guard import read_access
 from indexd.serve.remoting.access import read_access as read_remoting_access
-from indexd.serve.remoting.link import read_upstream_tls
+from indexd.serve.remoting.upstream import read_upstream_tls
 
 Logger = Any
 
