@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
-from indexd.consumequeue.format import UNIT, UNIT_SIZE, Unit
+from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import KeyQuery, query_exact, query_log_time, query_time
 from indexd.query.by_time import offset_by_time, scan_start
-from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
@@ -169,7 +168,7 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
             query_time(index, "T", 0, T0)
 
 
-class Units:
+class Units(ConsumeQueueReader):
     """A queue in memory: (physical offset, size) by unit; the log tells the times."""
 
     def __init__(self, units: list[int], file_units: int, first: int, low: int) -> None:
@@ -177,10 +176,7 @@ class Units:
         self.min_offset, self.max_offset = low, first + len(units)
         self.units = [Unit(offset, 100, 0) for offset in units]
 
-    def file_offsets(self) -> range:
-        return range(self.first_offset, self.max_offset, self.file_units)
-
-    def unit(self, offset: int):
+    def unit(self, offset: int) -> Unit:
         assert self.first_offset <= offset < self.max_offset
         return self.units[offset - self.first_offset]
 
@@ -227,21 +223,6 @@ def test_odd_queues(
         for boundary in ("lower", "upper")
     ]
     assert found == [lower, upper]
-
-
-def test_an_empty_queue_and_one_whose_file_is_empty(tmp_path: Path) -> None:
-    directory = tmp_path / "T" / "0"
-    directory.mkdir(parents=True)
-    size = 4 * UNIT_SIZE
-    (directory / f"{0:020d}").write_bytes(b"".join(UNIT.pack(100 * i, 100, 0) for i in range(1, 5)))
-    (directory / f"{size:020d}").write_bytes(bytes(size))
-    with ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 0, size) as queue:
-        assert (queue.min_offset, queue.max_offset, list(queue.file_offsets())) == (0, 4, [0, 4])
-        # Lower: the last file holds nothing. Upper: its time is not known, which passes for early enough.
-        assert offset_by_time(queue, lambda offset, size: offset, 250, "lower", 0) == 2
-        assert offset_by_time(queue, lambda offset, size: offset, 900, "lower", 0) == 0
-        assert offset_by_time(queue, lambda offset, size: offset, 250, "upper", 0) == 0
-    assert ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 1, size) is None
 
 
 def test_the_answer_names_the_message(store: QueueStore) -> None:

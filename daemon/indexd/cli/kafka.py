@@ -97,14 +97,14 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - 
             max_index_size=args.max_index_size,
             on_progress=bar.to,
         )
-    _print_rows("problem", report.problems, report.notes, json_lines=wants_json(args))
+    _print_rows("problem", report.findings, report.notes, json_lines=wants_json(args))
     if wants_json(args):
         for segment in report.segments:
             print_json({"kind": "segment"} | segment.to_json())
         print_json(report.to_json() | {"directory": args.directory, "out": args.out})
     else:
         _print_rebuild(report, args.directory, args.out)
-    return EXIT_FINDINGS if len(report.problems) else 0
+    return EXIT_FINDINGS if len(report.findings) else 0
 
 
 def _print_rows(kind: str, findings: Findings, notes: Sequence[Note], *, json_lines: bool) -> None:
@@ -130,5 +130,5 @@ def _print_rebuild(report: RebuildReport, directory: str, out: str | None) -> No
     words = [counted(report.partitions, "partition"), counted(summary["segments"], "segment")]
     words += [f"{summary['changed']} of them written {place}"]
     words += [f"{show_bytes(summary['bytes'])} in {report.seconds:.2f} s"]
-    found = counted(len(report.problems), "problem")
+    found = counted(len(report.findings), "problem")
     print_line(f"{printable(directory)}: {', '.join(words)}: {found}")

@@ -35,7 +35,7 @@ from struct import Struct
 from typing import Any, Literal
 
 from indexd.commitlog.decoder import Message
-from indexd.consumequeue.reader import ConsumeQueueReader, UnitSource
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.by_queue import QueueHit, queue_hit
 from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
@@ -136,7 +136,7 @@ def query_time(
 
 
 def offset_by_time(
-    queue: UnitSource, store_time: StoreTime, timestamp: int, boundary: Boundary, min_phy_offset: int
+    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, boundary: Boundary, min_phy_offset: int
 ) -> int:
     """RocketMQ's answer, in units.
 
@@ -147,7 +147,9 @@ def offset_by_time(
     return min(max(found, queue.min_offset), queue.max_offset)
 
 
-def _search(queue: UnitSource, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int) -> int:
+def _search(
+    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int
+) -> int:
     def time(offset: int) -> int:
         unit = queue.unit(offset)
         return store_time(unit.phy_offset, unit.size)
@@ -186,7 +188,7 @@ def _search(queue: UnitSource, store_time: StoreTime, timestamp: int, is_lower: 
     return nearest if nearest is not None else max(start - 1, 0)
 
 
-def _choose_file(queue: UnitSource, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
+def _choose_file(queue: ConsumeQueueReader, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
     files = queue.file_offsets()
     if is_lower:
         older = files[:-1]
