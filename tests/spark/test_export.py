@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from indexd.commitlog.writer import blank_record
 from indexd.config.units import parse_place
 from indexd.errors import BusyError, CorruptDataError, SparkError, UnsafeStoreError, UsageError
 from indexd.spark import export as exporting
@@ -22,6 +21,7 @@ from indexd.spark.export import Exported, ExportRequest, export
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from indexd.spark.tasks import job_error
 from indexd.storage.lock import DirectoryLock
+from support.commitlog_writer import blank_record
 from support.exporting import config_of, files_of, logged, parquet_of
 from support.odd_log import odd_messages, write_odd
 from support.rows import row_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from indexd.commitlog.writer import CommitLogWriter
+from support.commitlog_writer import CommitLogWriter
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log
 

@@ -11,11 +11,11 @@ import pytest
 from indexd.audit.files import FLAVOUR_NAMES as NAMES
 from indexd.audit.files import detect_flavours, layout_of
 from indexd.audit.plan import plan_audit
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from support.auditing import audit, config_for, index_log, rows_of
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.naive import key_hash, naive_frames
 from support.small_log import SEGMENT_SIZE, write_log
 

@@ -11,11 +11,11 @@ import pytest
 from indexd.audit import AuditOptions, AuditReport, audit_here, load_kernels, task
 from indexd.audit.report import piece_size
 from indexd.audit.task import RateLimiter
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.auditing import config_for, index_log
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.page_cache import PAGE, Watched, forget, in_use, resident
 from support.small_log import SEGMENT_SIZE, write_log
 

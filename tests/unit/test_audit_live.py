@@ -10,7 +10,6 @@ import pytest
 from indexd.audit import Audit, AuditPlan, audit_task, join, plan, plan_audit
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import LogReader
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT
 from indexd.index.file import IndexService
@@ -20,6 +19,7 @@ from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 from support.auditing import config_for, index_log, rows_of
 from support.auditing_queues import audit_queues, build_queues, config_of, store_of
+from support.commitlog_writer import CommitLogWriter
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.small_log import SEGMENT_SIZE, messages, write_log
 

@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from indexd.audit import AuditOptions, AuditTask, Part, audit_task, plan_audit, run_audit
 from indexd.audit.report import ResumeFile
 from indexd.audit.result import Hole, Holes
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, UsageError
 from indexd.storage.disk import Disk
 from support.audit_runs import LAYOUT, Runs, wrong_store
 from support.auditing import config_for, index_log
+from support.commitlog_writer import CommitLogWriter
 from support.small_log import SEGMENT_SIZE, messages, write_log
 
 PARTS = TypeAdapter(Part)

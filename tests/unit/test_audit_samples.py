@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.samples import WIDTHS, Answers, range_around, select
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query import TIME_MAX
 from indexd.storage.disk import Disk
 from support.auditing import config_for, config_of_golden, index_log
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.data_directory import SEGMENT, T0
 from support.goldens import GOLDENS, unpack
 from support.indexing_broker import Broker

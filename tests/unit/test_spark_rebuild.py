@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
 from indexd.config import Config
 from indexd.errors import CorruptDataError
 from indexd.recovery.rebuild import Rebuilt
@@ -21,6 +20,7 @@ from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support import small_log
 from support.beside_log import frames, spec, write
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
 from support.odd_log import OddMessage, some_messages, write_odd

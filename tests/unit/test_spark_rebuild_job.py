@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, IndexdError, UnsafeStoreError, UsageError
 from indexd.spark.rebuild.runs import Run
@@ -20,6 +19,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import building_of
 from indexd.verify import verify
+from support.commitlog_writer import CommitLogWriter
 from support.reopened import config_for, reopen
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.spark_rebuild import SPLIT_SIZE, assert_same_data, by_one, by_tasks, fail, files_of, frontier_of, run_here

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import DisturbedError
 from indexd.spark.source import rows as located_module
 from indexd.spark.source.columns import ALL_COLUMNS, SCHEMA
 from indexd.spark.source.rows import Locator, host_text
 from indexd.spark.source.rows_kernel import PAIRS_MAX, gather
+from support.commitlog_writer import FrameSpec, encode_frame
 from support.rows import plain, rows_of
 from support.strategies import Sample, logs
 from support.twins import batches, encode

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import FrameSpec
 from indexd.errors import DisturbedError
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.stats.content import TEXTS, Selection, bucket_begins, bucket_end, largest, step_for
@@ -33,6 +32,7 @@ from indexd.spark.stats.index import (
 )  # fmt: skip
 from indexd.spark.stats.report import Report
 from indexd.spark.stats.show import print_report, render_page, show_repeated
+from support.commitlog_writer import FrameSpec
 from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
 from support.stats import (
     BASE_TIME,
