@@ -11,39 +11,52 @@ import importlib.util
 import json
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import zlib
+from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.commitlog.format import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1
 from indexd.config import load
 from indexd.config.load import check_outside
 from indexd.errors import IndexdError, SparkMissingError
 from indexd.query import open_index
 from indexd.storage.disk import Disk
-from indexd.storage.names import DataFiles
+from indexd.storage.names import DataFiles, segment_name
 
 _SEGMENT_SIZE = 4 << 20
 _MESSAGES_PER_SECOND = 2000
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
 _LINES_SHOWN = 20
+# Total size, magic, body CRC, queue id, flag, queue offset, physical offset, sysFlag, born timestamp.
+_HEAD = struct.Struct(">iIiiiqqiq")
+_HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 _OUTPUTS = ("index", "consumequeue", "sparse")
 # A demo's index file is small, so that some get full before the reader's eyes.
 _DEMO_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
 
 
 class DemoWriter:
-    """Writes messages at a steady pace from a thread until ``stop``; ``last`` is one that is certainly in the log."""
+    """Writes messages at a steady pace from a thread until ``stop``; ``last`` is one that is certainly in the log.
+
+    The bytes are a broker's (``commitlog.format``): segments of full size, the next one made ahead.
+    """
 
     def __init__(self, store: Path) -> None:
-        self._writer = CommitLogWriter(store / "commitlog", _SEGMENT_SIZE)
+        self._directory = store / "commitlog"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._end = 0
+        self._queue_offsets = Counter[bytes]()
+        self._file = self._segment()
         self._random = random.Random(7)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -61,10 +74,33 @@ class DemoWriter:
             "TAGS": self._random.choice(("paid", "open", "加急")),
         }
         body = f'{{"order": {self.count}, "at": {now}}}'.encode()
-        spec = FrameSpec(topic, body=body, properties=properties, born_timestamp=now, store_timestamp=now)
-        offset = self._writer.append(spec)
+        offset = self._write(topic.encode(), body, properties, now)
         self.count += 1
         return topic, key, unique, offset
+
+    def _write(self, topic: bytes, body: bytes, properties: dict[str, str], now: int) -> int:
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+        tail = _HOST + struct.pack(">q", now) + _HOST + struct.pack(">iqi", 0, 0, len(body)) + body
+        tail += bytes([len(topic)]) + topic + struct.pack(">h", len(text)) + text
+        size, left = _HEAD.size + len(tail), _SEGMENT_SIZE - self._end % _SEGMENT_SIZE
+        if size + BLANK_SIZE > left:
+            self._file.write(struct.pack(">iI", left, MAGIC_BLANK))
+            self._file.close()
+            self._end += left
+            self._file = self._segment()
+        crc, offset = zlib.crc32(body) & 0x7FFFFFFF, self._end
+        self._file.write(_HEAD.pack(size, MAGIC_V1, crc, 0, 0, self._queue_offsets[topic], offset, 0, now) + tail)
+        self._queue_offsets[topic] += 1
+        self._end += size
+        return offset
+
+    def _segment(self) -> BinaryIO:
+        # The segment that begins at the end of the log, open; the one behind it is made, too.
+        paths = [self._directory / segment_name(base) for base in (self._end, self._end + _SEGMENT_SIZE)]
+        for path in paths:
+            with path.open("ab") as file:
+                file.truncate(_SEGMENT_SIZE)
+        return paths[0].open("r+b", buffering=0)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -77,7 +113,7 @@ class DemoWriter:
         if not self._stop.is_set():
             self._stop.set()
             self._thread.join()
-            self._writer.close(clean=False)
+            self._file.close()
 
 
 class DemoDaemon:

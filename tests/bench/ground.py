@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.rocketmq_jvm import arguments, figures_of, run, why_missing
 
 SEGMENT_SIZE = 1 << 30

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.ground import ENTRIES, QUEUE_FILE_SIZE, SLOTS, Ground, progress
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.index.format import IndexLayout
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.rocketmq_jvm import arguments, figures_of, run
 
 TOPIC = "TopicTest"

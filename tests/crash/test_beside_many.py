@@ -16,7 +16,7 @@ from support.missing import need
 from support.queues import tree
 
 if TYPE_CHECKING:
-    from indexd.commitlog.writer import FrameSpec
+    from support.commitlog_writer import FrameSpec
 
 SEGMENT_SIZE = 1 << 20
 QUEUE_FILE_SIZE = 40

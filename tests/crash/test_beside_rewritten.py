@@ -18,8 +18,8 @@ from support.reopened import config_for, reopen, undisturbed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indexd.commitlog.writer import FrameSpec
     from indexd.config import Config
+    from support.commitlog_writer import FrameSpec
     from support.naive import NaiveMessage
 
 SEGMENT_SIZE = 64 << 10

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.commitlog.writer import encode_frame
 from indexd.index.format import IndexHeader
 from support.beside_log import assert_beside, flags, frames, over_queues, segments_of, spec, write
+from support.commitlog_writer import encode_frame
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from indexd.commitlog.writer import FrameSpec
+    from support.commitlog_writer import FrameSpec
 
 SEGMENT_SIZE = 256 << 10
 SMALL_SEGMENT = 64 << 10

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.storage.names import segment_base
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import Daemon, indexd_here
 from support.fake_broker import FakeBroker, well
 from support.faults import RETRY, check_calm, check_directory, check_whole, degraded

@@ -26,7 +26,7 @@ from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indexd.commitlog.writer import FrameSpec
+    from support.commitlog_writer import FrameSpec
 
 FULL = "No space left on device"
 DENIED = "Permission denied"

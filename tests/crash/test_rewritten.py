@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import read_frontier
 from indexd.query import open_data as open_query
 from indexd.recovery import recover as recover_module
 from indexd.recovery.open import open_data
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import assert_same_index, index_files
 from support.naive import naive_frames
 from support.reading import patch
@@ -129,7 +129,7 @@ def test_cut_in_the_middle_of_a_frame_and_not_continued(config: Config, tmp_path
 
 def test_frames_of_equal_size_so_that_stale_ones_go_on_where_new_ones_end(tmp_path: Path) -> None:
     config = config_for(tmp_path / "store", tmp_path / "data")
-    from indexd.commitlog.writer import FrameSpec
+    from support.commitlog_writer import FrameSpec
 
     def same_size(number: int, time: int) -> FrameSpec:
         return FrameSpec("T", b"x" * 50, {"KEYS": f"k{number:05d}"}, store_timestamp=time + number)

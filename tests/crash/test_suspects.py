@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier
 from indexd.query import open_data as open_query
@@ -15,6 +14,7 @@ from indexd.recovery.open import Opened, open_data, reader_options
 from indexd.recovery.rebuild import rebuild
 from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon, assert_same_index, indexd_here
 from support.fake_broker import FakeBroker, Named, well
 from support.reading import patch

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import indexd.commitlog.kernel  # noqa: F401 - before the rest: numba cannot compile what is instrumented
 
 with atheris.instrument_imports(include=["indexd.commitlog.decoder", "indexd.commitlog.decoder"]):
-    from indexd.commitlog.writer import FrameSpec, encode_frame
+    from support.commitlog_writer import FrameSpec, encode_frame
     from support.goldens import GOLDENS, unpack
     from support.strategies import DELAY_TOPIC
     from support.twins import Stretch, by_decoder, by_kernel

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import (
     COMMAND,
     Daemon,

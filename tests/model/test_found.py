@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from indexd.commitlog.writer import FrameSpec
 from indexd.query import KeyQuery
+from support.commitlog_writer import FrameSpec
 from support.naive import split_keys
 from support.sim_checks import check_answer
 from support.sim_fault import FaultMap

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 from support.naive_log import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, NaiveMessage, naive_frames
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import functions
 from pyspark.testing import assertSchemaEqual
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.spark.source.columns import ALL_COLUMNS
 from indexd.spark.source.datasource import spark_schema
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.rows import plain, rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log
 

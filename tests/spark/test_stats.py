@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.cli.main import main
-from indexd.commitlog.writer import FrameSpec
 from indexd.spark.stats.content import MEASURES, Selection
 from indexd.spark.stats.report import Report, collect
 from indexd.spark.stats.show import write_page
 from indexd.storage.disk import Disk
 from support.browser import Page, requires_chromium
+from support.commitlog_writer import FrameSpec
 from support.small_log import messages
 from support.stats import SEGMENT_SIZE, Log, hostile_report, naive_clock, naive_counts, written_log
 from support.strategies import Sample

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.naive import NaiveMessage, naive_frames
 from support.naive_queue import NaiveConsumeQueueStore
 from support.naive_queue import NaiveMessage as QueueMessage

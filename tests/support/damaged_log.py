@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import WholeLog
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter
 from support.rows import config_of
 from support.small_log import messages
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config, load
 from indexd.flush.frontier import Frontier, write_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.query import KeyQuery, QueryIndex, open_index, query_exact
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.frontiers import changed
 from support.naive import NaiveIndexService, naive_frames
 

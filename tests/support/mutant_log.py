@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.naive import NaiveMessage, naive_check
 from support.reading import patch
 from support.small_log import BASE_TIME, messages

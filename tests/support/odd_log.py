@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.small_log import BASE_TIME
 
 if TYPE_CHECKING:

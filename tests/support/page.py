@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlencode
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon
 from support.small_log import SEGMENT_SIZE, SIZES
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from indexd.commitlog.batcher import DispatchBatch, DispatchRequest, make_rules
+from indexd.commitlog.batcher import DispatchBatch, make_rules
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
 from indexd.storage.disk import Disk
-from support.twins import DELAYS, FRAME_SIZE_MAX
+from support.twins import DELAYS, FRAME_SIZE_MAX, DispatchRequest, request_at
 
 SEGMENT_SIZE = 1 << 16
 READ_SIZE = 1 << 16
@@ -61,7 +61,7 @@ class Drained:
 
     def take(self, batch: DispatchBatch) -> None:
         """Add a batch, whose rows lie one behind the other and inside it."""
-        rows = [batch.request(row) for row in range(batch.rows)]
+        rows = [request_at(batch, row) for row in range(batch.rows)]
         ends = [row.commit_log_offset + row.msg_size for row in rows]
         assert rows
         assert [row.commit_log_offset for row in rows] == [batch.begin_offset, *ends[:-1]]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
 from indexd.errors import CorruptDataError
 from indexd.flush.frontier import read_frontier, write_frontier
@@ -16,6 +15,7 @@ from indexd.recovery.rebuild import rebuild
 from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
+from support.commitlog_writer import CommitLogWriter
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, QUEUE_FILE_SIZE, SEGMENT_SIZE, messages
 
 if TYPE_CHECKING:

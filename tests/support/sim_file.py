@@ -24,8 +24,8 @@ class SimFile(DiskFile):
     """Reads and writes the inode that was opened, whatever has become of its name."""
 
     def __init__(self, disk: SimDisk, path: Path, inode: SimInode, *, is_writable: bool) -> None:
-        super().__init__(path, -1)
-        self._disk = disk
+        super().__init__(path, -1, disk)
+        self._sim = disk
         self._inode = inode
         self._is_writable = is_writable
         self._is_open = True
@@ -61,33 +61,33 @@ class SimFile(DiskFile):
     def pwrite(self, data: Buffer, position: int) -> None:
         fault = self._meet("pwrite", is_write=True)
         with memoryview(data) as raw, raw.cast("B") as view:
-            size = self._disk.rand.randrange(len(view) + 1) if fault == "short" else len(view)
+            size = self._sim.rand.randrange(len(view) + 1) if fault == "short" else len(view)
             self._inode.write(view[:size], position)
-        self._inode.touch(next(self._disk.ticks))
+        self._inode.touch(next(self._sim.ticks))
         if fault == "short":
             # The real DiskFile writes on, and is told then that there is no room.
-            raise self._disk.error("pwrite", self.path, errno.ENOSPC)
-        self._disk.leave(fault)
+            raise self._sim.error("pwrite", self.path, errno.ENOSPC)
+        self._sim.leave(fault)
 
     def allocate(self, size: int) -> None:
         fault = self._meet("allocate", is_write=True)
         self._inode.resize(max(size, self._inode.size))
-        self._disk.leave(fault)
+        self._sim.leave(fault)
 
     def truncate(self, size: int) -> None:
         fault = self._meet("truncate", is_write=True)
         self.cut(size)
-        self._disk.leave(fault)
+        self._sim.leave(fault)
 
     def fsync(self) -> None:
         self._check()
         try:
-            fault = self._disk.meet("fsync", self.path)
+            fault = self._sim.meet("fsync", self.path)
         except Exception:
-            self._inode.fail_sync(self._disk.rand)
+            self._inode.fail_sync(self._sim.rand)
             raise
         self._inode.sync()
-        self._disk.leave(fault)
+        self._sim.leave(fault)
 
     def fileno(self) -> int:
         """The descriptor of a copy: what is mapped through it is the file as it is now."""
@@ -100,22 +100,22 @@ class SimFile(DiskFile):
     def close(self) -> None:
         super().close()
         self._is_open = False
-        self._disk.handles.discard(self)
+        self._sim.handles.discard(self)
 
     def cut(self, size: int) -> None:
         """Truncate without asking whether that fails."""
         self._inode.resize(size)
-        self._inode.touch(next(self._disk.ticks))
+        self._inode.touch(next(self._sim.ticks))
 
     def _meet(self, operation: str, *, is_write: bool = False) -> str | None:
         self._check()
-        fault = self._disk.meet(operation, self.path)
+        fault = self._sim.meet(operation, self.path)
         if is_write and not self._is_writable:
-            raise self._disk.error(operation, self.path, errno.EINVAL if operation == "truncate" else errno.EBADF)
+            raise self._sim.error(operation, self.path, errno.EINVAL if operation == "truncate" else errno.EBADF)
         return fault
 
     def _check(self) -> None:
-        if self._life != self._disk.lives:
+        if self._life != self._sim.lives:
             raise AssertionError(f"{self.path} is used through a handle of a process that died")
         if not self._is_open:
-            raise self._disk.error("pread", self.path, errno.EBADF)
+            raise self._sim.error("pread", self.path, errno.EBADF)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config, load
 from indexd.index.format import FLAVOURS, Flavour
 from indexd.spark.splits import Split, plan_splits
 from indexd.spark.stats.content import COUNTED, MEASURES, NO_TIME, SPLIT, Selection, bucket_begins, count_split
 from indexd.spark.stats.report import Report
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter
 from support.strategies import Sample
 
 BASE_TIME = 1_700_000_000_000

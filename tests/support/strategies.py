@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

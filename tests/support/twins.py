@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexd.commitlog.batcher import DispatchBatch, DispatchRequest, TopicTable, make_columns, make_rules, trimmed
-from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
+from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, make_rules, trimmed
+from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame, decode_utf8
 from indexd.commitlog.format import EndOfFile, NotYetWritten, Outcome, Reason
 from indexd.commitlog.kernel import Rules, decode_frames
-from indexd.index.format import FLAVOURS, Flavour
+from indexd.index.file import IndexFile
+from indexd.index.format import FLAVOURS, Flavour, index_key_hash
+from indexd.index.kernel import BUFFER_FULL
 from support.naive import NaiveMessage, key_hash, naive_check, split_keys
 from support.strategies import Sample
 
@@ -21,6 +23,40 @@ DELAYS = tuple(
 )
 FRAME_SIZE_MAX = 1 << 22
 _U64 = np.uint64
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRequest:
+    """One message as RocketMQ's DispatchRequest shows it, but with key hashes where Java has the key strings."""
+
+    topic: str
+    queue_id: int
+    commit_log_offset: int
+    msg_size: int
+    tags_code: int
+    store_timestamp: int
+    consume_queue_offset: int
+    batch_size: int
+    sys_flag: int
+    key_hashes: tuple[int, ...]
+
+
+def request_at(batch: DispatchBatch, row: int) -> DispatchRequest:
+    """One row of a batch."""
+    columns = batch.columns
+    first, last = (int(position) for position in columns.key_start[row : row + 2])
+    return DispatchRequest(
+        topic=decode_utf8(batch.topics.raw_name(int(columns.topic_id[row]))),
+        queue_id=int(columns.queue_id[row]),
+        commit_log_offset=int(columns.phy_offset[row]),
+        msg_size=int(columns.size[row]),
+        tags_code=int(columns.tags_code[row]),
+        store_timestamp=int(columns.store_timestamp[row]),
+        consume_queue_offset=int(columns.queue_offset[row]),
+        batch_size=int(columns.batch_size[row]),
+        sys_flag=int(columns.sys_flag[row]),
+        key_hashes=tuple(int(value) for value in columns.key_hash[first:last]),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +117,7 @@ def by_kernel(
         batch = DispatchBatch(
             trimmed(columns, int(rows), int(keys)), int(rows), stretch.base + position, stretch.base + int(at), table
         )
-        requests += [batch.request(row) for row in range(batch.rows)]
+        requests += [request_at(batch, row) for row in range(batch.rows)]
         position = int(at)
         if outcome == Outcome.BATCH_FULL:
             table = table if rows else table.grown()
@@ -210,3 +246,18 @@ def _rules(flavour: Flavour, *, check_crc: bool) -> Rules:
         want_tags=flavour.tags,
         frame_size_max=FRAME_SIZE_MAX,
     )
+
+
+def put_key(file: IndexFile, topic: str, key: str, phy_offset: int, store_timestamp: int, flavour: Flavour) -> int:
+    """RocketMQ's putKey on a file that is being built; the kernel's outcome."""
+    columns = make_columns(1, 1)
+    columns.phy_offset[0], columns.store_timestamp[0], columns.sys_flag[0] = phy_offset, store_timestamp, 0
+    columns.key_start[:] = (0, 1)
+    columns.key_hash[0] = index_key_hash(topic, key)
+    batch = DispatchBatch(columns, 1, phy_offset, phy_offset + 1, TopicTable())
+    # Starting inside the row: putKey knows neither the skip rule nor transaction types.
+    put, _, _ = file.put_batch(batch, flavour, 0, 0)
+    if put == BUFFER_FULL:
+        file.write_entries()
+        put, _, _ = file.put_batch(batch, flavour, 0, 0)
+    return put

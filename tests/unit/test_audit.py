@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.audit.plan import NEVER, plan_audit
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -27,6 +26,7 @@ from support.auditing import (
     restart_of_killed_broker,
     rows_of,
 )
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
 from support.small_log import SEGMENT_SIZE, write_log

@@ -23,13 +23,13 @@ from indexd.audit import (
     task,
 )
 from indexd.audit.task import RateLimiter
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from support.auditing import config_for, index_log, rows_of
 from support.auditing_queues import audit_queues, build_queues, config_of, store_of
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.data_directory import SEGMENT, T0, Store, spec
 from support.page_cache import PAGE, Watched, forget, in_use, resident
 from support.small_log import SEGMENT_SIZE, messages, write_log

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from indexd.audit.queues import KEPT_MAX
 from indexd.cli.main import main
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE
 from support.auditing import config_of_golden
@@ -31,6 +30,7 @@ from support.auditing_queues import (
     messages_of,
     store_of,
 )
+from support.commitlog_writer import CommitLogWriter
 from support.data_directory import T0, spec
 from support.goldens import GOLDENS, unpack
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES

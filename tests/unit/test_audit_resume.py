@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from indexd.audit import AuditOptions, AuditTask, Part, audit_task, plan_audit, run_audit
 from indexd.audit.report import ResumeFile
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, UsageError
 from indexd.storage.disk import Disk
 from support.audit_runs import LAYOUT, Runs, wrong_store
 from support.auditing import config_for, index_log
+from support.commitlog_writer import CommitLogWriter
 from support.small_log import SEGMENT_SIZE, messages, write_log
 
 

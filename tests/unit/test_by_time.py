@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import FrameSpec
 from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
@@ -18,6 +17,7 @@ from indexd.flush.frontier import Uncovered
 from indexd.query import KeyQuery, query_exact, query_log_time, query_time
 from indexd.query.by_time import offset_by_time, scan_start
 from indexd.storage.lock import DirectoryLock
+from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
 from support.reading import patch

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.errors import NoRoomError
+from support.commitlog_writer import FrameSpec, encode_frame
 from support.daemon import compile_kernels, indexd, indexd_here
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
 

@@ -32,6 +32,7 @@ from indexd.output import OutputMark
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
 from support.goldens import unpack
+from support.twins import put_key
 
 LAYOUT = IndexLayout(10, 20)
 FRESH = Frontier("/store", ("/store/commitlog",), 1 << 20, "5.4", LAYOUT)
@@ -140,7 +141,7 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     monkeypatch.setattr(DiskFile, "fsync", lambda file: (disk.calls.append(f"sync {file.path.name}"), sync(file))[0])
     service = IndexService(disk, files.index, LAYOUT, FLAVOURS["5.4"])
     file = IndexFile.create(disk, files.index / "20260101000000000", LAYOUT, None)
-    file.put_key("T", "k", 100, 5000, FLAVOURS["5.4"])
+    put_key(file, "T", "k", 100, 5000, FLAVOURS["5.4"])
     file.publish()
     mark = FileMark(file.path.name, file.header, full=True)
     disk.calls.clear()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.query import Data, Hit, NotFound, open_data
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import rebuild
 from support.serving import Serving, numbers_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log

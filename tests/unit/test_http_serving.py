@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.query import message as query_message
 from indexd.serve import queries as serve_queries
 from indexd.serve.http.answers import Bodies
 from indexd.serve.http.endpoints import LIVE_MAX
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import rebuild
 from support.serving import Serving
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,18 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexd.index.entries import read_entries
-from indexd.index.file import IndexFile, Put
-from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout, index_key_hash
-from indexd.index.kernel import BUFFER_FULL, DONE, MISMATCH, match_batch, replay_entries
+from indexd.index.entries import read_entries, replay_file
+from indexd.index.file import IndexFile
+from indexd.index.format import FLAVOURS, Flavour, IndexHeader, IndexLayout, index_key_hash
+from indexd.index.kernel import BUFFER_FULL, DONE, FILE_FULL, MISMATCH, match_batch
 from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk
 from support.naive import NaiveIndexFile, key_hash
 from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, queries, store_timestamps, topics
-from support.twins import batches, encode
+from support.twins import batches, encode, put_key
 
 FOREVER = (0, 2**63 - 1)
-U64, I64 = np.uint64, np.int64
 EXTREME = st.one_of(store_timestamps(), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62), 1000, 999]))
 PUTS = st.lists(st.tuples(topics(), pieces(), st.integers(0, 2**63 - 1), EXTREME), max_size=30)
 
@@ -56,9 +56,9 @@ def test_the_index_file_vector() -> None:
     with new_file(4, 5) as file:
         for key, phy_offset, time in VECTOR:
             assert file.header.index_count < file.layout.index_num
-            assert file.put_key("T", key, phy_offset, time, flavour) is Put.WRITTEN
+            assert put_key(file, "T", key, phy_offset, time, flavour) == DONE
         assert file.header.index_count == file.layout.index_num
-        assert file.put_key("T", "d", 1400, 1000009000, flavour) is Put.FULL
+        assert put_key(file, "T", "d", 1400, 1000009000, flavour) == FILE_FULL
         assert published(file) == expected
         wanted = index_key_hash("T", "a")
         assert IndexFileReader(file.file, file.layout).select_phy_offset(wanted, 64, *FOREVER) == [1100, 1000]
@@ -70,7 +70,7 @@ def test_the_index_file_vector() -> None:
     with new_file(4, 5, header) as file:
         head = struct.pack(">qqqqi", 1000009000, 1000009000, 1300, 1300, 0)
         assert published(file) == head + bytes(4 + 16 + 100)
-        file.put_key("T", "z", 5000, 1000019000, flavour)
+        put_key(file, "T", "z", 5000, 1000019000, flavour)
         head = struct.pack(">qqqqii", 1000019000, 1000019000, 5000, 5000, 1, 2)
         body = struct.pack(">4i", 0, 0, 0, 1) + bytes(20) + struct.pack(">iqii", 81931, 5000, 10, 0) + bytes(60)
         assert published(file) == head + body
@@ -87,7 +87,7 @@ def test_an_empty_file_counts_zero_on_disk_until_it_is_flushed() -> None:
 
 def test_a_hash_of_the_smallest_int_is_zero_and_in_slot_zero() -> None:
     with new_file(7, 3) as file:
-        file.put_key(*ZERO_HASH, 5, 5, FLAVOURS["5.4"])
+        put_key(file, *ZERO_HASH, 5, 5, FLAVOURS["5.4"])
         assert published(file)[40:44] == struct.pack(">i", 1)
         assert IndexFileReader(file.file, file.layout).select_phy_offset(0, 64, *FOREVER) == [5]
 
@@ -105,7 +105,7 @@ def test_the_time_difference_is_clamped(begin: int, time: int, seconds: int) -> 
     naive = NaiveIndexFile(3, 10)
     with new_file(3, 10) as file:
         for number, timestamp in enumerate((begin, time)):
-            file.put_key("T", "k", number, timestamp, FLAVOURS["5.4"])
+            put_key(file, "T", "k", number, timestamp, FLAVOURS["5.4"])
             naive.put_key("T#k", number, timestamp)
         assert published(file) == naive.to_bytes()
         assert published(file)[40 + 12 + 2 * 20 + 12 :][:4] == struct.pack(">i", seconds)
@@ -122,14 +122,14 @@ def test_puts_make_the_naive_file(puts: list[tuple], slots: int, entries: int, f
     with new_file(slots, entries, header) as file:
         assert published(file) == naive.to_bytes()
         for topic, key, phy_offset, time in puts:
-            put = file.put_key(topic, key, phy_offset, time, FLAVOURS[flavour])
-            assert (put is Put.WRITTEN) == naive.put_key(f"{topic}#{key}", phy_offset, time)
+            put = put_key(file, topic, key, phy_offset, time, FLAVOURS[flavour])
+            assert (put == DONE) == naive.put_key(f"{topic}#{key}", phy_offset, time)
             assert (file.header.index_count == file.layout.index_num) == naive.is_write_full()
         assert published(file) == naive.to_bytes()
         file.flush()
         assert file.path.read_bytes() == naive.to_bytes(flushed=True)
         loaded = IndexFile.load(Disk(), file.path, file.layout, file.mark(full=False))
-        loaded.put_key("T", "later", 7, 7, FLAVOURS[flavour])
+        put_key(loaded, "T", "later", 7, 7, FLAVOURS[flavour])
         naive.put_key("T#later", 7, 7)
         assert published(loaded) == naive.to_bytes(flushed=True)
         loaded.close()
@@ -140,7 +140,7 @@ def test_answers_are_the_naive_files(puts: list[tuple], slots: int, begin: int, 
     naive = NaiveIndexFile(slots, 40)
     with new_file(slots, 40) as file:
         for topic, key, phy_offset, time in puts:
-            file.put_key(topic, key, phy_offset, time, FLAVOURS["5.4"])
+            put_key(file, topic, key, phy_offset, time, FLAVOURS["5.4"])
             naive.put_key(f"{topic}#{key}", phy_offset, time)
         file.publish()
         for first, last in ((begin, end), FOREVER, (end, begin)):
@@ -182,7 +182,7 @@ def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:
     naive = NaiveIndexFile(slots, entries)
     with new_file(slots, entries) as file:
         for number in range(entries):
-            file.put_key("T", f"key-{number * number}", number, BASE_TIME + number, FLAVOURS["5.4"])
+            put_key(file, "T", f"key-{number * number}", number, BASE_TIME + number, FLAVOURS["5.4"])
             naive.put_key(f"T#key-{number * number}", number, BASE_TIME + number)
             if number % 97 == 0:
                 assert published(file) == naive.to_bytes()
@@ -196,17 +196,13 @@ def entries_of(file: IndexFile) -> NDArray[np.uint32]:
     return read_entries(file.file, file.layout, 1, file.header.entries)
 
 
-def replayed(entries: NDArray[np.uint32], slots: int, window: int, every_put: bool) -> tuple[int, int, bytes]:
-    """(entries that hold, used slot count, slots) after replaying in windows."""
-    table = np.zeros(slots, dtype=np.uint32)
-    used, phy, done = I64(0), I64(0), 0
-    while done < len(entries):
-        part = entries[done : done + window]
-        good, used, phy = replay_entries(part, done + 1, table, every_put, I64(used), I64(phy))
-        done += int(good)
-        if good < len(part):
-            break
-    return done, int(used), table.tobytes()
+def replayed(file: IndexFile, entries: NDArray[np.uint32], flavour: Flavour, window: int) -> tuple[int, int, bytes]:
+    """(entries that hold, used slot count, slots) of the file with these entries, which are read in windows."""
+    file.file.pwrite(entries.tobytes(), file.layout.entry_position(1))
+    with mock.patch("indexd.index.entries.ENTRIES_PER_READ", window):
+        found = replay_file(file.file, file.mark(full=False), file.layout, flavour)
+    assert found.dropped_entries == len(entries) - found.mark.header.entries
+    return found.mark.header.entries, found.mark.header.used_slot_count, found.slots.tobytes()
 
 
 @given(st.data(), logs(max_size=12), st.integers(1, 9), st.integers(1, 6), st.sampled_from(list(FLAVOURS)))
@@ -221,7 +217,7 @@ def test_a_replay_rebuilds_the_slots(
         entries = entries_of(file)
         count = len(entries)
         expected = (count, file.header.used_slot_count, raw[40 : 40 + 4 * slots])
-        assert replayed(entries, slots, window, flavour.counts_every_put) == expected
+        assert replayed(file, entries, flavour, window) == expected
         if count:
             bad = data.draw(st.integers(0, count - 1))
             broken = entries.copy()
@@ -230,15 +226,22 @@ def test_a_replay_rebuilds_the_slots(
             else:
                 # The sign of the key hash, of the physical offset or of the time difference.
                 broken[bad, data.draw(st.sampled_from([0, 1, 3]))] ^= np.uint32(0x80)
-            assert replayed(broken, slots, window, flavour.counts_every_put)[0] == bad
+            assert replayed(file, broken, flavour, window)[0] == bad
 
 
-def test_a_replay_ends_where_offsets_go_back() -> None:
+def test_a_replay_ends_where_offsets_go_back_and_refuses_another_file() -> None:
+    flavour = FLAVOURS["5.4"]
     with new_file(3, 10) as file:
         for phy_offset in (5, 9, 9, 8, 10):
-            file.put_key("T", "k", phy_offset, 1, FLAVOURS["5.4"])
+            put_key(file, "T", "k", phy_offset, 1, flavour)
         file.publish()
-        assert replayed(entries_of(file), 3, 100, False)[:2] == (3, 1)
+        entries = entries_of(file)
+        assert replayed(file, entries, flavour, 100)[:2] == (3, 1)
+        entries[3, 2] = entries[2, 2]
+        for number, low in ((0, 6), (4, 9)):
+            other = entries.copy()
+            other[number, 2] = np.uint32(low).byteswap()
+            assert replayed(file, other, flavour, 100)[:2] == (0, 0)
 
 
 # --- comparison: what indexd --recover adds ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import FrameSpec
-from indexd.index.file import IndexService
+from indexd.errors import DiskError
+from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import is_index_name
+from support.commitlog_writer import FrameSpec
 from support.goldens import GOLDENS, unpack
 from support.naive import NaiveIndexService
 from support.strategies import BASE_TIME, Sample, logs
@@ -241,3 +243,57 @@ def test_the_only_file_stays_even_when_it_is_full_and_expired() -> None:
         later.load(tuple(type(mark)(mark.name, mark.header, True) for mark in marks))
         assert later.expire(1 << 40) == []
         assert len(contents(directory)) == 1
+
+
+# --- a disk without room for the next file ---
+
+
+class FullDisk(Disk):
+    """A disk with room for so many files."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
+        file = super().open_write(path, create=create)
+        if not create:
+            return file
+        self.room -= 1
+        return file if self.room >= 0 else _FullFile(path, file)
+
+
+class _FullFile(DiskFile):
+    def __init__(self, path: Path, file: DiskFile) -> None:
+        super().__init__(path, file.fileno(), Disk())
+
+    def allocate(self, size: int) -> None:
+        raise DiskError("allocate space for", self.path, OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_a_file_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="allocate") as caught:
+        IndexFile.create(FullDisk(0), tmp_path / "20240101000000000", IndexLayout(3, 4), None)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)), st.integers(1, 3))
+def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
+    samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str, room: int
+) -> None:
+    data = encode(samples)
+    naive, disk = naive_service(data, *layout, flavour), FullDisk(room)
+    with new_service(*layout, flavour, disk) as (service, directory):
+        for batch in batches(data, flavour, split):
+            while True:
+                try:
+                    service.build(batch)
+                    break
+                except DiskError:
+                    # Readers and the flusher go on meanwhile, over files that are all whole.
+                    count = len(service.mark().held)
+                    assert contents(directory) == [file.to_bytes() for file in naive.files[:count]]
+                    disk.room = room
+        service.publish()
+        assert contents(directory) == [file.to_bytes() for file in naive.files]
+        assert service.counters.entries == sum(file.index_count - 1 for file in naive.files)

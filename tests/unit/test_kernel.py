@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.batcher import DispatchRequest
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.commitlog.format import HEAD_SIZE, Outcome
 from indexd.commitlog.kernel import find_frame, last_head
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from indexd.index.format import FLAVOURS
+from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import naive_frames, split_keys
 from support.strategies import DELAY_TOPIC, ZERO_HASH, Sample, logs
 from support.twins import (
     DELAYS,
     FRAME_SIZE_MAX,
+    DispatchRequest,
     Stretch,
     by_decoder,
     by_kernel,

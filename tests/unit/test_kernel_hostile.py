@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.decoder import DecoderOptions, decode_frame
 from indexd.commitlog.format import FRAME_SIZE_MIN, Corrupt, NotYetWritten, Outcome, Reason
-from indexd.commitlog.writer import FrameSpec, blank_record, encode_frame
+from support.commitlog_writer import FrameSpec, blank_record, encode_frame
 from support.strategies import DELAY_TOPIC, Sample, logs, messages
 from support.twins import DELAYS, FRAME_SIZE_MAX, Decoding, Stretch, by_decoder, by_kernel, encode
 

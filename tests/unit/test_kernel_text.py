@@ -15,8 +15,8 @@ from indexd.commitlog.bytes_kernel import CRC_TABLES, crc32, find_byte, hash_utf
 from indexd.commitlog.decoder import decode_utf8, java_hash, parse_java_number
 from indexd.commitlog.decoder import key_hash as plain_key_hash
 from indexd.commitlog.kernel import find_topic_id
-from indexd.commitlog.writer import FrameSpec
 from support import naive
+from support.commitlog_writer import FrameSpec
 from support.naive_log import _java_int
 from support.strategies import ZERO_HASH, Sample
 from support.twins import Stretch, by_decoder, by_kernel, encode

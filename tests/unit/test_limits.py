@@ -138,7 +138,6 @@ def test_catching_up_keeps_to_the_rate() -> None:
     while not isinstance(throttle.poll(), NotYetWritten):
         pass
     assert bounded.stop.now - 100 == pytest.approx(10, abs=0.2)
-    assert throttle.rate_seconds == pytest.approx(bounded.stop.now - 100)
     assert max(bounded.stop.waits) <= 0.5
 
 
@@ -185,7 +184,6 @@ def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: 
     bounds = bounded.throttle(memory_max=100)
     bounds.poll()
     assert (bounded.hurried, len(bounded.stop.waits), bounded.reader.polls) == (3, 3, 1)
-    assert bounds.memory_seconds > 0
     # With nothing left to build it would wait for ever.
     bounded.queue.clear()
     bounds.poll()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from indexd.commitlog.writer import FrameSpec, encode_frame
+from support.commitlog_writer import FrameSpec, encode_frame
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import (
     NaiveIndexService,

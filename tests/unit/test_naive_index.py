@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 from support.naive import (
     NaiveIndexFile,
     NaiveIndexService,

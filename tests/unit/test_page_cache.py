@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from indexd.storage.page_cache import ReadPages
+from support.commitlog_writer import CommitLogWriter
 from support.page_cache import PAGE, Watched, forget, in_use, resident
 from support.reading import drain, open_reader
 from support.small_log import messages

@@ -24,52 +24,45 @@ def on_disk(**changes: object) -> OnDisk:
     return replace(OnDisk(abort=False, frontier=FRONTIER, sizes=sizes, headers=headers), **changes)  # type: ignore[arg-type]
 
 
-def test_a_clean_stop_leaves_nothing_to_do() -> None:
-    plan = plan_recovery(on_disk())
-    assert plan.is_clean
-    assert (plan.keep, plan.phy_offset) == ((A, B, C), 400)
+HERE = {mark.name: SIZE for mark in (A, B, C)}
+CHANGED = {A.name: A.header, B.name: replace(B.header, index_count=3), C.name: C.header}
+OTHER = "20260101000000009"
 
 
-def test_after_a_crash_the_open_file_alone_is_replayed() -> None:
-    plan = plan_recovery(on_disk(abort=True))
-    assert (plan.keep, plan.replay, plan.delete, plan.phy_offset, plan.cut) == ((A, B), (C,), (), 400, False)
-
-
-def test_forced_replays_all() -> None:
-    plan = plan_recovery(on_disk(), forced=True)
-    assert (plan.keep, plan.replay) == ((), (A, B, C))
-
-
-def test_a_header_that_differs_is_replayed_even_after_a_clean_stop() -> None:
-    headers = {A.name: A.header, B.name: replace(B.header, index_count=3), C.name: C.header}
-    plan = plan_recovery(on_disk(headers=headers))
-    assert (plan.keep, plan.replay) == ((A, C), (B,))
-
-
-def test_files_that_the_frontier_does_not_name_go() -> None:
-    sizes = {mark.name: SIZE for mark in (A, B, C)} | {"20260101000000009": SIZE}
-    plan = plan_recovery(on_disk(sizes=sizes))
-    assert plan.delete == ("20260101000000009",)
-    assert not plan.is_clean
-
-
-@pytest.mark.parametrize("size", [None, SIZE - 1, SIZE + 1, 0])
-def test_a_missing_or_cut_file_ends_what_is_kept(size: int | None) -> None:
-    sizes = {A.name: SIZE, C.name: SIZE} | ({} if size is None else {B.name: size})
-    plan = plan_recovery(on_disk(sizes=sizes))
-    assert plan.cut
-    assert (plan.keep, plan.phy_offset) == ((A,), None)
-    assert plan.delete == tuple(sorted(set(sizes) - {A.name}))
-    assert B.name in plan.reason
-
-
-def test_a_missing_file_that_pointed_to_expired_messages_only_is_no_loss() -> None:
-    sizes = {B.name: SIZE, C.name: SIZE}
-    assert plan_recovery(on_disk(sizes=sizes, log_begin=101)).keep == (B, C)
-    assert plan_recovery(on_disk(sizes=sizes, log_begin=100)).cut
-
-
-def test_without_a_frontier_everything_goes() -> None:
-    plan = plan_recovery(on_disk(frontier=None))
-    assert plan.delete == (A.name, B.name, C.name)
-    assert plan.phy_offset is None
+@pytest.mark.parametrize(
+    ("changes", "forced", "keep", "replay", "delete", "phy_offset"),
+    [
+        # A clean stop leaves nothing to do; after a crash the open file alone is replayed; --recover replays all.
+        ({}, False, (A, B, C), (), (), 400),
+        ({"abort": True}, False, (A, B), (C,), (), 400),
+        ({}, True, (), (A, B, C), (), 400),
+        # A header that is not ours, or a file that its checksums deny, is replayed even after a clean stop.
+        ({"headers": CHANGED}, False, (A, C), (B,), (), 400),
+        ({"damaged": frozenset({A.name})}, False, (B, C), (A,), (), 400),
+        # What the frontier does not name goes; without a frontier all of it.
+        ({"sizes": HERE | {OTHER: SIZE}}, False, (A, B, C), (), (OTHER,), 400),
+        ({"frontier": None}, False, (), (), (A.name, B.name, C.name), None),
+        # A missing or cut file ends what is kept, but for one that pointed to expired messages only.
+        ({"sizes": {A.name: SIZE, C.name: SIZE}}, False, (A,), (), (C.name,), None),
+        *(
+            ({"sizes": HERE | {B.name: size}}, False, (A,), (), (B.name, C.name), None)
+            for size in (SIZE - 1, SIZE + 1, 0)
+        ),
+        ({"sizes": {B.name: SIZE, C.name: SIZE}, "log_begin": 101}, False, (B, C), (), (), 400),
+        ({"sizes": {B.name: SIZE, C.name: SIZE}, "log_begin": 100}, False, (), (), (B.name, C.name), None),
+    ],
+)
+def test_what_is_kept_replayed_and_removed(
+    changes: dict[str, object],
+    forced: bool,
+    keep: tuple[FileMark, ...],
+    replay: tuple[FileMark, ...],
+    delete: tuple[str, ...],
+    phy_offset: int | None,
+) -> None:
+    plan = plan_recovery(on_disk(**changes), forced=forced)
+    assert (plan.keep, plan.replay, plan.delete, plan.phy_offset) == (keep, replay, delete, phy_offset)
+    assert plan.cut == (phy_offset is None and "frontier" not in changes)
+    first = next((mark.name for mark in (A, B, C) if mark not in (*keep, *replay)), "")
+    assert first in plan.reason or not plan.cut
+    assert plan.is_clean == (not replay and not delete)

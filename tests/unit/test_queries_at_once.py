@@ -12,7 +12,7 @@ from indexd.errors import CorruptDataError
 from indexd.serve import queries as serve_queries
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.key_queries import IndexTables, load_key_queries
-from indexd.storage.disk import HastyDisk, WouldWaitError
+from indexd.storage.disk import Disk, WouldWaitError
 from support.data_directory import T0, spec
 from support.key_queries_judge import both, request
 from support.page_cache import forget
@@ -110,10 +110,10 @@ def test_a_hurry_is_for_what_is_open_and_in_memory(disk_path: Path) -> None:
     path, other = disk_path / "file", disk_path / "other"
     path.write_bytes(bytes(range(256)) * 64)
     other.write_bytes(b"other")
-    disk = HastyDisk()
+    disk = Disk()
     with disk.open_read(path) as file:
         assert file.pread(4, 256) == b"\0\1\2\3"
-        disk.is_hasty = True
+        disk.nonblocking = True
         assert file.pread(4, 258) == b"\2\3\4\5"
         with pytest.raises(WouldWaitError):
             file.pread(8, 256 * 64 - 4)  # beyond the end: it is not told apart from what is not in memory
@@ -123,6 +123,6 @@ def test_a_hurry_is_for_what_is_open_and_in_memory(disk_path: Path) -> None:
         forget(path)
         with pytest.raises(WouldWaitError):
             file.pread(4, 8192)
-        disk.is_hasty = False
+        disk.nonblocking = False
         assert file.pread(8, 256 * 64 - 4) == b"\xfc\xfd\xfe\xff"
     assert disk.read(other) == b"other"

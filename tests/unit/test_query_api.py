@@ -16,7 +16,6 @@ import pytest
 
 import indexd.query
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.writer import FrameSpec
 from indexd.errors import CorruptDataError, IndexdError, UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import (
@@ -34,6 +33,7 @@ from indexd.query import (
 from indexd.query.coverage import Behind
 from indexd.query.message import find_by_id, find_by_offset, parse_message_id, unpack_body
 from indexd.storage.disk import Disk
+from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, Store, config_of, spec
 from support.queue_store import QueueStore
 

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.evidence import Evidence
-from indexd.commitlog.writer import FrameSpec
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
@@ -33,6 +32,7 @@ from indexd.query.by_time import scan_start, time_bound
 from indexd.query.log import LogView
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
+from support.commitlog_writer import FrameSpec
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, config_of, spec, write_data
 from support.naive import NaiveIndexFile, NaiveIndexService, key_hash
 from support.queue_store import QueueStore, build_sparse

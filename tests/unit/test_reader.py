@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.commitlog.format import NotYetWritten
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.index.format import FLAVOURS
+from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
 from support.goldens import GOLDENS, unpack
 from support.naive import naive_frames
 from support.reading import READ_SIZE, SEGMENT_SIZE, Clock, drain, open_reader, patch, segment
@@ -116,43 +117,38 @@ def test_a_segment_made_ahead_is_no_end_of_the_one_before(tmp_path: Path) -> Non
     reader.close()
 
 
-def test_segments_in_several_directories_are_one_log(tmp_path: Path) -> None:
-    offsets = filled(tmp_path / "a", 500)
+def spread(root: Path) -> None:
+    """Over two directories."""
+    for path in bases(root / "a")[::2]:
+        path.rename(root / "b" / path.name)
+
+
+def repeated(root: Path) -> None:
+    """Names that an earlier directory has already."""
+    filled(root / "b", 100, body=300)
+
+
+def in_other_digits(root: Path) -> None:
+    """As under a locale with digits of its own."""
+    for path in bases(root / "a"):
+        path.rename(path.with_name(path.name.translate({ord("0") + n: ord("٠") + n for n in range(10)})))
+
+
+def beside_others(root: Path) -> None:
+    """Files and a directory that are no segments."""
+    (root / "a/notes.txt").write_bytes(b"x")
+    (root / "a/00000000000000065536.bak").write_bytes(b"x")
+    (root / "b" / f"{SEGMENT_SIZE:020d}").mkdir()
+
+
+@pytest.mark.parametrize("arrange", [spread, repeated, in_other_digits, beside_others])
+def test_which_files_are_the_log(tmp_path: Path, arrange: Callable[[Path], None]) -> None:
+    offsets = filled(tmp_path / "a", 300)
     (tmp_path / "b").mkdir()
-    for path in bases(tmp_path / "a")[::2]:
-        path.rename(tmp_path / "b" / path.name)
+    arrange(tmp_path)
     reader = open_reader([tmp_path / "a", tmp_path / "missing", tmp_path / "b"])
     assert drain(reader).offsets == offsets
-    assert reader.counters.segments_twice == 0
-    reader.close()
-
-
-def test_a_segment_that_is_there_twice_is_read_once_from_the_first_directory(tmp_path: Path) -> None:
-    offsets = filled(tmp_path / "a", 200)
-    filled(tmp_path / "b", 100, body=300)
-    reader = open_reader([tmp_path / "a", tmp_path / "b"])
-    assert drain(reader).offsets == offsets
-    assert reader.counters.segments_twice == len(bases(tmp_path / "b")) > 0
-    assert [path.parent.name for path in reader.log.twice] == ["b"] * reader.counters.segments_twice
-    reader.close()
-
-
-def test_names_in_the_digits_of_another_locale(tmp_path: Path) -> None:
-    offsets = filled(tmp_path, 300)
-    for path in bases(tmp_path):
-        path.rename(tmp_path / path.name.translate({ord("0") + n: ord("٠") + n for n in range(10)}))
-    reader = open_reader(tmp_path)
-    assert drain(reader).offsets == offsets
-    reader.close()
-
-
-def test_files_that_are_no_segments_are_not_the_logs(tmp_path: Path) -> None:
-    offsets = filled(tmp_path, 3)
-    (tmp_path / "notes.txt").write_bytes(b"x")
-    (tmp_path / "00000000000000065536.bak").write_bytes(b"x")
-    (tmp_path / f"{SEGMENT_SIZE:020d}").mkdir()
-    reader = open_reader(tmp_path)
-    assert drain(reader).offsets == offsets
+    assert list(reader.log.twice) == (bases(tmp_path / "b") if arrange is repeated else [])
     reader.close()
 
 

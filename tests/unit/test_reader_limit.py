@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.writer import CommitLogWriter
+from support.commitlog_writer import CommitLogWriter
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
 from support.small_log import messages
+from support.twins import request_at
 
 
 class Named:
@@ -51,7 +52,7 @@ def read(reader: LogReader) -> list[int]:
     """Where the messages end that can be read now, the clock standing still."""
     ends = []
     while isinstance(found := reader.poll(), DispatchBatch):
-        rows = [found.request(row) for row in range(found.rows)]
+        rows = [request_at(found, row) for row in range(found.rows)]
         ends += [row.commit_log_offset + row.msg_size for row in rows]
     assert isinstance(found, NotYetWritten)
     return ends

@@ -10,9 +10,9 @@ import pytest
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError
 from indexd.recovery.whole_log import WholeLog
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.fake_broker import Named
 from support.reading import SEGMENT_SIZE, Clock, open_reader, patch
 
@@ -99,6 +99,15 @@ def test_behind_a_frame_that_was_passed_over_nobody_knows_what_is_of_the_log(tmp
     named = Named(read.reader.position)
     read.reader.log_limit = named
     assert (read.on().unproven_from, read.reader.newest_timestamp) == (None, 9000)
+
+
+def test_a_frame_that_was_passed_over_may_be_the_first_of_its_segment(tmp_path: Path) -> None:
+    offsets = write(tmp_path, list(range(1000, 1000 + SEGMENT_SIZE // 100)))
+    base = offsets[-1] // SEGMENT_SIZE * SEGMENT_SIZE
+    patch(tmp_path / f"{base:020d}", 4, b"\0\0\0\1")
+    read = Read(tmp_path, skip_corrupt=True, corrupt_after=0.05).on()
+    assert isinstance(read.end, Skipped)
+    assert read.on().unproven_from == next(offset for offset in offsets if offset > base)
 
 
 def test_what_the_broker_names_behind_a_frame_that_was_passed_over_is_no_suspect(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.writer import FrameSpec, blank_record, encode_frame
+from support.commitlog_writer import FrameSpec, blank_record, encode_frame
 from support.reading import SEGMENT_SIZE, Clock, drain, open_reader, patch, segment
+from support.twins import request_at
 
 SPECS = {
     "keyed": FrameSpec("TopicA", b"hello, world", {"KEYS": "a b", "TAGS": "TagA"}, store_timestamp=1_700_000_000_000),
@@ -40,7 +41,7 @@ class Tail:
         """The offsets that the next poll brings."""
         found = self.after(seconds)
         assert isinstance(found, DispatchBatch), found
-        return [found.request(row).commit_log_offset for row in range(found.rows)]
+        return [request_at(found, row).commit_log_offset for row in range(found.rows)]
 
 
 def waits(found: object, offset: int) -> bool:

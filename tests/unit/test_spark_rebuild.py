@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.errors import CorruptDataError, IndexdError
 from indexd.recovery.rebuild import Rebuilt
@@ -25,6 +24,7 @@ from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support import small_log
 from support.beside_log import frames, write
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
 from support.odd_log import OddMessage, odd_messages, some_messages, write_odd

@@ -15,7 +15,6 @@ import pytest
 from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import Skipped
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
 from indexd.spark.rebuild.job import Unreadable, chain, evidence_of, uncovered_of
@@ -26,6 +25,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import building_of
 from indexd.verify import verify
+from support.commitlog_writer import CommitLogWriter
 from support.reopened import config_for, reopen
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.spark_rebuild import (

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
 from indexd.spark.source.rows import Keep, Locator
 from indexd.spark.source.rows_kernel import PAIRS_MAX
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
 from support.goldens import GOLDENS, unpack
 from support.rows import config_of, plain, record_batches, rows_of, rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log

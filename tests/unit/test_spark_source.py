@@ -14,7 +14,6 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import (
     CorruptDataError,
     DisturbedError,
@@ -29,6 +28,7 @@ from indexd.spark.source.options import OPTIONS_HINT, check_names, explained, pa
 from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter
 from support.damaged_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
-from indexd.commitlog.writer import CommitLogWriter, blank_record
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
+from support.commitlog_writer import CommitLogWriter, blank_record
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.spark_source import ALL, kept, rows_between, run, stream

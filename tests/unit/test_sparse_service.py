@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import DiskError, IndexdError
 from indexd.sparse.format import SparseMark
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.output_recovery import made_durable
 from support.reading import open_reader
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap
 from support.small_log import messages
 from support.sparse_log import SEGMENT_SIZE, Row, batch_of, batches_of, expected_files, log_rows
+from support.twins import request_at
 
 INTERVALS = st.sampled_from([0, 90, 91, 300, 1000, 4096, 1 << 30])
 SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
@@ -124,7 +125,7 @@ def test_a_real_log_of_small_segments(tmp_path: Path) -> None:
     rows: list[Row] = []
     while isinstance(batch := reader.poll(), DispatchBatch):
         service.build(batch)
-        requests = [batch.request(row) for row in range(batch.rows)]
+        requests = [request_at(batch, row) for row in range(batch.rows)]
         rows += [(each.commit_log_offset, each.msg_size, each.store_timestamp) for each in requests]
     reader.close()
     assert len(rows) >= 902  # the reader keeps back what may still change

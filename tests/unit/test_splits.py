@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.split_points import SplitPoints
-from indexd.commitlog.writer import FrameSpec, encode_frame
 from indexd.config import Config, load
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.recovery.open import decode_rules
 from indexd.spark.splits import Split, SplitReader, check_chain, plan_splits
 from indexd.storage.disk import Disk
 from support.beside_log import frames, over_queues, spec, write
+from support.commitlog_writer import FrameSpec, encode_frame
 from support.small_log import BASE_TIME
 
 SEGMENT_SIZE = 16 << 10

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.query import open_data
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import Daemon, indexd_here
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.commitlog.writer import FrameSpec
+    from support.commitlog_writer import FrameSpec
 
 _SEGMENT = 256 << 10
 _DAMAGED, _MESSAGES = 100, 300

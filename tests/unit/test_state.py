@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import DiskError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.serve.status import Status
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import index_files
 from support.inside import config_of, notifier_of, opened_inside, row_of, running, wait_until
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages, write_log

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.cli.main import main
-from indexd.commitlog.writer import FrameSpec
 from indexd.config.units import parse_place
 from indexd.errors import DisturbedError
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
@@ -32,6 +31,7 @@ from indexd.spark.stats.index import (
 )
 from indexd.spark.stats.report import Report
 from indexd.spark.stats.show import print_report, render_page
+from support.commitlog_writer import FrameSpec
 from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
 from support.small_log import write_log
 from support.stats import (

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.reader import LogReader
-from indexd.commitlog.writer import CommitLogWriter
 from indexd.consumequeue.format import UNIT_SIZE
 from indexd.errors import DiskError
 from indexd.findings import Findings
@@ -24,6 +23,7 @@ from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import whole
 from indexd.verify.whole import look
 from support.beside_log import over_queues, spec, write
+from support.commitlog_writer import CommitLogWriter
 from support.daemon import assert_same_index, indexd_here
 from support.goldens import GOLDENS, unpack
 from support.outputs import UNITS, Built, build, copied, found, live_bytes

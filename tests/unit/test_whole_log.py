@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError
 from indexd.recovery.whole_log import WholeLog, once
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.reading import SEGMENT_SIZE, open_reader, patch
 
 

@@ -1,9 +1,9 @@
-"""The built-in writer against the spec's frame, its rules for segments, and every golden commitlog."""
+"""The tests' writer against the spec's frame and every golden commitlog, and the demo's against the naive reader."""
 
 from __future__ import annotations
 
 import tempfile
-import zlib
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import (
-    CommitLogWriter,
-    FrameSpec,
-    blank_record,
-    encode_frame,
-    encode_properties,
-)
+from indexd.demo import DemoWriter
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame, encode_properties
 from support.goldens import GOLDENS, unpack
 from support.naive import NaiveMessage, decode_properties, java_utf8, naive_check, naive_frames
 from support.strategies import Sample, logs, messages
@@ -47,11 +42,6 @@ def spec_of(message: NaiveMessage) -> FrameSpec:
     )
 
 
-def frame_of(length: int) -> FrameSpec:
-    """A spec whose frame takes ``length`` bytes: 91 and the topic's one letter without a body."""
-    return FrameSpec("T", bytes(length - 92))
-
-
 def test_the_spec_vector() -> None:
     properties = {"KEYS": "k1 k2", "UNIQ_KEY": "7F000001ABCD00000000000000000001", "TAGS": "tagA"}
     spec = FrameSpec("T1", b"hello", properties, queue_id=3, queue_offset=7)
@@ -62,60 +52,6 @@ def test_the_spec_vector() -> None:
     assert message is not None
     assert (message.body_crc, len(message.raw_properties), message.tags_code) == (907060870, 63, 3552231)
     assert replace(spec_of(message), properties=properties) == spec
-
-
-def test_properties_are_always_terminated_and_keep_their_order() -> None:
-    assert encode_properties({"B": "1", "A": "", "K": "v\x01w"}) == b"B\x011\x02A\x01\x02K\x01v\x01w\x02"
-    assert encode_properties({"K": "\ud800 \ud83d\ude00"}) == b"K\x01? \xf0\x9f\x98\x80\x02"
-
-
-@pytest.mark.parametrize(
-    ("topic", "magic", "length"),
-    [
-        ("x" * 127, "daa320a7", b"\x7f"),
-        ("x" * 128, "daa320ab", b"\x00\x80"),
-        ("😀" * 64, "daa320ab", b"\x01\x00"),
-    ],
-)
-def test_a_topic_of_more_than_127_units_makes_version_2(topic: str, magic: str, length: bytes) -> None:
-    frame = encode_frame(FrameSpec(topic), 0)
-    assert frame[4:8].hex() == magic
-    assert frame[88 : 88 + len(length)] == length
-    assert naive_check(frame)[:2] == (True, len(frame))
-
-
-def test_a_topic_that_its_length_byte_cannot_count_is_refused_unless_raw() -> None:
-    with pytest.raises(ValueError, match="topic of 150 bytes"):
-        encode_frame(FrameSpec("长" * 50), 0)
-    frame = encode_frame(FrameSpec("长" * 50), 0, raw_topic=b"x" * 150)
-    assert frame[88] == 150
-    assert naive_check(frame) == (False, -1, None)
-
-
-def test_properties_over_the_limit_are_refused_and_the_crc_counts() -> None:
-    encode_frame(FrameSpec("T"), 0, raw_properties=bytes(32767))
-    with pytest.raises(ValueError, match="32768 bytes"):
-        encode_frame(FrameSpec("T"), 0, raw_properties=b"\x02" * 32748, prop_crc=True)
-
-
-def test_ipv6_hosts_set_their_bits_and_only_theirs() -> None:
-    v4, v6 = ("10.0.0.1", 10911), ("fd00::1", 10911)
-    for born, store, flag in [(v6, v4, 0x10), (v4, v6, 0x20), (v6, v6, 0x30), (v4, v4, 0)]:
-        spec = FrameSpec("T", sys_flag=0x38, born_host=born, store_host=store)
-        ok, _, message = naive_check(encode_frame(spec, 0))
-        assert ok
-        assert message is not None
-        assert message.sys_flag == 0x8 | flag
-
-
-@pytest.mark.parametrize("raw", [b"", b"A\x01b\x02", b"A\x01b"])
-def test_the_property_crc(raw: bytes) -> None:
-    frame = encode_frame(FrameSpec("T", b"body"), 4711, raw_properties=raw, prop_crc=True)
-    assert frame[-20:-11] == b"__CRC32#\x01"
-    assert int(frame[-11:-1][::-1]) == zlib.crc32(frame[:-20]) & 0x7FFFFFFF
-    separated = raw + b"\x02" if raw and not raw.endswith(b"\x02") else raw
-    assert frame[-22 - len(separated) : -20] == (len(separated) + 20).to_bytes(2, "big") + separated
-    assert naive_check(frame)[:2] == (True, len(frame))
 
 
 @given(messages(), st.booleans(), st.integers(0, 2**62))
@@ -133,54 +69,6 @@ def test_what_is_encoded_is_what_is_read(sample: Sample, prop_crc: bool, phy_off
     assert again == replace(spec, sys_flag=again.sys_flag)
     assert again.sys_flag & ~0x30 == spec.sys_flag
     assert message.phy_offset == phy_offset
-
-
-def test_a_frame_must_leave_room_for_the_blank_record(tmp_path: Path) -> None:
-    writer = CommitLogWriter(tmp_path, 1024)
-    assert writer.append(frame_of(500)) == 0
-    assert writer.append(frame_of(516)) == 500  # exactly 8 bytes left
-    assert writer.append(frame_of(517)) == 1024
-    assert writer.append(frame_of(500)) == 2048  # 507 left: 8 too few
-    writer.close()
-    assert (tmp_path / f"{0:020d}").read_bytes()[1016:] == blank_record(8) == bytes.fromhex("00000008cbd43194")
-    assert (tmp_path / f"{1024:020d}").read_bytes()[517:] == blank_record(507) + bytes(499)
-    with CommitLogWriter(tmp_path / "small", 1024) as writer, pytest.raises(ValueError, match="never fits"):
-        writer.append(frame_of(1017))
-
-
-def test_segments_are_full_size_and_one_ahead(tmp_path: Path) -> None:
-    clean, killed = tmp_path / "clean", tmp_path / "killed"
-    for directory in (clean, killed):
-        with CommitLogWriter(directory, 1024) as writer:
-            for _ in range(3):
-                writer.append(frame_of(600))
-            writer.flush()
-            assert sorted(file.name for file in directory.iterdir()) == [f"{1024 * i:020d}" for i in range(4)]
-            assert {file.stat().st_size for file in directory.iterdir()} == {1024}
-            if directory == killed:
-                writer.close(clean=False)
-    assert len(list(clean.iterdir())) == 3
-    assert len(list(killed.iterdir())) == 4
-
-
-def test_a_log_can_start_anywhere_and_be_written_over(tmp_path: Path) -> None:
-    with CommitLogWriter(tmp_path, 1024, start_offset=5 * 1024 + 100) as writer:
-        assert [writer.append(frame_of(300)) for _ in range(2)] == [5220, 5520]
-    before = (tmp_path / f"{5120:020d}").read_bytes()
-    assert before[:100] == bytes(100)
-    with CommitLogWriter(tmp_path, 1024, start_offset=5220) as writer:
-        assert writer.append(frame_of(200)) == 5220
-    after = (tmp_path / f"{5120:020d}").read_bytes()
-    assert after[300:] == before[300:]
-    assert [m.size for m in naive_frames([tmp_path], 1024, start=5220)] == [200]
-
-
-def test_queue_offsets_are_counted_per_queue_and_only_for_queued_messages(tmp_path: Path) -> None:
-    with CommitLogWriter(tmp_path, 4096) as writer:
-        for queue_id, sys_flag in [(0, 0), (0, 0x4), (0, 0x8), (0, 0xC), (0, 0), (1, 0)]:
-            writer.append(FrameSpec("T", queue_id=queue_id, sys_flag=sys_flag, queue_offset=99))
-        writer.append(FrameSpec("U"))
-    assert [m.cq_offset for m in naive_frames(tmp_path, 4096)] == [0, 0, 1, 0, 2, 0, 0]
 
 
 @settings(max_examples=50)
@@ -204,3 +92,19 @@ def test_a_golden_commitlog_written_again_is_the_same_directory(name: str, tmp_p
     writer.close(clean=not golden.killed)
     written = {file.name: file.read_bytes() for file in (tmp_path / "again").iterdir()}
     assert written == {file.name: file.read_bytes() for file in golden.segments()}
+
+
+def test_what_the_demo_writes_is_a_broker_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexd.demo._SEGMENT_SIZE", 1 << 14)
+    writer = DemoWriter(tmp_path)
+    while writer.count < 500:
+        time.sleep(0.01)
+    writer.stop()
+    read = list(naive_frames(tmp_path / "commitlog", 1 << 14))
+    assert len(read) == writer.count
+    assert read[-1].phy_offset == writer.last[3]
+    assert {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()} == {1 << 14}
+    queues: dict[str, int] = {}
+    for message in read:
+        assert message.cq_offset == queues.setdefault(message.topic, 0)
+        queues[message.topic] += 1

@@ -11,5 +11,4 @@
 ``reader``        position -> next batch or why not: end, not yet written, corrupt
 ``split_points``  where inside a segment reading can begin
 ``evidence``      single frames, to tell later that the log is still the same, and for queries
-``writer``        the built-in writer of real frames, for the demo and the tests
 """

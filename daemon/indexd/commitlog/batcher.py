@@ -1,8 +1,7 @@
 """Decodes bytes of the log into a DispatchBatch, which the builders of all outputs take.
 
 A batch is a struct of arrays (kernel.Columns), one row a message in log order; nothing on the hot path makes a Python
-object per message. A batch owns its arrays: the reader's buffer may be reused as soon as it is made. DispatchRequest is
-the readable view of one row.
+object per message. A batch owns its arrays: the reader's buffer may be reused as soon as it is made.
 """
 
 from __future__ import annotations
@@ -31,22 +30,6 @@ from indexd.commitlog.kernel import (
 KEYS_MIN = 32767 // 2 + 8
 # What the key index does without.
 QUEUE_COLUMNS = frozenset({"size", "queue_offset", "batch_size", "queue_id", "topic_id", "tags_code"})
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchRequest:
-    """One message as RocketMQ's DispatchRequest shows it, but with key hashes where Java has the key strings."""
-
-    topic: str
-    queue_id: int
-    commit_log_offset: int
-    msg_size: int
-    tags_code: int
-    store_timestamp: int
-    consume_queue_offset: int
-    batch_size: int
-    sys_flag: int
-    key_hashes: tuple[int, ...]
 
 
 class TopicTable:
@@ -120,23 +103,6 @@ class DispatchBatch:
     def last_store_timestamp(self) -> int:
         """Of the last row, ms; 0 without rows."""
         return int(self.columns.store_timestamp[self.rows - 1]) if self.rows else 0
-
-    def request(self, row: int) -> DispatchRequest:
-        """The view of one row."""
-        columns = self.columns
-        first, last = (int(position) for position in columns.key_start[row : row + 2])
-        return DispatchRequest(
-            topic=decode_utf8(self.topics.raw_name(int(columns.topic_id[row]))),
-            queue_id=int(columns.queue_id[row]),
-            commit_log_offset=int(columns.phy_offset[row]),
-            msg_size=int(columns.size[row]),
-            tags_code=int(columns.tags_code[row]),
-            store_timestamp=int(columns.store_timestamp[row]),
-            consume_queue_offset=int(columns.queue_offset[row]),
-            batch_size=int(columns.batch_size[row]),
-            sys_flag=int(columns.sys_flag[row]),
-            key_hashes=tuple(int(value) for value in columns.key_hash[first:last]),
-        )
 
     def __repr__(self) -> str:
         return f"DispatchBatch([{self.begin_offset}, {self.end_offset}), rows={self.rows}, keys={self.keys})"

@@ -17,26 +17,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_1 = np.uint64(1)
-_2 = np.uint64(2)
-_3 = np.uint64(3)
-_4 = np.uint64(4)
-_31 = np.uint64(31)
-_31_2 = np.uint64(31**2)
-_31_4 = np.uint64(31**4)
-_31_8 = np.uint64(31**8 % (1 << 64))
-_8 = np.uint64(8)
-_EACH_1 = np.uint64(0x0101010101010101)
-_EACH_80 = np.uint64(0x8080808080808080)
-_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
-_EVEN_PAIRS = np.uint64(0x0000FFFF0000FFFF)
-_LOW_32 = np.uint64(0xFFFFFFFF)
-_SIGN_32 = np.uint64(0x80000000)
-_TWO_32 = np.uint64(1 << 32)
-_ASCII_END = np.uint64(0x80)
-_REPLACEMENT = np.uint64(0xFFFD)
-_TEN = np.uint64(10)
+_1, _2, _3, _4, _8, _TEN = (np.uint64(number) for number in (1, 2, 3, 4, 8, 10))
+_31, _31_2, _31_4, _31_8 = (np.uint64(31**power % (1 << 64)) for power in (1, 2, 4, 8))
+_EACH_1, _EACH_80 = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_EVEN_BYTES, _EVEN_PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+_LOW_32, _SIGN_32, _TWO_32 = np.uint64(0xFFFFFFFF), np.uint64(0x80000000), np.uint64(1 << 32)
 _LONG_MAX = np.uint64((1 << 63) - 1)
+_ASCII_END, _REPLACEMENT = np.uint64(0x80), np.uint64(0xFFFD)
 # The zeros of every other script whose digits fit a UTF-16 unit; nine digits follow each.
 _ZEROS = np.array([c for c in range(0x80, 0x10000) if unicodedata.decimal(chr(c), -1) == 0], dtype=np.uint64)
 
@@ -137,54 +124,33 @@ def key_hash(java_hash):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True)
-def _malformed_4(buffer, i, end):  # type: ignore[no-untyped-def]
-    # How many bytes one replacement stands for, at a byte F0..F7 that begins no valid sequence.
-    b1 = load_u8(buffer, i)
-    if b1 > np.uint64(0xF4) or i + _1 >= end:
-        return _1
-    b2 = load_u8(buffer, i + _1)
-    low = np.uint64(0x90) if b1 == np.uint64(0xF0) else np.uint64(0x80)
-    high = np.uint64(0x8F) if b1 == np.uint64(0xF4) else np.uint64(0xBF)
-    if b2 < low or b2 > high:
-        return _1
-    if i + _2 >= end or (load_u8(buffer, i + _2) & np.uint64(0xC0)) != np.uint64(0x80):
-        return _2
-    return _3
-
-
-@numba.njit(nogil=True)
 def _decode_one(buffer, i, end):  # type: ignore[no-untyped-def]
-    # (code point, bytes taken) at a byte >= 0x80, with Java's replacement: an encoded surrogate is ONE U+FFFD.
-    b1 = load_u8(buffer, i)
-    low6 = np.uint64(0x3F)
-    cont = np.uint64(0xC0)
-    mark = np.uint64(0x80)
-    left = end - i
-    if b1 >= np.uint64(0xC2) and b1 <= np.uint64(0xDF):
-        if left >= _2 and (load_u8(buffer, i + _1) & cont) == mark:
-            return (b1 & np.uint64(0x1F)) << np.uint64(6) | (load_u8(buffer, i + _1) & low6), _2
+    # (code point, bytes taken) at a byte >= 0x80. Java's replacement stands for the longest beginning of a sequence
+    # that could have been one, an encoded surrogate being one whole.
+    lead = load_u8(buffer, i)
+    if lead < np.uint64(0xC2) or lead > np.uint64(0xF4):
         return _REPLACEMENT, _1
-    if b1 >= np.uint64(0xE0) and b1 <= np.uint64(0xEF):
-        if left < _2:
-            return _REPLACEMENT, _1
-        b2 = load_u8(buffer, i + _1)
-        if (b2 & cont) != mark or (b1 == np.uint64(0xE0) and b2 < np.uint64(0xA0)):
-            return _REPLACEMENT, _1
-        if left < _3 or (load_u8(buffer, i + _2) & cont) != mark:
-            return _REPLACEMENT, _2
-        point = (b1 & np.uint64(0x0F)) << np.uint64(12) | (b2 & low6) << np.uint64(6)
-        point |= load_u8(buffer, i + _2) & low6
-        if point >= np.uint64(0xD800) and point <= np.uint64(0xDFFF):
-            return _REPLACEMENT, _3
-        return point, _3
-    if b1 >= np.uint64(0xF0) and b1 <= np.uint64(0xF7):
-        taken = _malformed_4(buffer, i, end)
-        if taken == _3 and left >= _4 and (load_u8(buffer, i + _3) & cont) == mark:
-            point = (b1 & np.uint64(0x07)) << np.uint64(18) | (load_u8(buffer, i + _1) & low6) << np.uint64(12)
-            point |= (load_u8(buffer, i + _2) & low6) << np.uint64(6) | (load_u8(buffer, i + _3) & low6)
-            return point, _4
+    size = _2
+    if lead >= np.uint64(0xE0):
+        size = _3 if lead < np.uint64(0xF0) else _4
+    low, high = np.uint64(0x80), np.uint64(0xBF)
+    if lead == np.uint64(0xE0):
+        low = np.uint64(0xA0)
+    elif lead == np.uint64(0xF0):
+        low = np.uint64(0x90)
+    elif lead == np.uint64(0xF4):
+        high = np.uint64(0x8F)
+    point = lead & (np.uint64(0x7F) >> size)
+    taken = _1
+    while taken < size:
+        if i + taken >= end or load_u8(buffer, i + taken) < low or load_u8(buffer, i + taken) > high:
+            return _REPLACEMENT, taken
+        point = point << np.uint64(6) | (load_u8(buffer, i + taken) & np.uint64(0x3F))
+        low, high = np.uint64(0x80), np.uint64(0xBF)
+        taken += _1
+    if point >= np.uint64(0xD800) and point <= np.uint64(0xDFFF):
         return _REPLACEMENT, taken
-    return _REPLACEMENT, _1
+    return point, taken
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -263,8 +229,7 @@ def parse_long(buffer, start, end):  # type: ignore[no-untyped-def]
     return True, np.int64(value)
 
 
-_BYTE = np.uint32(0xFF)
-_ONES = np.uint32(0xFFFFFFFF)
+_BYTE, _ONES = np.uint32(0xFF), np.uint32(0xFFFFFFFF)
 
 
 def crc_tables(first: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import Batcher, DispatchBatch
-from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN
+from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, STAMPED_SIZE
 from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
-from indexd.errors import DiskError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 from indexd.storage.page_cache import ReadPages
 
 
@@ -53,9 +52,6 @@ class SegmentCursor:
         self.segment: Segment | None = None
         self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
 
-    def __repr__(self) -> str:
-        return f"SegmentCursor({self.segment.path.name if self.segment else None})"
-
     def refresh(self) -> None:
         """List the segments again: new ones, expired ones."""
         self.log = list_segments(self._disk, self._directories, self._segment_size)
@@ -67,12 +63,9 @@ class SegmentCursor:
         """
         if self._file is None or self.segment is None or self.segment.base < (self.log.min_offset or 0):
             return False
-        try:
+        with ignore_missing():
             return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return True
+        return True
 
     def holds(self, offset: int) -> bool:
         """Whether the open segment holds ``offset``."""
@@ -81,35 +74,29 @@ class SegmentCursor:
     def open(self, offset: int) -> bool:
         """Open the segment that holds ``offset``; False if there is none, or if it expired just now."""
         self.close()
+        if self.log.at(offset) is None:
+            self.refresh()
         segment = self.log.at(offset)
-        if segment is None:
+        if segment is not None:
+            with ignore_missing():
+                self._file = self._disk.open_read(segment.path)
+                self.segment = segment
+                return True
             self.refresh()
-            segment = self.log.at(offset)
-        if segment is None:
-            return False
-        try:
-            self._file = self._disk.open_read(segment.path)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            self.refresh()
-            return False
-        self.segment = segment
-        return True
+        return False
+
+    def _first_bytes(self, segment: Segment) -> bytes | None:
+        # None for one that is not there any more.
+        with ignore_missing(), self._disk.open_read(segment.path) as file:
+            return file.pread(BLANK_SIZE, 0)
+        return None
 
     def next_total_size(self) -> int:
         """The total size that the first frame of the next segment claims; 0 where it holds nothing or is not there."""
         assert self.segment is not None
         later = self.log.at(self.segment.end)
-        if later is None:
-            return 0
-        try:
-            with self._disk.open_read(later.path) as file:
-                return int.from_bytes(file.pread(4, 0), "big")
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return 0
+        data = None if later is None else self._first_bytes(later)
+        return int.from_bytes((data or b"")[:4], "big")
 
     def next_is_in_use(self) -> bool:
         """Whether a later segment holds anything: then the open one is closed for good.
@@ -119,15 +106,12 @@ class SegmentCursor:
         assert self.segment is not None
         later = self.log.after(self.segment.end)
         while later is not None:
-            try:
-                with self._disk.open_read(later.path) as file:
-                    if any(file.pread(BLANK_SIZE, 0)):
-                        return True
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
+            data = self._first_bytes(later)
+            if data is None:
                 self.refresh()
                 return False
+            if any(data):
+                return True
             later = self.log.after(later.end)
         return False
 
@@ -159,11 +143,8 @@ class SegmentCursor:
         """Give page cache back from now on, if the open segment is so old that this is wanted; before it is read."""
         assert self.segment is not None
         assert self._file is not None
-        if self._is_far(self.segment):
+        if self._drop_behind is not None and self.segment.end + self._drop_behind <= self.log.segments[-1].end:
             self._pages = ReadPages(self._file, self.segment.size)
-
-    def _is_far(self, segment: Segment) -> bool:
-        return self._drop_behind is not None and segment.end + self._drop_behind <= self.log.segments[-1].end
 
     def give_back(self, until: int) -> int:
         """Everything of the open segment before ``until`` was read; the bytes of page cache given back now."""
@@ -182,31 +163,16 @@ class SegmentCursor:
 
 # How much is searched for a head: longer than most frames. A longer frame there costs a second read, nothing else.
 _PROBE_SIZE = 32 << 10
-_TIMESTAMP_END = 76
 # Stretches that are decoded and not taken yet.
 _DEPTH = 6
 
 
-class _Tools:
+class _Tools(NamedTuple):
     """What one worker reads into and decodes with."""
 
-    def __init__(self, read_size: int) -> None:
-        self.probe = np.empty(_PROBE_SIZE, dtype=np.uint8)
-        self.buffer = np.empty(read_size, dtype=np.uint8)
-        self.batcher = Batcher(read_size // FRAME_SIZE_MIN + 1)
-
-
-class _Head(NamedTuple):
-    """A head that was seen: its offset and store timestamp."""
-
-    offset: int
-    timestamp: int
-
-    def ends(self, batch: DispatchBatch) -> bool:
-        """Whether ``batch`` leads exactly to this head, its times never falling: no frame of it is of an older log."""
-        times = batch.columns.store_timestamp[: batch.rows]
-        rising = bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= self.timestamp
-        return rising and batch.end_offset == self.offset
+    probe: NDArray[np.uint8]
+    buffer: NDArray[np.uint8]
+    batcher: Batcher
 
 
 class ReadAhead:
@@ -231,8 +197,10 @@ class ReadAhead:
         """
         self._sum_up = sum_up
         if self._tools.empty() and not self._running:
+            size = self._read_size
             for _ in range(max(self._workers, 1)):
-                self._tools.put(_Tools(self._read_size))
+                probe, buffer = np.empty(_PROBE_SIZE, dtype=np.uint8), np.empty(size, dtype=np.uint8)
+                self._tools.put(_Tools(probe, buffer, Batcher(size // FRAME_SIZE_MIN + 1)))
         if self._pool is None:
             return self._stretch(position, rules)
         with self._lock:
@@ -275,29 +243,23 @@ class ReadAhead:
                 self._held = position
 
     def _stretch(self, position: int, rules: Rules) -> DispatchBatch | None:
-        tools = self._tools.get()
+        tools, segment = self._tools.get(), self._cursor.segment
         try:
-            segment = self._cursor.segment
-            head = self._read(position, tools.probe, tools.buffer)
-            if segment is None or head is None:
+            begin = position + self._read_size - _PROBE_SIZE
+            if segment is None or begin + _PROBE_SIZE > segment.end:
                 return None
-            self._start_behind(head.offset, rules)
-            size = head.offset - position
-            found = tools.batcher.decode(tools.buffer, size, position, segment.end, rules, sum_up=self._sum_up)
-            batch = found.batch
-            return batch if batch is not None and head.ends(batch) else None
+            count = self._cursor.read_into(tools.probe, begin)
+            at = int(find_frame(tools.probe, np.uint64(0), np.uint64(count), np.uint64(begin)))
+            size = begin + at - position
+            if at + STAMPED_SIZE > count or self._cursor.read_into(tools.buffer[:size], position) != size:
+                return None
+            self._start_behind(position + size, rules)
+            batch = tools.batcher.decode(tools.buffer, size, position, segment.end, rules, sum_up=self._sum_up).batch
+            # Times that never fall up to the head's: no frame of it is of an older log.
+            if batch is None or batch.end_offset != position + size:
+                return None
+            times = batch.columns.store_timestamp[: batch.rows]
+            newest = int(store_timestamp_at(tools.probe, np.uint64(at)))
+            return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= newest else None
         finally:
             self._tools.put(tools)
-
-    def _read(self, position: int, probe: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> _Head | None:
-        segment = self._cursor.segment
-        at = position + self._read_size - _PROBE_SIZE
-        if segment is None or at + _PROBE_SIZE > segment.end:
-            return None
-        count = self._cursor.read_into(probe, at)
-        found = int(find_frame(probe, np.uint64(0), np.uint64(count), np.uint64(at)))
-        if found + _TIMESTAMP_END > count:
-            return None
-        head = _Head(at + found, int(store_timestamp_at(probe, np.uint64(found))))
-        size = head.offset - position
-        return head if self._cursor.read_into(buffer[:size], position) == size else None

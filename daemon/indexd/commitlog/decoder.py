@@ -188,7 +188,7 @@ def check_frame(data: bytes, phy_offset: int, segment_end: int, options: Decoder
         return head
     total, magic = head
     whole = data[:total]
-    parts = _walk(whole, magic)
+    parts = walk_frame(whole, magic)
     if parts is None:
         return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
     reason = _check_crc(whole, parts[1], parts[3])
@@ -229,7 +229,7 @@ def _bad_magic(data: bytes, position: int, total: int) -> Reason:
 
 
 def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOptions) -> Message | Corrupt:
-    parts = _walk(data, magic)
+    parts = walk_frame(data, magic)
     if parts is None:
         return Corrupt(phy_offset, Reason.LENGTHS_DISAGREE.text)
     after_hosts, body, topic, raw_properties = parts
@@ -273,8 +273,8 @@ def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOpti
     )
 
 
-def _walk(data: bytes, magic: int) -> tuple[int, bytes, bytes, bytes] | None:
-    # (position behind the hosts, body, topic, properties), or None when the lengths do not add up.
+def walk_frame(data: bytes, magic: int) -> tuple[int, bytes, bytes, bytes] | None:
+    """(position behind the hosts, body, topic, properties), or None when the lengths do not add up."""
     born, stored = _host_sizes(_UNSIGNED_INT(data, 36)[0])
     after_hosts, size = 56 + born + stored, len(data)
     at = after_hosts + 12

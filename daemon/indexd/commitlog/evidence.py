@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
 from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
 from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE, NotYetWritten
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
-from indexd.errors import DiskError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
 # Of a larger frame this many bytes are looked at: a look at every point must stay a matter of milliseconds.
 _BYTES_MAX = 64 << 10
 # Points that lie closer together than this allows are thinned: dense at the end of the log, sparse far behind it.
 _NEAR_GAP = 4 << 20
 _STEPS_BACK = 16
+# One read brings most messages whole; a longer one takes a second.
+_FIRST_READ = 4096
+# Of all readers, so that no two states of any two of them are taken for the same.
+_STATES = count()
+Found = TypeVar("Found")
 #: A running daemon looks at the points of so many bytes behind the last one.
 WATCHED_SIZE = 64 << 20
 
@@ -57,25 +61,35 @@ class Stretch(NamedTuple):
 class FrameReader:
     """Reads single frames; holds one segment open, so close it soon: a segment may be replaced under its name."""
 
+    #: So many files at most are open at a time.
+    open_max = 1
+
     def __init__(self, disk: Disk, log: SegmentList) -> None:
         self._disk = disk
-        self._log = log
-        self._segment: Segment | None = None
-        self._file: DiskFile | None = None
+        self.log = log
+        self._files: OrderedDict[int, DiskFile] = OrderedDict()
+        #: Another number whenever other files are open.
+        self.files_opened = next(_STATES)
 
-    def __enter__(self) -> FrameReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close every file."""
+        self.files_opened = next(_STATES)
+        while self._files:
+            self._files.popitem()[1].close()
 
     def evidence(self, phy_offset: int, messages: int = 0) -> Evidence | None:
         """What stands at ``phy_offset`` now; None if no frame of that offset does, or its segment is not there."""
-        file = self._open(phy_offset)
-        if file is None or self._segment is None:
+        opened = self._file_at(phy_offset)
+        if opened is None:
             return None
-        position = phy_offset - self._segment.base
+        file, segment = opened
+        position = phy_offset - segment.base
         data = file.pread(4096, position)
         size = int.from_bytes(data[:4], "big", signed=True)
         if len(data) < HEAD_SIZE or size < HEAD_SIZE or int.from_bytes(data[28:36], "big") != phy_offset:
@@ -93,24 +107,27 @@ class FrameReader:
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes ``[begin, end)`` of one segment; fewer if they are not all there."""
-        file = self._open(begin)
-        if file is None or self._segment is None:
+        opened = self._file_at(begin)
+        if opened is None:
             return b""
-        return file.pread(end - begin, begin - self._segment.base)
+        file, segment = opened
+        return file.pread(end - begin, begin - segment.base)
 
-    def _open(self, phy_offset: int) -> DiskFile | None:
-        segment = self._log.at(phy_offset)
-        if segment != self._segment or self._file is None:
-            if self._file is not None:
-                self._file.close()
-            self._segment, self._file = segment, None
-            if segment is not None:
-                try:
-                    self._file = self._disk.open_read(segment.path)
-                except DiskError as error:
-                    if not error.is_missing:
-                        raise
-        return self._file
+    def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
+        # None for a segment that has expired or is not there yet.
+        segment = self.log.at(phy_offset)
+        if segment is None:
+            return None
+        with ignore_missing():
+            if segment.base not in self._files:
+                file = self._disk.open_read(segment.path)
+                self.files_opened = next(_STATES)
+                if len(self._files) >= self.open_max:
+                    self._files.popitem(last=False)[1].close()
+                self._files[segment.base] = file
+            self._files.move_to_end(segment.base)
+            return self._files[segment.base], segment
+        return None
 
 
 def thinned(points: Iterable[Evidence], end: int, always: Collection[int] = ()) -> tuple[Evidence, ...]:
@@ -134,60 +151,20 @@ def thinned(points: Iterable[Evidence], end: int, always: Collection[int] = ()) 
     return tuple(ordered[i] for i in sorted(kept)) if ordered else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far a log agrees with evidence: the last point that does, and the first behind it that does not.
-
-    Points before the log's begin say nothing. ``differs`` None: every point of the log agrees.
-    """
-
-    agrees: Evidence | None
-    differs: Evidence | None
-
-
-def compare(disk: Disk, log: SegmentList, points: tuple[Evidence, ...], near: int) -> Agreement:
-    """The first point that the log no longer holds, looked for among those within ``near`` bytes of the last one.
-
-    A log is cut by removing whole segments, and by writing over the rest of one: stale frames behind that may still
-    agree, but only in that segment. So if the oldest of the near points agrees (``near``: two segments), older ones do.
-    """
-    present = tuple(point for point in points if point.phy_offset >= (log.min_offset or 0))
-    if not present:
-        return Agreement(None, None)
-    with FrameReader(disk, log) as frames:
-        recent = newest(present, near)
-        if not frames.holds(recent[0]):
-            recent = present
-        agrees = None
-        for point in recent:
-            if not frames.holds(point):
-                return Agreement(agrees, point)
-            agrees = point
-    return Agreement(agrees, None)
-
-
 def newest(points: tuple[Evidence, ...], distance: int) -> tuple[Evidence, ...]:
     """The points that lie within ``distance`` bytes of the last one."""
     return tuple(point for point in points if point.phy_offset >= points[-1].phy_offset - distance)
 
 
-_OPEN_FILES_MAX = 16
-# One read brings most messages whole; a longer one takes a second.
-_FIRST_READ = 4096
-# Of all lookups, so that no two states of any two of them are taken for the same.
-_STATES = count()
+class MessageLookup(FrameReader):
+    """Reads messages of a log for queries; close it after use."""
 
-
-class MessageLookup:
-    """Reads single frames of a log; close it after use."""
+    open_max = 16
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
-        self._disk = disk
+        super().__init__(disk, SegmentList((), ()))
         self._options = options
         self._directories = directories
-        self._files: OrderedDict[Path, DiskFile] = OrderedDict()
-        #: Another number whenever other files are open.
-        self.files_opened = next(_STATES)
         #: Bytes of each segment.
         self.segment_size = segment_size
         self._written_end = WrittenEnd()
@@ -196,82 +173,42 @@ class MessageLookup:
     def refresh(self) -> None:
         """List the segments anew; files that were open are closed."""
         self.close()
-        self.log: SegmentList = list_segments(self._disk, self._directories, self.segment_size)
-        # All are of one size, and begin at a multiple of it.
-        self._segments = {segment.base: segment for segment in self.log.segments}
+        self.log = list_segments(self._disk, self._directories, self.segment_size)
 
     def at(self, phy_offset: int) -> Decoded | None:
         """What stands at ``phy_offset``; None when its segment has expired or is not there yet."""
-        opened = self._file_at(phy_offset)
-        if opened is None:
-            return None
-        file, segment = opened
-        position = phy_offset - segment.base
-        size = min(_FIRST_READ, segment.size - position)
-        found = self._decode(file, size, position, segment.end, phy_offset)
-        if isinstance(found, NotYetWritten) and found.needed > size >= HEAD_SIZE:
-            found = self._decode(file, found.needed, position, segment.end, phy_offset)
-        return found
+        return self._found(
+            phy_offset, self.segment_size, lambda data, end: decode_frame(data, 0, phy_offset, end, self._options)
+        )
 
     def frame(self, phy_offset: int, size_max: int) -> Framed | None:
         """The same as bytes, its CRCs checked; NotYetWritten, ``needed`` set, for one of more than ``size_max`` bytes.
 
         Such a frame is not read.
         """
+        found = self._found(phy_offset, size_max, lambda data, end: check_frame(data, phy_offset, end, self._options))
+        if isinstance(found, bytes) and len(found) > size_max:
+            return NotYetWritten(phy_offset, len(found))
+        return found
+
+    def _found(self, phy_offset: int, size_max: int, judge: Callable[[bytes, int], Found]) -> Found | None:
         opened = self._file_at(phy_offset)
         if opened is None:
             return None
         file, segment = opened
         position = phy_offset - segment.base
         data = file.pread(min(_FIRST_READ, segment.size - position), position)
-        found = check_frame(data, phy_offset, segment.end, self._options)
+        found = judge(data, segment.end)
         if isinstance(found, NotYetWritten) and len(data) < found.needed <= size_max:
-            found = check_frame(file.pread(found.needed, position), phy_offset, segment.end, self._options)
-        if isinstance(found, bytes) and len(found) > size_max:
-            return NotYetWritten(phy_offset, len(found))
+            found = judge(file.pread(found.needed, position), segment.end)
         return found
 
     def written_end(self, phy_offset: int) -> int:
         """The physical offset behind the last byte of its segment that is not zero; itself if none is from there on."""
         opened = self._file_at(phy_offset)
-        if opened is None:
-            return phy_offset
-        return self._written_end.of(*opened, phy_offset)
-
-    def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
-        segment = self._segments.get(phy_offset - phy_offset % self.segment_size)
-        if segment is None:
-            return None
-        try:
-            return self._open(segment.path), segment
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return None
-
-    def _decode(self, file: DiskFile, size: int, position: int, segment_end: int, phy_offset: int) -> Decoded:
-        return decode_frame(file.pread(size, position), 0, phy_offset, segment_end, self._options)
-
-    def _open(self, path: Path) -> DiskFile:
-        if path in self._files:
-            self._files.move_to_end(path)
-            return self._files[path]
-        self.files_opened = next(_STATES)
-        if len(self._files) >= _OPEN_FILES_MAX:
-            self._files.popitem(last=False)[1].close()
-        file = self._files[path] = self._disk.open_read(path)
-        return file
+        return phy_offset if opened is None else self._written_end.of(*opened, phy_offset)
 
     def open_files(self) -> Iterator[tuple[int, int]]:
         """(first physical offset, descriptor) of each file that is open now."""
-        for segment in self.log.segments:
-            file = self._files.get(segment.path)
-            if file is not None:
-                yield segment.base, file.fileno()
-
-    def close(self) -> None:
-        """Close every file."""
-        self.files_opened = next(_STATES)
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        for base in sorted(self._files):
+            yield base, self._files[base].fileno()

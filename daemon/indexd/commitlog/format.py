@@ -30,6 +30,8 @@ MAGIC_DLEDGER = 1
 BLANK_SIZE = 8
 # The fields up to the physical offset: what can be believed or refused before anything else is read.
 HEAD_SIZE = 36
+# A frame up to its store timestamp, however long its hosts.
+STAMPED_SIZE = 76
 # A v1 frame with IPv4 hosts and no body, topic or properties.
 FRAME_SIZE_MIN = 91
 # The property that carries the property CRC: "__CRC32#", U+0001, ten digits, U+0002.
@@ -37,9 +39,7 @@ PROPERTY_CRC_SIZE = 20
 PROPERTY_CRC_NAME = b"__CRC32#"
 
 FLAG_TRANSACTION_MASK = 0xC
-TRANSACTION_NONE = 0x0
 TRANSACTION_PREPARED = 0x4
-TRANSACTION_COMMIT = 0x8
 TRANSACTION_ROLLBACK = 0xC
 FLAG_BORN_HOST_V6 = 0x10
 FLAG_STORE_HOST_V6 = 0x20

@@ -32,27 +32,32 @@ from indexd.commitlog.bytes_kernel import (
     signed_32,
 )
 
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_8 = np.uint64(8)
-_CRC_MASK = np.uint64(0x7FFFFFFF)
-_CRC_PROPERTY_SIZE = np.uint64(frame.PROPERTY_CRC_SIZE)
-_NONE = int(frame.Reason.NONE)
-_BODY_CRC = int(frame.Reason.BODY_CRC)
-_PROPERTY_CRC = int(frame.Reason.PROPERTY_CRC)
+_0, _1, _4, _8, _TIMESTAMP_END = (np.uint64(number) for number in (0, 1, 4, 8, frame.STAMPED_SIZE))
+_CRC_MASK, _LOW_32 = np.uint64(0x7FFFFFFF), np.uint64(0xFFFFFFFF)
+_MAGIC_V1, _MAGIC_V2, _MAGIC_BLANK = (np.uint64(magic) for magic in (frame.MAGIC_V1, frame.MAGIC_V2, frame.MAGIC_BLANK))
+_HEAD_SIZE, _FRAME_SIZE_MIN, _CRC_PROPERTY_SIZE = (
+    np.uint64(size) for size in (frame.HEAD_SIZE, frame.FRAME_SIZE_MIN, frame.PROPERTY_CRC_SIZE)
+)
+_BORN_V6, _STORE_V6 = np.uint64(frame.FLAG_BORN_HOST_V6), np.uint64(frame.FLAG_STORE_HOST_V6)
+_HOST_V4, _HOST_V6 = np.uint64(8), np.uint64(20)
+# In the order of format.Outcome and format.Reason.
+_MESSAGE, _END_OF_FILE, _NOT_YET, _CORRUPT, _FULL = (int(outcome) for outcome in frame.Outcome)
+(
+    _NONE, _BAD_MAGIC, _BAD_TOTAL, _WRONG_OFFSET, _LENGTHS, _BODY_CRC, _PROPERTY_CRC,
+    _DELAY, _INNER, _, _DLEDGER, _, _BAD_BLANK, _, _,
+) = (int(reason) for reason in frame.Reason)  # fmt: skip
 
 # Where decode_properties leaves [start, end) of each value it looks for.
 KEYS, TAGS, UNIQ_KEY, DELAY, INNER_NUM, INNER_BASE = (np.uint64(2 * i) for i in range(6))
 NO_SPAN = np.uint64(12)
-_WORD_KEYS = np.uint64(int.from_bytes(b"KEYS", "big"))
-_WORD_TAGS = np.uint64(int.from_bytes(b"TAGS", "big"))
-_WORD_UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "big"))
-_NAME_DELAY = np.frombuffer(b"DELAY", dtype=np.uint8)
-_NAME_INNER_NUM = np.frombuffer(b"INNER_NUM", dtype=np.uint8)
-_NAME_INNER_BASE = np.frombuffer(b"INNER_BASE", dtype=np.uint8)
-_NAME_CRC = np.frombuffer(frame.PROPERTY_CRC_NAME, dtype=np.uint8)
-_NAME_END = np.uint64(0x01)
-_PAIR_END = np.uint64(0x02)
+_WORD_KEYS, _WORD_TAGS, _WORD_UNIQ_KEY = (
+    np.uint64(int.from_bytes(name, "big")) for name in (b"KEYS", b"TAGS", b"UNIQ_KEY")
+)
+_NAME_DELAY, _NAME_INNER_NUM, _NAME_INNER_BASE, _NAME_CRC, _TOPIC_DELAY = (
+    np.frombuffer(name, dtype=np.uint8)
+    for name in (b"DELAY", b"INNER_NUM", b"INNER_BASE", frame.PROPERTY_CRC_NAME, frame.DELAY_TOPIC.encode())
+)
+_NAME_END, _PAIR_END, _SPACE, _HASH, _UPPER_T = (np.uint64(ord(mark)) for mark in "\x01\x02 #T")
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -155,33 +160,11 @@ def _enter_topic(buffer, start, end, slot, table, starts, data, known):  # type:
     first = np.uint64(starts[count])
     if (count + _1) * np.uint64(2) > np.uint64(len(table) - 1) or first + (end - start) > np.uint64(len(data)):
         return np.int64(-1)
-    i = _0
-    while start + i < end:
-        data[first + i] = buffer[start + i]
-        i += _1
-    starts[count + _1] = np.int64(first + i)
+    data[first : first + (end - start)] = buffer[start:end]
+    starts[count + _1] = np.int64(first + (end - start))
     known[0] = np.int64(count + _1)
     table[slot] = np.int32(count + _1)
     return np.int64(count)
-
-
-_4 = np.uint64(4)
-_MAGIC_V1 = np.uint64(frame.MAGIC_V1)
-_MAGIC_V2 = np.uint64(frame.MAGIC_V2)
-_MAGIC_BLANK = np.uint64(frame.MAGIC_BLANK)
-_BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
-_TIMESTAMP_END = np.uint64(76)
-_HEAD_SIZE = np.uint64(frame.HEAD_SIZE)
-_FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
-_MESSAGE = int(frame.Outcome.MESSAGE)
-_END_OF_FILE = int(frame.Outcome.END_OF_FILE)
-_NOT_YET = int(frame.Outcome.NOT_YET_WRITTEN)
-_CORRUPT = int(frame.Outcome.CORRUPT)
-_BAD_MAGIC = int(frame.Reason.BAD_MAGIC)
-_BAD_TOTAL = int(frame.Reason.BAD_TOTAL_SIZE)
-_WRONG_OFFSET = int(frame.Reason.WRONG_PHYSICAL_OFFSET)
-_BAD_BLANK = int(frame.Reason.BAD_BLANK)
-_DLEDGER = int(frame.Reason.DLEDGER)
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -337,23 +320,6 @@ class Rules(NamedTuple):
     crc_tables: NDArray[np.uint32]
 
 
-_HOST_V4 = np.uint64(8)
-_HOST_V6 = np.uint64(20)
-_STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
-
-_FULL = int(frame.Outcome.BATCH_FULL)
-
-_LENGTHS = int(frame.Reason.LENGTHS_DISAGREE)
-_DELAY = int(frame.Reason.DELAY_LEVEL)
-_INNER = int(frame.Reason.INNER_BATCH)
-
-_TOPIC_DELAY = np.frombuffer(frame.DELAY_TOPIC.encode(), dtype=np.uint8)
-_LOW_32 = np.uint64(0xFFFFFFFF)
-_HASH = np.uint64(0x23)
-_UPPER_T = np.uint64(0x54)
-_SPACE = np.uint64(0x20)
-
-
 @numba.njit(nogil=True, forceinline=True)
 def _put_keys(buffer, spans, topic_hash, want_uniq_key, want_tags, key_hashes, key):  # type: ignore[no-untyped-def]
     # The row's key hashes in the order RocketMQ indexes them: UNIQ_KEY, the pieces of KEYS, TAGS (spec 4.2, 4.3).
@@ -382,38 +348,24 @@ def walk(buffer, pos, end, magic, flags):  # type: ignore[no-untyped-def]
     """(lengths agree, body, body end, topic, topic end, properties): the variable part, each step inside the frame."""
     born = _HOST_V6 if flags & _BORN_V6 else _HOST_V4
     stored = _HOST_V6 if flags & _STORE_V6 else _HOST_V4
-    p = pos + np.uint64(68) + born + stored
-    if p + _4 > end:
+    body = pos + np.uint64(72) + born + stored
+    if body > end:
         return False, _0, _0, _0, _0, _0
-    body_size = signed_32(load_u32(buffer, p))
-    body = p + _4
-    if body_size > np.int64(0):
-        if np.uint64(body_size) > end - body:
-            return False, _0, _0, _0, _0, _0
-        p = body + np.uint64(body_size)
-    else:
-        p = body
-    body_end = p
-    if magic == _MAGIC_V1:
-        if p + _1 > end:
-            return False, _0, _0, _0, _0, _0
-        topic_size = load_u8(buffer, p)
-        topic = p + _1
-        negative = topic_size >= np.uint64(0x80)
-    else:
-        if p + np.uint64(2) > end:
-            return False, _0, _0, _0, _0, _0
-        topic_size = load_u16(buffer, p)
-        topic = p + np.uint64(2)
-        negative = topic_size >= np.uint64(0x8000)
+    body_size = np.uint64(max(signed_32(load_u32(buffer, body - _4)), np.int64(0)))
+    width = _1 if magic == _MAGIC_V1 else np.uint64(2)
+    if body_size + width > end - body:
+        return False, _0, _0, _0, _0, _0
+    body_end = body + body_size
+    topic = body_end + width
+    topic_size = load_u8(buffer, body_end) if width == _1 else load_u16(buffer, body_end)
+    negative = topic_size >> (_8 * width - _1) != _0
     if negative or topic_size + np.uint64(2) > end - topic:
         return False, _0, _0, _0, _0, _0
     topic_end = topic + topic_size
     size = load_u16(buffer, topic_end)
     properties = topic_end + np.uint64(2)
-    if size < np.uint64(0x8000):
-        return properties + size == end, body, body_end, topic, topic_end, properties
-    return properties == end, body, body_end, topic, topic_end, properties
+    size = size if size < np.uint64(0x8000) else _0
+    return properties + size == end, body, body_end, topic, topic_end, properties
 
 
 @numba.njit(nogil=True, forceinline=True)

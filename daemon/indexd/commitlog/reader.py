@@ -25,6 +25,7 @@ from indexd.commitlog.format import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    STAMPED_SIZE,
     Corrupt,
     NotYetWritten,
     Outcome,
@@ -38,11 +39,9 @@ from indexd.commitlog.tail import (
     LogLimit,
     Settling,
     Stand,
-    allows,
+    decode_at,
     first_older,
     has_nul,
-    head_at,
-    limit_at,
     next_proven,
     stand_of,
 )
@@ -90,8 +89,6 @@ class ReaderCounters:
 
     messages: int = 0
     bytes: int = 0
-    segments_opened: int = 0
-    segments_twice: int = 0
     expired_bytes: int = 0
     corrupt_bytes: int = 0
     corrupt_found: int = 0
@@ -99,35 +96,8 @@ class ReaderCounters:
     #: Page cache given back.
     dropped_bytes: int = 0
 
-    def pass_over(self, skipped: Skipped) -> None:
-        """Count the bytes of it, as expired or as corrupt."""
-        if skipped.is_expired:
-            self.expired_bytes += skipped.end - skipped.begin
-        else:
-            self.corrupt_bytes += skipped.end - skipped.begin
-
 
 SEGMENTS_MISSING = "segments are missing"
-
-
-def meet_gap(log: SegmentList, position: int, *, skip_corrupt: bool) -> NotYetWritten | Corrupt | Skipped:
-    """What a reader at ``position`` has met; DisturbedError for a log that ends before what was read of it."""
-    first = log.min_offset
-    if first is None:
-        return NotYetWritten(position)
-    if position < first:
-        return Skipped(position, first, "the log begins behind it: its segments have expired", True)
-    later = log.after(position)
-    if later is None:
-        end = log.segments[-1].end
-        if position > end:
-            raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
-        return NotYetWritten(position)
-    if not skip_corrupt:
-        name = f"{position // later.size * later.size:020d}"
-        what = f"nothing is named {name}, or a link to no plain file"
-        return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
-    return Skipped(position, later.base, SEGMENTS_MISSING)
 
 
 _U64 = np.uint64
@@ -200,7 +170,7 @@ class LogReader:
         self._ahead = ReadAhead(self._cursor, options.read_size, options.workers)
 
     def __repr__(self) -> str:
-        return f"LogReader(position={self.position}, {self._cursor}, closed={self._is_closed}, {self.counters})"
+        return f"LogReader(position={self.position}, closed={self._is_closed}, {self.counters})"
 
     @property
     def log(self) -> SegmentList:
@@ -222,11 +192,10 @@ class LogReader:
         if is_entered:
             self._ahead.stop()
             if not self._cursor.open(self.position):
-                return self._no_segment()
+                return self._meet_gap()
             self._is_closed = False
             self._complete_until = 0
             self._settling.clear()
-            self.counters.segments_opened += 1
         if not self._is_closed:
             self._is_closed = self._cursor.next_is_in_use()
             if is_entered and self._is_closed:
@@ -238,9 +207,12 @@ class LogReader:
         return self._read_tail(limit) if self.position < limit else self._stay()
 
     def _limit(self) -> int | None:
-        # How far the bytes may be believed; None: they decide.
-        limit = self.log_limit
-        vouched = limit_at(limit, self._cursor, self.position)
+        # How far the bytes may be believed, asked before those are read that it allows; None: they decide.
+        limit, vouched = self.log_limit, None
+        if limit is not None and limit.bounds:
+            vouched = limit.offset
+            if (vouched is None or vouched <= self.position) and self._cursor.has_bytes(self.position):
+                vouched = limit.ask(self.position, self._head_here())
         if vouched is None and self._denied is not None:
             if self._denied == (self.position, self._head_here()):  # so it stays while the broker is silent
                 vouched = None if limit is None else limit.ask(*self._denied)
@@ -301,7 +273,6 @@ class LogReader:
         self._cursor.refresh()
         if self._cursor.is_replaced():
             self.close()
-        self.counters.segments_twice = len(self.log.twice)
         self.refresh_due = self._clock() + self._options.list_interval
 
     def close(self) -> None:
@@ -315,15 +286,31 @@ class LogReader:
         assert segment is not None
         return segment
 
-    def _no_segment(self) -> NotYetWritten | Corrupt | Skipped:
-        found = meet_gap(self.log, self.position, skip_corrupt=self._options.skip_corrupt)
-        return self._skip_to(found) if isinstance(found, Skipped) else found
+    def _meet_gap(self) -> NotYetWritten | Corrupt | Skipped:
+        # No segment holds the position; DisturbedError for a log that ends before what was read of it.
+        position, first, later = self.position, self.log.min_offset, self.log.after(self.position)
+        if first is not None and position < first:
+            what = "the log begins behind it: its segments have expired"
+            return self._skip_to(Skipped(position, first, what, is_expired=True))
+        if later is None:
+            if first is not None and position > self.log.segments[-1].end:
+                end = self.log.segments[-1].end
+                raise DisturbedError(f"the log was cut: it ends at {end}, before {position}, which was read")
+            return NotYetWritten(position)
+        if self._options.skip_corrupt:
+            return self._skip_to(Skipped(position, later.base, SEGMENTS_MISSING))
+        name = f"{position // later.size * later.size:020d}"
+        what = f"nothing is named {name}, or a link to no plain file"
+        return Corrupt(position, f"the segments between here and {later.path} are missing: {what}", None)
 
-    def _decode(self, limit: int, rules: Rules, *, sum_up: bool = False) -> Stretch:
-        return self._batcher.decode(self._cursor.buffer, limit, self.position, self._segment.end, rules, sum_up=sum_up)
+    def _decode(
+        self, size: int, rules: Rules, largest: int | None = None, *, sum_up: bool = False
+    ) -> tuple[int, Stretch]:
+        return decode_at(self._cursor, self._batcher, rules, self.position, size, largest, sum_up=sum_up)
 
     def _head_here(self) -> bytes:
-        return head_at(self._cursor, self.position)
+        # So many bytes that a frame which is written here changes them.
+        return self._cursor.buffer[: self._cursor.fill(self.position, STAMPED_SIZE)].tobytes()
 
     def frames_follow(self) -> bool:
         """Whether the log goes on behind unreadable bytes at ``position``, as far as can be told (``take_older``)."""
@@ -372,7 +359,10 @@ class LogReader:
     def _next_proven(self, not_before: int) -> int | None:
         window = self._options.read_size
         found = next_proven(self._cursor, self._batcher, self._checked_rules, self.position, window, not_before)
-        return found if found is None or allows(self.log_limit, found) else None
+        limit = self.log_limit
+        if found is None or limit is None or not limit.bounds or limit.offset is None:
+            return found
+        return found if found < limit.offset else None
 
     def _take_new(self, batch: DispatchBatch) -> DispatchBatch | NotYetWritten:
         """Take as much of a batch of the segment being written as is the log's: about suspects the broker is asked."""
@@ -383,31 +373,21 @@ class LogReader:
         first = first_older(times, self.newest_timestamp)
         if first is None or batch.end_offset <= self._vouched_until:
             return self._take_proven(batch)
-        if self.log_limit is not None:
-            end = int(offsets[first]) if first else self._ask_about(batch)
-            if end is not None and first == 0 and end < batch.end_offset:
-                return self._take_and_deny(batch, end)
-            if end is not None:
-                return self._take_proven(before(batch, end))
+        if self.log_limit is not None and first:
+            return self._take_proven(before(batch, int(offsets[first])))
+        vouched = None if self.log_limit is None else self.log_limit.ask(self.position, self._head_here())
+        if vouched is not None and vouched >= batch.end_offset:
+            return self._take_proven(batch)
+        if vouched is not None:
+            # What stands behind the last message that the broker knows was there before it said that its log ends.
+            end = int(offsets[max(int(np.searchsorted(offsets, vouched, side="right")) - 1, 0)])
+            taken = self._take_proven(before(batch, end)) if end > self.position else None
+            self._denied = self.position, self._head_here()
+            self._settling.clear()
+            return self._stay() if taken is None else taken
         stand = Stand(self.newest_timestamp, self.unproven_from)
         self.newest_timestamp, self.unproven_from = stand.after(batch.begin_offset, stand_of(times, offsets))
         return self._take(batch)
-
-    def _ask_about(self, batch: DispatchBatch) -> int | None:
-        # Where the last message ends that the broker knows; None when it does not answer.
-        assert self.log_limit is not None
-        vouched = self.log_limit.ask(self.position, self._head_here())
-        if vouched is None or vouched >= batch.end_offset:
-            return None if vouched is None else batch.end_offset
-        offsets = batch.columns.phy_offset[: batch.rows]
-        return int(offsets[max(int(np.searchsorted(offsets, vouched, side="right")) - 1, 0)])
-
-    def _take_and_deny(self, batch: DispatchBatch, end: int) -> DispatchBatch | NotYetWritten:
-        # What stands behind ``end`` was there before the broker said that its log ends there.
-        taken = self._take_proven(before(batch, end)) if end > self.position else None
-        self._denied = self.position, self._head_here()
-        self._settling.clear()
-        return self._stay() if taken is None else taken
 
     def _proven(self) -> DispatchBatch | None:
         # The broker answers at last: what was taken without it is the log's, or is not.
@@ -453,23 +433,14 @@ class LogReader:
         batch = self._ahead.take(self.position, rules, sum_up=sum_up) if self._is_streaming else None
         if batch is not None:
             return self._take_proven(batch)
-        size = self._options.read_size
-        while True:
-            limit = self._cursor.fill(self.position, size)
-            outcome, reason, _, total, batch = self._decode(limit, rules, sum_up=sum_up)
-            if batch is not None:
-                return self._take_proven(batch)
-            if outcome is Outcome.END_OF_FILE:
-                return (
-                    self._meet_corrupt(Reason.BLANK_BEFORE_FRAMES) if self._hides_frames() else self._end_of_segment()
-                )
-            at_end = self.position + limit >= self._segment.end
-            if outcome is Outcome.NOT_YET_WRITTEN and total > limit and not at_end:
-                size = total
-                continue
-            if outcome is Outcome.NOT_YET_WRITTEN:
-                reason = Reason.CUT_OFF if total or limit < BLANK_SIZE else Reason.ZEROS_BEFORE_END
-            return self._meet_corrupt(reason)
+        limit, (outcome, reason, _, total, batch) = self._decode(self._options.read_size, rules, sum_up=sum_up)
+        if batch is not None:
+            return self._take_proven(batch)
+        if outcome is Outcome.END_OF_FILE:
+            return self._meet_corrupt(Reason.BLANK_BEFORE_FRAMES) if self._hides_frames() else self._end_of_segment()
+        if outcome is Outcome.NOT_YET_WRITTEN:
+            reason = Reason.CUT_OFF if total or limit < BLANK_SIZE else Reason.ZEROS_BEFORE_END
+        return self._meet_corrupt(reason)
 
     def _read_tail(self, vouched: int | None = None) -> Poll:
         if vouched is not None:
@@ -480,18 +451,16 @@ class LogReader:
             batch = self._ahead.take(self.position, rules) if is_ahead else None
             if batch is not None:
                 return self._take_new(batch)
-            limit = self._cursor.fill(self.position, min(self._tail_size, self._options.read_size))
+            size = min(self._tail_size, self._options.read_size)
+            limit = self._cursor.fill(self.position, size)
             end, largest = _U64(self._segment.end), self._checked_rules.frame_size_max
             head = int(last_head(self._cursor.buffer, _U64(0), _U64(limit), _U64(self.position), end, largest))
             if head == 0:
-                return self._read_newest(limit)
+                return self._read_newest(size)
             # Heads behind them: these frames are complete by now, so read what they are NOW.
             self._complete_until = self.position + head
         whole = self._complete_until - self.position
-        limit = self._cursor.fill(self.position, min(whole, self._options.read_size))
-        outcome, reason, _, total, batch = self._decode(limit, rules)
-        if batch is None and limit < total <= whole:
-            outcome, reason, _, _, batch = self._decode(self._cursor.fill(self.position, total), rules)
+        limit, (outcome, reason, _, _, batch) = self._decode(min(whole, self._options.read_size), rules, whole)
         if batch is not None:
             return self._take_new(batch)
         if outcome is Outcome.CORRUPT:
@@ -502,14 +471,11 @@ class LogReader:
         self._complete_until, self._is_open = 0, vouched is None
         return NotYetWritten(self.position)
 
-    def _read_newest(self, limit: int) -> Poll:
+    def _read_newest(self, size: int) -> Poll:
         # Nothing is known to stand behind the frame at the position, or what does is older and proves nothing: it has
         # to settle, and with it, at once, all that stands behind it now.
-        limit = self._settling.size_at(self.position) or limit
-        outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
-        if outcome is Outcome.NOT_YET_WRITTEN and batch is None and total > limit:
-            limit = self._cursor.fill(self.position, total)
-            outcome, reason, taken, total, batch = self._decode(limit, self._checked_rules)
+        size = self._settling.size_at(self.position) or size
+        limit, (outcome, reason, taken, total, batch) = self._decode(size, self._checked_rules)
         if batch is not None:
             return self._settle(batch, taken)
         if outcome is Outcome.CORRUPT:
@@ -574,7 +540,12 @@ class LogReader:
         target = self._next_of_log() if self._options.skip_corrupt else None
         if target is None and self._options.skip_corrupt and self._is_closed:
             target = self._segment.end
-        return Corrupt(self.position, reason.text, path) if target is None else self._skip_corrupt(target, reason)
+        if target is None:
+            return Corrupt(self.position, reason.text, path)
+        if not self._is_closed and not self._is_vouched(target):
+            self.newest_timestamp, self._taken_until = UNREADABLE_TIMESTAMP, target
+        self.counters.corrupt_found += 1
+        return self._skip_to(Skipped(self.position, target, reason.text))
 
     def _is_before_frames(self, size: int, *, is_due: bool) -> bool:
         # Zeros, half a frame or a blank record, of ``size`` bytes, are the end of the log, or damage: who writes behind
@@ -587,14 +558,10 @@ class LogReader:
         is_written = self._cursor.is_written(behind)
         return is_written and (not self._options.take_older or self._next_of_log() is not None)
 
-    def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
-        self.counters.corrupt_found += 1
-        if not self._is_closed and not self._is_vouched(target):
-            self.newest_timestamp = UNREADABLE_TIMESTAMP
-        return self._skip_to(Skipped(self.position, target, reason.text))
-
     def _skip_to(self, skipped: Skipped) -> Skipped:
-        self.counters.pass_over(skipped)
+        size, counters = skipped.end - skipped.begin, self.counters
+        counters.expired_bytes += size if skipped.is_expired else 0
+        counters.corrupt_bytes += 0 if skipped.is_expired else size
         self.position = skipped.end
         self._settling.clear()
         return skipped

@@ -9,13 +9,15 @@ there. ``WrittenEnd`` tells whether bytes stand behind zeros, which may hide mes
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from indexd.commitlog.format import BLANK_SIZE
-from indexd.errors import DiskError, MissingStoreError, UnsafeStoreError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.errors import MissingStoreError, UnsafeStoreError
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 from indexd.storage.names import segment_base
 
 
@@ -33,6 +35,9 @@ class Segment:
         return self.base + self.size
 
 
+_BASE = attrgetter("base")
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentList:
     """The segments in log order; ``twice`` are files whose name an earlier directory already had."""
@@ -47,14 +52,13 @@ class SegmentList:
 
     def at(self, offset: int) -> Segment | None:
         """The segment that holds ``offset``."""
-        for segment in reversed(self.segments):
-            if segment.base <= offset < segment.end:
-                return segment
-        return None
+        number = bisect_right(self.segments, offset, key=_BASE)
+        return self.segments[number - 1] if number and offset < self.segments[number - 1].end else None
 
     def after(self, offset: int) -> Segment | None:
         """The first segment that begins at ``offset`` or behind it."""
-        return next((segment for segment in self.segments if segment.base >= offset), None)
+        number = bisect_left(self.segments, offset, key=_BASE)
+        return self.segments[number] if number < len(self.segments) else None
 
 
 def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) -> SegmentList:
@@ -68,13 +72,10 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
     wrong: list[tuple[Path, int, int]] = []
     present = 0
     for directory in directories:
-        try:
+        rows: list[tuple[str, int]] = []
+        with ignore_missing():
             rows = disk.list_dir(directory)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            continue
-        present += 1
+            present += 1
         for name, size in rows:
             base = segment_base(name)
             if base is None or size == 0:
@@ -148,14 +149,9 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
     for segment in reversed(log.segments):
         if segment.end <= known:
             break
-        try:
-            with disk.open_read(segment.path) as file:
-                if known <= segment.base and not any(file.pread(BLANK_SIZE, 0)):
-                    continue  # made ahead, nothing is in it
+        with ignore_missing(), disk.open_read(segment.path) as file:
+            if known > segment.base or any(file.pread(BLANK_SIZE, 0)):  # else it is made ahead, nothing is in it
                 return max(end_within(file, segment, max(known, segment.base)), known)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
     return known
 
 

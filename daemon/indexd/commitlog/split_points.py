@@ -17,11 +17,10 @@ from indexd.commitlog.cursor import SegmentCursor
 from indexd.commitlog.format import HEAD_SIZE
 from indexd.commitlog.kernel import Rules, is_enclosed, walk_heads
 from indexd.commitlog.segments import Segment, SegmentList
-from indexd.commitlog.tail import next_proven
+from indexd.commitlog.tail import NEVER, next_proven
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk
 
-_NEVER = -(1 << 63)
 _U64 = np.uint64
 
 
@@ -46,9 +45,6 @@ class SplitPoints:
         self._window = window
         self._cursor.refresh()
 
-    def __repr__(self) -> str:
-        return f"SplitPoints({self._cursor.segment}, window={self._window})"
-
     @property
     def log(self) -> SegmentList:
         """The segments as they were listed at the start."""
@@ -70,7 +66,7 @@ class SplitPoints:
             return None
         if not self._cursor.next_is_in_use():
             return self._walk(offset, known)
-        found = next_proven(self._cursor, self._batcher, self._rules, offset - 1, self._window, _NEVER)
+        found = next_proven(self._cursor, self._batcher, self._rules, offset - 1, self._window, NEVER)
         if found is None:
             return self._walk(offset, known)
         return self._walk(offset, known) if self._is_enclosed(found) else found
@@ -99,7 +95,7 @@ class SplitPoints:
             # Heads that straddle two windows are seen in the second.
             limit = self._cursor.fill(begin, min(self._window, offset - begin))
             if limit == 0:
-                raise _shrunk(self._segment.path)
+                raise DiskError("read", self._segment.path, OSError("it is shorter than it was"))
             if is_enclosed(self._cursor.buffer, _U64(limit), _U64(begin), _U64(self._segment.end), _U64(offset)):
                 return True
             begin += limit if begin + limit >= offset else max(limit - HEAD_SIZE, 1)
@@ -120,7 +116,3 @@ class SplitPoints:
         end, largest = _U64(self._segment.end), self._rules.frame_size_max
         taken, goes_on = walk_heads(self._cursor.buffer, _U64(limit), _U64(known), end, largest, _U64(offset))
         return known + int(taken) if goes_on and int(taken) else None
-
-
-def _shrunk(path: Path) -> DiskError:
-    return DiskError("read", path, OSError("it is shorter than it was"))

@@ -22,10 +22,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.batcher import Batcher
+from indexd.commitlog.batcher import Batcher, Stretch
 from indexd.commitlog.cursor import SegmentCursor
+from indexd.commitlog.decoder import walk_frame
 from indexd.commitlog.evidence import FrameReader
-from indexd.commitlog.format import FLAG_BORN_HOST_V6, FLAG_STORE_HOST_V6, HEAD_SIZE, MAGIC_V1, Outcome
+from indexd.commitlog.format import HEAD_SIZE, STAMPED_SIZE, Outcome
 from indexd.commitlog.kernel import Rules, find_frame
 
 
@@ -61,12 +62,8 @@ def has_nul(data: bytes) -> bool:
 
     No CRC need cover them; a sane producer sends none, and preallocated bytes are nothing else.
     """
-    flags = int.from_bytes(data[36:40], "big")
-    body = 72 + (20 if flags & FLAG_BORN_HOST_V6 else 8) + (20 if flags & FLAG_STORE_HOST_V6 else 8)
-    topic_size = body + max(int.from_bytes(data[body - 4 : body], "big", signed=True), 0)
-    topic = topic_size + (1 if int.from_bytes(data[4:8], "big") == MAGIC_V1 else 2)
-    topic_end = topic + int.from_bytes(data[topic_size:topic], "big")
-    return b"\0" in data[topic:topic_end] or b"\0" in data[topic_end + 2 :]
+    parts = walk_frame(data, int.from_bytes(data[4:8], "big"))
+    return parts is not None and (b"\0" in parts[2] or b"\0" in parts[3])
 
 
 NEVER = -(1 << 63)
@@ -106,13 +103,6 @@ def first_older(times: NDArray[np.int64], newest: int) -> int | None:
 
 # Between two looks whether the broker has answered.
 _PAUSE = 0.002
-# A frame up to its store timestamp, however long its hosts.
-_STAMPED_SIZE = 76
-
-
-def head_at(cursor: SegmentCursor, position: int) -> bytes:
-    """The first bytes at ``position`` of the open segment, so many that a frame which is written there changes them."""
-    return cursor.buffer[: cursor.fill(position, _STAMPED_SIZE)].tobytes()
 
 
 class LogLimit(Protocol):
@@ -141,7 +131,7 @@ def ask_what_stands(limit: LogLimit, frames: FrameReader, end: int) -> bytes | N
 
     None if it names another, does not answer, or if there are none.
     """
-    head = frames.read(end, end + _STAMPED_SIZE)
+    head = frames.read(end, end + STAMPED_SIZE)
     while head and limit.ask(end, head) == end:
         if limit.ends_at(end, head):
             return head
@@ -149,19 +139,28 @@ def ask_what_stands(limit: LogLimit, frames: FrameReader, end: int) -> bytes | N
     return None
 
 
-def limit_at(limit: LogLimit | None, cursor: SegmentCursor, position: int) -> int | None:
-    """How far a reader at ``position`` may go; to be taken before the bytes are read that it allows."""
-    if limit is None or not limit.bounds:
-        return None
-    offset = limit.offset
-    if (offset is not None and offset > position) or not cursor.has_bytes(position):
-        return offset
-    return limit.ask(position, head_at(cursor, position))
+def decode_at(
+    cursor: SegmentCursor,
+    batcher: Batcher,
+    rules: Rules,
+    offset: int,
+    size: int,
+    largest: int | None = None,
+    *,
+    sum_up: bool = False,
+) -> tuple[int, Stretch]:
+    """The frames in ``size`` bytes at ``offset`` of the open segment, or one that is longer, up to ``largest`` bytes.
 
-
-def allows(limit: LogLimit | None, position: int) -> bool:
-    """Whether a message at ``position`` may be believed."""
-    return limit is None or not limit.bounds or limit.offset is None or position < limit.offset
+    With how many bytes of them are there.
+    """
+    assert cursor.segment is not None
+    limit = cursor.fill(offset, size)
+    found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules, sum_up=sum_up)
+    is_cut = found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit
+    if is_cut and (largest is None or found.total <= largest):
+        limit = cursor.fill(offset, found.total)
+        found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules, sum_up=sum_up)
+    return limit, found
 
 
 def next_proven(
@@ -182,17 +181,8 @@ def next_proven(
             offset += max(limit - HEAD_SIZE + 1, 1)
             continue
         offset += at
-        if _is_frame(cursor, batcher, rules, offset, window, not_before):
+        _, found = decode_at(cursor, batcher, rules, offset, window)
+        if found.batch is not None and int(found.batch.columns.store_timestamp[0]) >= not_before:
             return offset
         offset += 1
     return None
-
-
-def _is_frame(cursor: SegmentCursor, batcher: Batcher, rules: Rules, offset: int, window: int, not_before: int) -> bool:
-    assert cursor.segment is not None
-    limit = cursor.fill(offset, window)
-    found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules)
-    if found.batch is None and found.outcome is Outcome.NOT_YET_WRITTEN and found.total > limit:
-        limit = cursor.fill(offset, found.total)
-        found = batcher.decode(cursor.buffer, limit, offset, cursor.segment.end, rules)
-    return found.batch is not None and int(found.batch.columns.store_timestamp[0]) >= not_before

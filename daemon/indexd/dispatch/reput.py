@@ -183,9 +183,6 @@ class Throttle:
         # When what was read so far would have been read at the allowed rate.
         self._paid_at = clock()
         self._ends: deque[tuple[float, int]] = deque()
-        #: Seconds that reading has waited, for the rate and for memory.
-        self.rate_seconds = 0.0
-        self.memory_seconds = 0.0
 
     def set_bounds(self, *, rate_max: int, memory_max: int) -> None:
         """Others from now on; what is waited for under the old ones is over. From any thread."""
@@ -195,10 +192,11 @@ class Throttle:
     def poll(self) -> Poll:
         """What the reader's ``poll`` returns, once it may read."""
         if self._memory_max:
-            self.memory_seconds += self._wait_for_memory()
+            self._wait_for_memory()
         if not self._rate_max:
             return self._reader.poll()
-        self.rate_seconds += self._wait_until_paid()
+        while (left := self._paid_at - self._clock()) > 0 and not self._stop.wait(min(left, _PIECE_SECONDS)):
+            self._on_wait()
         began = self._reader.position
         found = self._reader.poll()
         now = self._clock()
@@ -221,15 +219,8 @@ class Throttle:
         (first, was), (last, is_now) = self._ends[0], self._ends[-1]
         return max(float(self._rate_max), _GROWTH_FACTOR * (is_now - was) / (last - first))
 
-    def _wait_until_paid(self) -> float:
-        began = self._clock()
-        while (left := self._paid_at - self._clock()) > 0 and not self._stop.wait(min(left, _PIECE_SECONDS)):
-            self._on_wait()
-        return self._clock() - began
-
-    def _wait_for_memory(self) -> float:
+    def _wait_for_memory(self) -> None:
         # With an empty queue waiting helps nobody: then it is what the process needs at least.
-        began = self._clock()
         while (
             self._memory_max
             and len(self._queue)
@@ -238,7 +229,6 @@ class Throttle:
         ):
             self._hurry()
             self._on_wait()
-        return self._clock() - began
 
 
 def resident_bytes() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, Stretch, newest, thinned
-from indexd.commitlog.segments import SegmentList
+from indexd.commitlog.segments import Segment, SegmentList
 from indexd.errors import DiskError, DisturbedError, MissingStoreError
 from indexd.storage.disk import Disk
 
@@ -43,9 +43,6 @@ class LogChangeDetector:
         # The newest message that was built: physical offset, store timestamp, messages before it.
         self._newest: tuple[int, int, int] | None = None
 
-    def __repr__(self) -> str:
-        return f"LogChangeDetector({len(self._points)} points, last={self._points[-1] if self._points else None})"
-
     def take_over(self, points: tuple[Evidence, ...], tail: Iterable[Stretch]) -> None:
         """Go on from evidence that was kept and is still true, and from the bytes that it was compared with."""
         self._points = list(points)
@@ -54,7 +51,11 @@ class LogChangeDetector:
 
     def saw(self, batch: DispatchBatch, messages: int) -> None:
         """``batch`` is built, and ``messages`` are counted with it."""
-        self._saw_bytes(batch)
+        if batch.crc is None:
+            self._tail.clear()
+        else:
+            self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
+            self._trim()
         if not batch.rows:
             return
         offsets, times = batch.columns.phy_offset, batch.columns.store_timestamp
@@ -69,6 +70,7 @@ class LogChangeDetector:
             self._note(*self._newest)
             self._note(*message(0))
         elif not self._points or self._begins_segment(int(offsets[0])):
+            # Where the log begins once the segments before have expired: from there on it is compared and counted.
             self._note(*message(0))
         if len(back):
             self._note(*message(int(back[-1])))
@@ -102,11 +104,7 @@ class LogChangeDetector:
 
     def _as_it_stands(self, begin: int, end: int) -> list[Stretch]:
         # The last bytes of [begin, end), as they are now.
-        if begin >= end:
-            return []
-        if self._log.at(end - 1) is None:
-            self._list()
-        segment = self._log.at(end - 1)
+        segment = self._segment_at(end - 1) if begin < end else None
         if segment is None:
             return []
         begin = max(begin, end - _TAIL_SIZE, segment.base)
@@ -119,53 +117,40 @@ class LogChangeDetector:
             return
         self._list()
         with FrameReader(self._disk, self._log) as frames:
-            self._tail = deque(self._checked(frames, run) for run in self._runs())
+            self._check_tail(frames)
             self._turn = (self._turn + 1) % _TURNS
             for point in newest(tuple(self._points), WATCHED_SIZE)[self._turn :: _TURNS]:
                 if not self._has_expired(point.phy_offset) and not frames.holds(point):
                     self._doubt(point.phy_offset)
 
-    def _saw_bytes(self, batch: DispatchBatch) -> None:
-        if batch.crc is None:
-            self._tail.clear()
-            return
-        self._tail.append(Stretch(batch.begin_offset, batch.end_offset, batch.crc))
-        self._trim()
+    def _check_tail(self, frames: FrameReader) -> None:
+        # What is left of it, joined where it has no gap and is of one segment.
+        runs: list[tuple[int, bytearray]] = []
+        for begin, end, crc in self._tail:
+            if self._has_expired(begin):
+                continue
+            data = frames.read(begin, end)
+            if zlib.crc32(data) != crc:
+                self._doubt(begin)
+                continue
+            first, run = runs[-1] if runs else (-1, bytearray())
+            if first + len(run) != begin or self._log.at(first) != self._log.at(begin):
+                runs.append((begin, bytearray(data)))
+            else:
+                run += data
+        self._tail.clear()
+        for first, run in runs[-2:]:
+            end, kept = first + len(run), run[-_TAIL_SIZE:]
+            self._tail.append(Stretch(end - len(kept), end, zlib.crc32(kept)))
 
     def _trim(self) -> None:
         while self._tail and self._tail[-1].end - self._tail[0].end >= _TAIL_SIZE:
             self._tail.popleft()
 
-    def _runs(self) -> list[list[Stretch]]:
-        # What is left of the tail, joined where it has no gap and is of one segment.
-        runs: list[list[Stretch]] = []
-        for stretch in self._tail:
-            if self._has_expired(stretch.begin):
-                continue
-            if (
-                runs
-                and runs[-1][-1].end == stretch.begin
-                and self._log.at(runs[-1][0].begin) == self._log.at(stretch.begin)
-            ):
-                runs[-1].append(stretch)
-            else:
-                runs.append([stretch])
-        return runs[-2:]
-
-    def _checked(self, frames: FrameReader, run: list[Stretch]) -> Stretch:
-        begin, end = run[0].begin, run[-1].end
-        data = frames.read(begin, end)
-        for stretch in run:
-            if zlib.crc32(data[stretch.begin - begin : stretch.end - begin]) != stretch.crc:
-                self._doubt(stretch.begin)
-        kept = data[-_TAIL_SIZE:]
-        return Stretch(end - len(kept), end, zlib.crc32(kept))
-
     def _note(self, phy_offset: int, store_timestamp: int, messages: int) -> None:
         if self._points and self._points[-1].phy_offset >= phy_offset:
             return
-        if self._log.at(phy_offset) is None:
-            self._list()
+        self._segment_at(phy_offset)
         with FrameReader(self._disk, self._log) as frames:
             point = frames.evidence(phy_offset, messages)
         if point is None or point.store_timestamp != store_timestamp:
@@ -175,11 +160,13 @@ class LogChangeDetector:
         if len(self._points) > _POINTS_MAX:
             self._thin()
 
-    def _begins_segment(self, phy_offset: int) -> bool:
-        # Where the log begins once the segments before have expired: from there on it is compared and counted.
+    def _segment_at(self, phy_offset: int) -> Segment | None:
         if self._log.at(phy_offset) is None:
             self._list()
-        segment = self._log.at(phy_offset)
+        return self._log.at(phy_offset)
+
+    def _begins_segment(self, phy_offset: int) -> bool:
+        segment = self._segment_at(phy_offset)
         return segment is not None and segment.base == phy_offset
 
     def _thin(self) -> None:

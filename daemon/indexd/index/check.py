@@ -12,27 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.index.check_kernel import FOUND, LAST_PHY_OFFSET, PREVIOUS, USED_SLOT_COUNT, check_entries
+from indexd.index.check_kernel import PREVIOUS
+from indexd.index.entries import WalkedEntries, read_slots, walk_entries
 from indexd.index.format import (
     ENTRY_SIZE,
     HEADER_SIZE,
     FileMark,
     Flavour,
-    IndexEntry,
     IndexHeader,
     IndexLayout,
     inherited,
     unpack_entry,
 )
+from indexd.index.kernel import (
+    BEGIN_PHY_OFFSET,
+    BEGIN_TIMESTAMP,
+    END_PHY_OFFSET,
+    END_TIMESTAMP,
+    INDEX_COUNT,
+    USED_SLOT_COUNT,
+)
 from indexd.output import CheckScope, Condition, LogBounds, find_nonzero
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 from indexd.storage.names import is_index_name
 
-__all__ = ["Condition", "Place", "Seen", "check_file", "check_index", "check_marks", "time_difference"]
+__all__ = ["Condition", "Place", "check_file", "check_index", "check_marks", "time_difference"]
 
 _INT_MAX = (1 << 31) - 1
 
@@ -57,16 +63,6 @@ class Place:
         return min(max(self.mark.header.index_count, 1), self.layout.index_num)
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the entries of a file come to: the slots as they must be, and the numbers that belong into the header."""
-
-    slots: NDArray[np.uint32]
-    used_slot_count: int = 0
-    first: IndexEntry | None = None
-    last: IndexEntry | None = None
-
-
 def time_difference(store_timestamp: int, begin_timestamp: int) -> int:
     """What an entry stores of a time: whole seconds since ``begin_timestamp``, in 31 bits (spec rocketmq-store 3.4)."""
     if begin_timestamp <= 0:
@@ -83,88 +79,70 @@ FIELDS = (
     ("used slot count", 32),
     ("index count", 36),
 )
-_BEGIN_TIMESTAMP, _END_TIMESTAMP, _BEGIN_PHY, _END_PHY, _USED, _COUNT = range(6)
 
 
-def check_header(file: DiskFile, place: Place, seen: Seen, findings: Findings) -> None:
-    """One finding for each field that the file, the frontier and the entries do not agree on."""
+def _check_header(file: DiskFile, place: Place, walked: WalkedEntries, findings: Findings) -> None:
+    # One finding for each field that the file, the frontier and the entries do not agree on.
     marked = place.mark.header.values()
-    if place.condition is Condition.CUT_SHORT:
-        stored = marked
-    else:
-        stored = read_header(file, place.mark.header)
-    grown = place.condition is Condition.GROWING
-    said = _by_entries(seen)
-    for field, ((name, position), here, wanted, entries) in enumerate(zip(FIELDS, stored, marked, said, strict=True)):
-        if grown and _may_grow(field, here, wanted, place):
+    is_cut = place.condition is Condition.CUT_SHORT
+    stored = marked if is_cut else _read_header(file, place.mark.header)
+    said = {USED_SLOT_COUNT: walked.used_slot_count}
+    if walked.first is not None and walked.last is not None:
+        said |= {BEGIN_PHY_OFFSET: walked.first.phy_offset, END_PHY_OFFSET: walked.last.phy_offset}
+    for field, ((name, position), here, wanted) in enumerate(zip(FIELDS, stored, marked, strict=True)):
+        entries = said.get(field, wanted)
+        if place.condition is Condition.GROWING and _may_grow(field, here, wanted, place):
             here = wanted  # noqa: PLW2901 - what the daemon has built since is not looked at
-        if here == wanted and entries in (None, wanted):
+        if here == wanted == entries:
             continue
-        text = f"{name} {here}"
-        if here != wanted:
-            text += f", but the frontier says {wanted}"
-        if entries is not None:
-            text += f", but the entries say {entries}" if here == wanted else f" and the entries say {entries}"
+        others = [f"the frontier says {wanted}"] if here != wanted else []
+        others += [f"the entries say {entries}"] if field in said else []
+        text = f"{name} {here}, but {' and '.join(others)}"
         findings.add(place.name, position, f"header-{name.replace(' ', '-')}", text)
 
 
-def check_times(place: Place, seen: Seen, findings: Findings) -> None:
-    """The two time differences that follow from headers alone: that of entry 1 and that of the last entry."""
-    header = place.mark.header
-    first, last = seen.first, seen.last
+def _check_times(place: Place, walked: WalkedEntries, findings: Findings) -> None:
+    # The two time differences that follow from headers alone: that of entry 1 and that of the last entry.
+    header, first, last = place.mark.header, walked.first, walked.last
     if first is None or last is None:
         return
-    if place.before is not None and first.time_diff >= 0:
+    asked = []
+    if place.before is not None:
         # Entry 1 counts from the end of the file before, which this header held until then (spec 3.4, 3.5).
         wanted = time_difference(header.begin_timestamp, max(place.before.end_timestamp, 0))
-        if first.time_diff != wanted:
-            findings.add(
-                place.name,
-                place.layout.entry_position(1) + 12,
-                "entry-time-difference-first",
-                f"entry 1: the time difference is {first.time_diff}, but from the end of the file before to the "
-                f"begin timestamp of the header it is {wanted}",
-            )
-    if place.count > 2 and last.time_diff >= 0:
+        since = "the end of the file before to the begin timestamp of the header"
+        asked.append(("first", 1, first, wanted, since))
+    if place.count > 2:
         wanted = time_difference(header.end_timestamp, header.begin_timestamp)
-        if last.time_diff != wanted:
-            findings.add(
-                place.name,
-                place.layout.entry_position(place.count - 1) + 12,
-                "entry-time-difference-last",
-                f"entry {place.count - 1}: the time difference is {last.time_diff}, but from the begin to the end "
-                f"timestamp of the header it is {wanted}",
-            )
-    elif place.count == 2 and header.begin_timestamp != header.end_timestamp:
+        asked.append(("last", place.count - 1, last, wanted, "the begin to the end timestamp of the header"))
+    elif header.begin_timestamp != header.end_timestamp:
         text = f"begin timestamp {header.begin_timestamp} and end timestamp {header.end_timestamp} of one entry differ"
         findings.add(place.name, 8, "header-end-timestamp", text)
+    for which, number, entry, wanted, since in asked:
+        if entry.time_diff >= 0 and entry.time_diff != wanted:
+            text = f"entry {number}: the time difference is {entry.time_diff}, but from {since} it is {wanted}"
+            position = place.layout.entry_position(number) + 12
+            findings.add(place.name, position, f"entry-time-difference-{which}", text)
 
 
-def read_header(file: DiskFile, wanted: IndexHeader) -> tuple[int, int, int, int, int, int]:
-    """The six fields as they stand there; the 0 that an empty file may count on disk is the 1 of ``wanted``."""
+def _read_header(file: DiskFile, wanted: IndexHeader) -> list[int]:
+    # The six fields as they stand there; the 0 that an empty file may count on disk is the 1 of ``wanted``.
     raw = file.pread(HEADER_SIZE, 0)
     values = list(IndexHeader.unpack(raw).values())
     count = int.from_bytes(raw[36:HEADER_SIZE], "big", signed=True)
-    if not (count == 0 and wanted.index_count == 1):
-        values[_COUNT] = count
-    begin, end, begin_phy, end_phy, used, index_count = values
-    return begin, end, begin_phy, end_phy, used, index_count
-
-
-def _by_entries(seen: Seen) -> tuple[int | None, ...]:
-    if seen.first is None or seen.last is None:
-        return None, None, None, None, seen.used_slot_count, None
-    return None, None, seen.first.phy_offset, seen.last.phy_offset, seen.used_slot_count, None
+    if count != 0 or wanted.index_count != 1:
+        values[INDEX_COUNT] = count
+    return values
 
 
 def _may_grow(field: int, here: int, marked: int, place: Place) -> bool:
     # A daemon has put entries since: counts and the end grow, the end time may even fall, and the first entry of
     # all also sets the begin.
-    if field == _COUNT:
+    if field == INDEX_COUNT:
         return marked <= here <= place.layout.index_num
-    if field in (_BEGIN_TIMESTAMP, _BEGIN_PHY):
-        return place.mark.header.entries == 0 and (field == _BEGIN_TIMESTAMP or here >= marked)
-    return field == _END_TIMESTAMP or here >= marked
+    if field in (BEGIN_TIMESTAMP, BEGIN_PHY_OFFSET):
+        return place.mark.header.entries == 0 and (field == BEGIN_TIMESTAMP or here >= marked)
+    return field == END_TIMESTAMP or here >= marked
 
 
 # A slot that a daemon writes while it is read may be seen half old and half new; a moment later it is whole.
@@ -174,32 +152,31 @@ _PAUSE = 0.05
 _LOOKED_AT = 20
 
 
-def check_slots(file: DiskFile, place: Place, seen: Seen, findings: Findings) -> None:
-    """One finding for each slot that does not name the newest of its entries."""
+def _check_slots(file: DiskFile, place: Place, walked: WalkedEntries, findings: Findings) -> None:
+    # One finding for each slot that does not name the newest of its entries.
     for look in range(_LOOKS):
-        slots = np.zeros(place.layout.hash_slot_num, dtype=np.uint32)
-        file.pread_into(slots.view(np.uint8).data, place.layout.slot_position(0))
-        wrong = np.flatnonzero(slots != seen.slots)
-        if place.condition is not Condition.GROWING:
-            break
-        # The header is written before the slots, so read behind them it counts every entry that they name.
-        above = read_header(file, place.mark.header)[5]
+        slots = read_slots(file, place.layout)
+        wrong = np.flatnonzero(slots != walked.slots)
         values = slots[wrong].byteswap().view(np.int32)
-        wrong = wrong[(values < place.count) | (values >= min(above, place.layout.index_num))]
-        if len(wrong) == 0 or look == _LOOKS - 1:
+        if place.condition is Condition.GROWING:
+            # The header is written before the slots, so read behind them it counts every entry that they name.
+            above = _read_header(file, place.mark.header)[INDEX_COUNT]
+            is_old = (values < place.count) | (values >= min(above, place.layout.index_num))
+            wrong, values = wrong[is_old], values[is_old]
+        if place.condition is not Condition.GROWING or len(wrong) == 0 or look == _LOOKS - 1:
             break
         time.sleep(_PAUSE)
-    for done, slot in enumerate(wrong.tolist()):
+    newest = walked.slots[wrong].byteswap()
+    for done, (slot, value, wanted) in enumerate(zip(wrong.tolist(), values.tolist(), newest.tolist(), strict=True)):
         if done >= _LOOKED_AT and not findings.has_room:
             findings.count("slot", len(wrong) - done)
             break
-        value = int(slots[slot : slot + 1].byteswap().view(np.int32)[0])
-        wanted = int(seen.slots[slot : slot + 1].byteswap()[0])
         what, text = judge_slot(file, place, slot, value, wanted)
         findings.add(place.name, place.layout.slot_position(slot), what, f"slot {slot}: {text}")
 
 
 def judge_slot(file: DiskFile, place: Place, slot: int, value: int, wanted: int) -> tuple[str, str]:
+    """The kind of finding, and its words, for a slot that holds ``value`` and not its newest entry, ``wanted``."""
     newest = f"its newest entry is {wanted}" if wanted else "it has no entries"
     if value == 0:
         return "slot-wiped", f"empty, but {newest}"
@@ -207,14 +184,11 @@ def judge_slot(file: DiskFile, place: Place, slot: int, value: int, wanted: int)
         return "slot-range", f"{value} is no entry of this file; {newest}"
     if value >= place.count:
         return "slot-behind-last", f"names entry {value}, but the last one is {place.count - 1}; {newest}"
-    key_hash = unpack_entry(file.pread(ENTRY_SIZE, place.layout.entry_position(value))).key_hash
-    if key_hash < 0 or place.layout.slot_of(key_hash) != slot:
+    if _slot_of(file, place.layout, value) != slot:
         return "slot-other", f"names entry {value} of another slot; {newest}"
     return "slot-old", f"names entry {value}, but {newest}"
 
 
-_ENTRIES_PER_READ = 1 << 20
-_FOUND_MAX = 1000
 # What the kernel's codes are called, and where in the entry the number stands that is wrong.
 ENTRY_KINDS = (
     ("entry-key-hash", 0, "the key hash {value} is negative"),
@@ -238,55 +212,20 @@ def check_file(file: DiskFile, place: Place, on_bytes: Callable[[int], None]) ->
         findings.add(place.name, min(size, layout.file_size), "file-size", f"{size} bytes, not {layout.file_size}")
         on_bytes(layout.file_size)
         return findings
-    seen = _walk_entries(file, place, findings, on_bytes)
+    walked = walk_entries(file, layout, place.mark.header, place.flavour, on_bytes)
+    _put_into_words(file, place, walked, findings)
     if place.condition is not Condition.CUT_SHORT:
-        check_slots(file, place, seen, findings)
-    check_header(file, place, seen, findings)
-    check_times(place, seen, findings)
+        _check_slots(file, place, walked, findings)
+    _check_header(file, place, walked, findings)
+    _check_times(place, walked, findings)
     on_bytes(layout.entry_position(0))
     _check_unused(file, place, findings, on_bytes)
     return findings
 
 
-def _walk_entries(file: DiskFile, place: Place, findings: Findings, on_bytes: Callable[[int], None]) -> Seen:
-    layout, header, count = place.layout, place.mark.header, place.count
-    seen = Seen(np.zeros(layout.hash_slot_num, dtype=np.uint32))
-    counts = np.zeros(len(ENTRY_KINDS), dtype=np.int64)
-    found = np.empty((_FOUND_MAX, 4), dtype=np.int64)
-    state = np.zeros(3, dtype=np.int64)
-    state[LAST_PHY_OFFSET] = header.begin_phy_offset
-    window = np.empty((min(count, _ENTRIES_PER_READ), 5), dtype=np.uint32)
-    number = 1
-    while number < count:
-        entries = window[: count - number]
-        file.pread_into(entries.reshape(-1).view(np.uint8).data, layout.entry_position(number))
-        check_entries(
-            entries,
-            number,
-            seen.slots,
-            place.flavour.counts_every_put,
-            layout.index_num,
-            header.begin_phy_offset,
-            header.end_phy_offset,
-            state,
-            counts,
-            found,
-        )
-        if number == 1:
-            seen.first = unpack_entry(entries[0].tobytes())
-        seen.last = unpack_entry(entries[-1].tobytes())
-        number += len(entries)
-        on_bytes(entries.nbytes)
-    seen.used_slot_count = int(state[USED_SLOT_COUNT])
-    _put_into_words(file, place, found[: int(state[FOUND])], counts, findings)
-    return seen
-
-
-def _put_into_words(
-    file: DiskFile, place: Place, found: NDArray[np.int64], counts: NDArray[np.int64], findings: Findings
-) -> None:
-    header = place.mark.header
-    for number, code, value, wanted in found.tolist():
+def _put_into_words(file: DiskFile, place: Place, walked: WalkedEntries, findings: Findings) -> None:
+    header, counts = place.mark.header, walked.counts
+    for number, code, value, wanted in walked.found.tolist():
         what, at, text = ENTRY_KINDS[code]
         position = place.layout.entry_position(number)
         words = text.format(value=value, wanted=wanted, begin=header.begin_phy_offset, end=header.end_phy_offset)
@@ -351,12 +290,8 @@ def check_index(
 
 
 def _check_named(disk: Disk, directory: Path, place: Place, scope: CheckScope) -> Findings:
-    try:
-        with disk.open_read(directory / place.mark.name) as file:
-            return check_file(file, place, scope.on_bytes)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
+    with ignore_missing(), disk.open_read(directory / place.mark.name) as file:
+        return check_file(file, place, scope.on_bytes)
     missing = Findings()
     begin = scope.log_begin()
     if begin is not None and place.mark.full and place.mark.header.end_phy_offset < begin:
@@ -369,31 +304,34 @@ def _check_named(disk: Disk, directory: Path, place: Place, scope: CheckScope) -
 def check_marks(marks: tuple[FileMark, ...], index_num: int, bounds: LogBounds) -> list[str]:
     """What no builder writes of its files: offsets out of order, a file that does not go on where the last ended."""
     found: list[str] = []
-    before: FileMark | None = None
-    for mark in marks:
-        found += [f"index file {mark.name}: {text}" for text in _check_mark(mark, before, index_num, bounds)]
-        before = mark
+    for before, mark in zip((None, *marks), marks, strict=False):
+        wrong = _check_mark(mark, index_num, bounds) + ([] if before is None else _check_follows(mark, before))
+        found += [f"index file {mark.name}: {text}" for text in wrong]
     return found
 
 
-def _check_mark(mark: FileMark, before: FileMark | None, index_num: int, bounds: LogBounds) -> list[str]:
-    header, offsets = mark.header, f"phy offsets {mark.header.begin_phy_offset} to {mark.header.end_phy_offset}"
-    found = [] if is_index_name(mark.name) else ["that is no index file's name"]
+def _check_mark(mark: FileMark, index_num: int, bounds: LogBounds) -> list[str]:
+    header = mark.header
+    begin, end, count = header.begin_phy_offset, header.end_phy_offset, header.index_count
     # The last file may have come to its last entry, and is called full when another entry begins the next one.
-    if not 1 <= header.index_count <= max(index_num, 1) or (mark.full and header.index_count < index_num):
-        found.append(f"index count {header.index_count} of {index_num}, {'full' if mark.full else 'not full'}")
-    if header.entries:
-        if header.begin_phy_offset > header.end_phy_offset:
-            found.append(offsets)
-        if header.begin_phy_offset < bounds.begin_offset or header.end_phy_offset >= bounds.phy_offset + bounds.slack:
-            found.append(f"{offsets} outside what is covered")
-    if before is None:
-        return found
-    if not before.full:
-        found.append(f"it follows {before.name}, which is not full")
-    if header.entries == 0 and header != inherited(before.header):
-        found.append(f"empty, but its header is not what it inherits from {before.name}")
-    end_phy = max(before.header.end_phy_offset, 0)
-    if header.entries and header.begin_phy_offset < end_phy:
-        found.append(f"it begins at phy offset {header.begin_phy_offset}, before {before.name} ends, {end_phy}")
-    return found
+    is_count = 1 <= count <= max(index_num, 1) and not (mark.full and count < index_num)
+    is_covered = bounds.begin_offset <= begin and end < bounds.phy_offset + bounds.slack
+    wrong = {
+        "that is no index file's name": not is_index_name(mark.name),
+        f"index count {count} of {index_num}, {'full' if mark.full else 'not full'}": not is_count,
+        f"phy offsets {begin} to {end}": header.entries and begin > end,
+        f"phy offsets {begin} to {end} outside what is covered": header.entries and not is_covered,
+    }
+    return [text for text, is_wrong in wrong.items() if is_wrong]
+
+
+def _check_follows(mark: FileMark, before: FileMark) -> list[str]:
+    header, end = mark.header, max(before.header.end_phy_offset, 0)
+    begins_before = f"it begins at phy offset {header.begin_phy_offset}, before {before.name} ends, {end}"
+    wrong = {
+        f"it follows {before.name}, which is not full": not before.full,
+        f"empty, but its header is not what it inherits from {before.name}": header.entries == 0
+        and header != inherited(before.header),
+        begins_before: header.entries and header.begin_phy_offset < end,
+    }
+    return [text for text, is_wrong in wrong.items() if is_wrong]

@@ -1,8 +1,7 @@
-"""The entries of an index file held against one another: what ``indexd verify`` asks of 20,000,000 of them; compiled.
+"""Holds the entries of an index file against one another: what recovery trusts, and what ``indexd verify`` asks.
 
-The twin of ``replay_entries`` that does not stop at the first wrong entry: it writes down what is wrong and goes on as
-if the entry were right, so that one wrong entry does not make wrong ones of all that follow. Entries and slots are
-uint32 arrays of big-endian numbers, as in ``kernel``.
+It writes down what is wrong and goes on as if the entry were right, so that one wrong entry does not make wrong ones of
+all that follow; compiled. Entries and slots are uint32 arrays of big-endian numbers, as in ``kernel``.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from indexd.index.kernel import swap
+from indexd.index.kernel import BLOCK, swap, touch
 
+CODES = 9
 #: What an entry can break; the order is that of ``check.ENTRY_KINDS``.
 (
     HASH_NEGATIVE,
@@ -23,19 +23,13 @@ from indexd.index.kernel import swap
     PREVIOUS_LATER,
     PREVIOUS_RANGE,
     PREVIOUS,
-) = range(9)
+) = range(CODES)
 
 # Where the numbers that outlive a window stand in ``state``.
 USED_SLOT_COUNT, LAST_PHY_OFFSET, FOUND = range(3)
 
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_2 = np.uint64(2)
-_3 = np.uint64(3)
-_4 = np.uint64(4)
+_0, _1, _2, _3, _4 = (np.uint64(number) for number in range(5))
 _SIGN = np.uint32(0x80000000)
-# Entries whose slots are looked up ahead, so that the memory serves many of those loads at once (kernel._touch).
-_BLOCK = np.uint64(128)
 
 
 @numba.njit(inline="always")
@@ -57,42 +51,19 @@ def _note(code, number, value, wanted, state, counts, found):  # type: ignore[no
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _judge_phy(phy, number, begin_phy, end_phy, state, counts, found):  # type: ignore[no-untyped-def]
+def _phy_code(phy, begin_phy, end_phy):  # type: ignore[no-untyped-def]
     if phy < np.int64(0):
-        _note(PHY_NEGATIVE, number, phy, state[LAST_PHY_OFFSET], state, counts, found)
-    elif phy < begin_phy or phy > end_phy:
-        _note(PHY_OUTSIDE, number, phy, state[LAST_PHY_OFFSET], state, counts, found)
-    else:
-        if phy < state[LAST_PHY_OFFSET]:
-            _note(PHY_ORDER, number, phy, state[LAST_PHY_OFFSET], state, counts, found)
-        state[LAST_PHY_OFFSET] = phy
+        return PHY_NEGATIVE
+    return PHY_OUTSIDE if phy < begin_phy or phy > end_phy else PHY_ORDER
 
 
 @numba.njit(nogil=True, error_model="numpy")
-def _judge_previous(previous, old, number, index_num, state, counts, found):  # type: ignore[no-untyped-def]
+def _previous_code(previous, number, index_num):  # type: ignore[no-untyped-def]
     if previous < np.int64(0) or previous >= np.int64(index_num):
-        code = PREVIOUS_RANGE
-    elif previous == np.int64(number):
-        code = PREVIOUS_ITSELF
-    elif previous > np.int64(number):
-        code = PREVIOUS_LATER
-    else:
-        code = PREVIOUS
-    _note(code, number, previous, old, state, counts, found)
-
-
-@numba.njit(nogil=True, error_model="numpy", forceinline=True)
-def _touch(entries, start, end, slots, block):  # type: ignore[no-untyped-def]
-    # The slots of the next entries and a look at each; what is seen is stored, or it would not be read.
-    hash_slot_num = np.uint32(len(slots))
-    seen = np.uint32(0)
-    i = start
-    while i < end:
-        slot = swap(entries[i, _0]) % hash_slot_num
-        block[i - start] = slot
-        seen |= slots[np.uint64(slot)]
-        i += _1
-    block[_BLOCK] = seen
+        return PREVIOUS_RANGE
+    if previous == np.int64(number):
+        return PREVIOUS_ITSELF
+    return PREVIOUS_LATER if previous > np.int64(number) else PREVIOUS
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -104,24 +75,25 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
     for every code; a row of ``found`` is (entry number, code, what stands there, what should).
     """
     number = np.uint64(number)
-    rows = np.uint64(len(entries))
-    block = np.empty(_BLOCK + _1, dtype=np.uint32)
-    block_start = block_end = _0
+    rows, hash_slot_num = np.uint64(len(entries)), np.uint32(len(slots))
+    block, hashes = np.empty(BLOCK + 1, dtype=np.uint32), np.empty(BLOCK, dtype=np.uint32)
+    block_start = block_end = i = _0
     last_phy, used = state[LAST_PHY_OFFSET], np.int64(0)
-    i = _0
     while i < rows:
         if i >= block_end:
             block_start = i
-            block_end = min(i + _BLOCK, rows)
-            _touch(entries, block_start, block_end, slots, block)
-        key_hash = swap(entries[i, _0])
-        high = swap(entries[i, _1])
+            block_end = min(i + np.uint64(BLOCK), rows)
+            for at in range(np.uint64(block_end - block_start)):
+                hashes[at] = swap(entries[block_start + np.uint64(at), _0])
+            touch(hashes, _0, block_end - block_start, slots, hash_slot_num, block)
+        key_hash = hashes[i - block_start]
         time_diff = swap(entries[i, _3])
-        phy = np.int64(np.uint64(high) << np.uint64(32) | np.uint64(swap(entries[i, _2])))
+        phy = np.int64(np.uint64(swap(entries[i, _1])) << np.uint64(32) | np.uint64(swap(entries[i, _2])))
         if phy < last_phy or phy > end_phy:
-            state[LAST_PHY_OFFSET] = last_phy
-            _judge_phy(phy, number, begin_phy, end_phy, state, counts, found)
-            last_phy = state[LAST_PHY_OFFSET]
+            code = _phy_code(phy, begin_phy, end_phy)
+            _note(code, number, phy, last_phy, state, counts, found)
+            if code == PHY_ORDER:
+                last_phy = phy
         else:
             last_phy = phy
         if time_diff & _SIGN:
@@ -134,7 +106,8 @@ def check_entries(entries, number, slots, counts_every_put, index_num, begin_phy
             old = slots[slot]
             if entries[i, _4] != old:
                 previous = _signed(swap(entries[i, _4]))
-                _judge_previous(previous, np.int64(swap(old)), number, index_num, state, counts, found)
+                code = _previous_code(previous, number, index_num)
+                _note(code, number, previous, np.int64(swap(old)), state, counts, found)
             if old == np.uint32(0) or counts_every_put:
                 used += np.int64(1)
             slots[slot] = swap(np.uint32(number))

@@ -9,7 +9,6 @@ Files are in creation order; all but the last are full and never change again. N
 
 from __future__ import annotations
 
-import enum
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,22 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, make_columns
-from indexd.commitlog.kernel import Columns
 from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.index.check import check_index, check_marks
+from indexd.index.check_kernel import CODES, check_entries
 from indexd.index.entries import read_slots
-from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, index_key_hash, inherited
-from indexd.index.kernel import (
-    BUFFER_FULL,
-    DONE,
-    INDEX_COUNT,
-    SLOTS_PER_PAGE_SHIFT,
-    match_batch,
-    put_batch,
-    replay_entries,
-)
+from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexHeader, IndexLayout, inherited
+from indexd.index.kernel import BUFFER_FULL, FILE_FULL, INDEX_COUNT, SLOTS_PER_PAGE_SHIFT, match_batch, put_batch
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
@@ -47,14 +38,6 @@ if TYPE_CHECKING:
 # Entries that are collected before they are written: 1.25 MiB.
 ENTRIES_PER_WRITE = 65536
 _SLOTS_PER_PAGE = 1 << SLOTS_PER_PAGE_SHIFT
-
-
-class Put(enum.Enum):
-    """What a put came to; a failing disk raises instead."""
-
-    WRITTEN = "written"
-    FULL = "full"
-    BUFFER_FULL = "buffer full"
 
 
 class IndexFile:
@@ -113,49 +96,18 @@ class IndexFile:
         """The header as it stands in memory."""
         return IndexHeader(*(int(value) for value in self._state))
 
-    def __repr__(self) -> str:
-        return f"IndexFile({self.path.name}, {self.header})"
+    def put_batch(self, batch: DispatchBatch, flavour: Flavour, row: int, key: int) -> tuple[int, int, int]:
+        """Put rows from (``row``, ``key``) on, key -1 being a row's start; what it came to, and where to go on.
 
-    def put_batch(self, batch: DispatchBatch, flavour: Flavour, row: int, key: int) -> tuple[Put, int, int]:
-        """Put rows from (``row``, ``key``) on, key -1 being a row's start; where to go on.
-
-        FULL: in another file. BUFFER_FULL: here, after ``write_entries``. Never touches the disk itself.
+        FILE_FULL: in another file. BUFFER_FULL: here, after ``write_entries``. Never touches the disk itself.
         """
-        return self._put(batch.columns, batch.rows, row, key, flavour.skip_mask, flavour)
-
-    def _put(
-        self, columns: Columns, rows: int, row: int, key: int, skip_mask: int, flavour: Flavour
-    ) -> tuple[Put, int, int]:
         status, next_row, next_key, written = put_batch(
-            columns,
-            rows,
-            row,
-            key,
-            skip_mask,
-            flavour.counts_every_put,
-            self._slots,
-            self._pages,
-            self._buffer[self._buffered :],
-            self.layout.index_num,
-            self._state,
-        )
+            batch.columns, batch.rows, row, key, flavour.skip_mask, flavour.counts_every_put, self._slots, self._pages,
+            self._buffer[self._buffered :], self.layout.index_num, self._state,
+        )  # fmt: skip
         self._buffered += int(written)
         self._slots_crc = None
-        put = {DONE: Put.WRITTEN, BUFFER_FULL: Put.BUFFER_FULL}.get(int(status), Put.FULL)
-        return put, int(next_row), int(next_key)
-
-    def put_key(self, topic: str, key: str, phy_offset: int, store_timestamp: int, flavour: Flavour) -> Put:
-        """Put one key: RocketMQ's putKey, for tests and tools; the daemon puts batches."""
-        columns = make_columns(1, 1)
-        columns.phy_offset[0], columns.store_timestamp[0], columns.sys_flag[0] = phy_offset, store_timestamp, 0
-        columns.key_start[:] = (0, 1)
-        columns.key_hash[0] = index_key_hash(topic, key)
-        # Starting inside the row: putKey knows neither the skip rule nor transaction types.
-        put, _, _ = self._put(columns, 1, 0, 0, 0, flavour)
-        if put is Put.BUFFER_FULL:
-            self.write_entries()
-            put, _, _ = self._put(columns, 1, 0, 0, 0, flavour)
-        return put
+        return int(status), int(next_row), int(next_key)
 
     def publish(self) -> None:
         """Write what is new: entries, then the header, then the slot pages that changed."""
@@ -218,7 +170,8 @@ def load_kernels() -> None:
     state = np.array(IndexHeader().values(), dtype=np.int64)
     slots, pages, entries = np.zeros(1, np.uint32), np.zeros(1, np.uint8), np.zeros((1, 5), np.uint32)
     put_batch(columns, 0, 0, -1, 0, False, slots, pages, entries, 2, state)
-    replay_entries(entries[:0], 1, slots, False, np.int64(0), np.int64(0))
+    found = np.empty((1, 4), np.int64)
+    check_entries(entries[:0], 1, slots, False, 2, 0, 0, np.zeros(3, np.int64), np.zeros(CODES, np.int64), found)
     match_batch(columns, 0, 0, -1, 0, entries, 0, state)
 
 
@@ -261,9 +214,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
         self.counters = IndexCounters()
 
-    def __repr__(self) -> str:
-        return f"IndexService({len(self._full)} full, open={self._open}, {self.counters})"
-
     @classmethod
     def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
         """An empty one, as configured."""
@@ -304,13 +254,13 @@ class IndexService(Output[tuple[FileMark, ...]]):
                 self._open = self._create_file()
             file = self._open
             count = file.header.index_count
-            put, row, key = file.put_batch(batch, self.flavour, row, key)
+            status, row, key = file.put_batch(batch, self.flavour, row, key)
             self.counters.entries += file.header.index_count - count
             # Up to here it is in the file's buffer, whatever the disk says next.
             self._interrupted = (batch, row, key)
-            if put is Put.FULL:
+            if status == FILE_FULL:
                 self._roll(file)
-            elif put is Put.BUFFER_FULL:
+            elif status == BUFFER_FULL:
                 file.write_entries()
         self._interrupted = None
         self.counters.messages += batch.rows

@@ -1,4 +1,4 @@
-"""putKey over whole batches, and the checks that recovery needs; compiled.
+"""putKey over whole batches, and the comparison of entries with messages; compiled.
 
 Slots and entries are held as the bytes of the file: uint32 arrays of big-endian numbers, an entry being five of them
 (key hash, phy offset high, phy offset low, time difference, previous entry), so that writing needs no conversion.
@@ -15,10 +15,7 @@ import numpy as np
 if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
     raise ImportError("indexd runs on little-endian machines only")
 
-DONE = 0
-FILE_FULL = 1
-BUFFER_FULL = 2
-MISMATCH = 3
+DONE, FILE_FULL, BUFFER_FULL, MISMATCH = range(4)
 
 BEGIN_TIMESTAMP, END_TIMESTAMP, BEGIN_PHY_OFFSET, END_PHY_OFFSET, USED_SLOT_COUNT, INDEX_COUNT = range(6)
 
@@ -26,12 +23,10 @@ BEGIN_TIMESTAMP, END_TIMESTAMP, BEGIN_PHY_OFFSET, END_PHY_OFFSET, USED_SLOT_COUN
 SLOTS_PER_PAGE_SHIFT = 10
 
 # Keys whose slots are looked up ahead of their puts.
-_BLOCK = 128
+BLOCK = 128
 _PAGE_SHIFT = np.uint64(SLOTS_PER_PAGE_SHIFT)
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_INT_MAX = np.int64(0x7FFFFFFF)
-_THOUSAND = np.int64(1000)
+_0, _1 = np.uint64(0), np.uint64(1)
+_INT_MAX, _THOUSAND = np.int64(0x7FFFFFFF), np.int64(1000)
 
 
 @numba.njit(inline="always")
@@ -82,9 +77,12 @@ def _write_entry(entries, at, key_hash, phy, time_diff, swapped_old):  # type: i
 
 
 @numba.njit(nogil=True, error_model="numpy", forceinline=True)
-def _touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore[no-untyped-def]
-    # The slots of the next keys, and a look at each: these loads do not depend on one another, so the memory serves
-    # many at once; the puts that follow find their slots in the cache. What is seen is stored, or it would not be read.
+def touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore[no-untyped-def]
+    """The slots of the next keys, and a look at each.
+
+    These loads do not depend on one another, so the memory serves many at once; the puts that follow find their slots
+    in the cache. What is seen is stored, or it would not be read.
+    """
     seen = np.uint32(0)
     i = start
     while i < end:
@@ -92,7 +90,7 @@ def _touch(key_hashes, start, end, slots, hash_slot_num, block):  # type: ignore
         block[i - start] = slot
         seen |= slots[np.uint64(slot)]
         i += _1
-    block[np.uint64(_BLOCK)] = seen
+    block[np.uint64(BLOCK)] = seen
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -110,7 +108,7 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
     hash_slot_num, room = np.uint32(len(slots)), np.uint64(len(entries))
     written, count, used_slots = _0, np.uint64(state[5]), np.int64(0)
     all_keys = np.uint64(key_starts[np.uint64(rows)])
-    block = np.empty(_BLOCK + 1, dtype=np.uint32)
+    block = np.empty(BLOCK + 1, dtype=np.uint32)
     block_start = block_end = _0
     while row < np.uint64(rows):
         phy = phy_offsets[row]
@@ -132,8 +130,8 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
                 return (FILE_FULL if count >= np.uint64(index_num) else BUFFER_FULL), row, np.int64(at), written
             if at >= block_end:
                 block_start = at
-                block_end = min(at + np.uint64(_BLOCK), all_keys)
-                _touch(key_hashes, block_start, block_end, slots, hash_slot_num, block)
+                block_end = min(at + np.uint64(BLOCK), all_keys)
+                touch(key_hashes, block_start, block_end, slots, hash_slot_num, block)
             key_hash = key_hashes[at]
             slot = np.uint64(block[at - block_start])
             old = slots[slot]
@@ -158,51 +156,12 @@ def put_batch(columns, rows, row, key, skip_mask, counts_every_put, slots, pages
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def replay_entries(entries, count, slots, counts_every_put, used_slot_count, last_phy):  # type: ignore[no-untyped-def]
-    """Put the ``entries`` window, whose first entry has number ``count``, into ``slots``; check each chain link.
-
-    Returns (entries that hold, used slot count, phy offset of the last that holds). An entry holds when key hash, phy
-    offset and time difference are not negative, its previous entry is what its slot says (spec 3.4), and its phy offset
-    is not below the one before it: indexd never indexes backwards.
-    """
-    hash_slot_num = np.uint32(len(slots))
-    sign = np.uint32(0x80000000)
-    number = np.uint64(count)
-    size = np.uint64(len(entries))
-    block = np.empty(_BLOCK + 1, dtype=np.uint32)
-    hashes = np.empty(_BLOCK, dtype=np.uint32)
-    block_start = block_end = i = _0
-    while i < size:
-        if i >= block_end:
-            block_start = i
-            block_end = min(i + np.uint64(_BLOCK), size)
-            for at in range(np.uint64(block_end - block_start)):
-                hashes[at] = swap(entries[block_start + np.uint64(at), _0])
-            _touch(hashes, _0, block_end - block_start, slots, hash_slot_num, block)
-        key_hash = swap(entries[i, _0])
-        if (key_hash | swap(entries[i, _1]) | swap(entries[i, np.uint64(3)])) & sign:
-            break
-        phy = np.int64(np.uint64(swap(entries[i, _1])) << np.uint64(32) | np.uint64(swap(entries[i, np.uint64(2)])))
-        slot = np.uint64(block[i - block_start])
-        old = slots[slot]
-        if entries[i, np.uint64(4)] != old or phy < last_phy:
-            break
-        last_phy = phy
-        slots[slot] = swap(np.uint32(number))
-        if old == np.uint32(0) or counts_every_put:
-            used_slot_count += np.int64(1)
-        number += _1
-        i += _1
-    return i, used_slot_count, last_phy
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
 def match_batch(columns, rows, row, key, skip_mask, entries, at, state):  # type: ignore[no-untyped-def]
     """Compare rows with entries that are already there, from (``row``, ``key``) and entry ``at`` of the window on.
 
     The twin of put_batch that writes nothing: ``state`` moves as it would there, ``entries`` must hold what it would
-    have written (chain links excepted: replay_entries checks those). Returns (status, row, key, at): DONE when the rows
-    end, BUFFER_FULL when the window does, MISMATCH at the first entry that differs.
+    have written, chain links excepted (``check_entries``). Returns (status, row, key, at): DONE when the rows end,
+    BUFFER_FULL when the window does, MISMATCH at the first entry that differs.
     """
     row = np.uint64(row)
     at = np.uint64(at)

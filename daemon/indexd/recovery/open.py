@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any
 
 from indexd import __version__
 from indexd.commitlog import batcher
-from indexd.commitlog.batcher import make_rules
-from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.batcher import DispatchBatch, before, make_rules
+from indexd.commitlog.decoder import DecoderOptions
 from indexd.commitlog.evidence import MessageLookup
+from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.kernel import Rules
-from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions
+from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.compare.log import Comparison
@@ -33,19 +33,18 @@ from indexd.flush.registry import OUTPUTS, all_outputs
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, IndexLayout
 from indexd.output import Output
-from indexd.recovery.known_log import KnownLog
 from indexd.recovery.recover import (
     NO_DAMAGE,
     Damage,
+    IndexRecovery,
+    KnownLog,
     OnProgress,
     Recovered,
-    RecoveryContext,
     RecoveryPlan,
-    carry_out,
+    SecondaryRecovery,
     look,
     plan_recovery,
 )
-from indexd.recovery.secondary import SecondaryRecovery, refill
 from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -56,25 +55,24 @@ _FRAME_OVERHEAD = 64 << 10
 _READ_SIZE_MIN = 64 << 10
 # So many of the newest segments are the consumers': their page cache is never given back.
 _HOT_SEGMENTS = 2
+_PAUSE = 0.01
+# So much log is read again between two frontiers that say how far it has come.
+_BYTES_PER_COMMIT = 4 << 30
 
 
 def reader_options(config: Config) -> ReaderOptions:
     """The reader's share of the configuration."""
+    # Half a second's worth at a bounded rate, so that a wait for it is short.
+    rate, size = config.limits.read_rate_max, config.reader.read_bytes
     return ReaderOptions(
         segment_size=config.store.segment_size,
-        read_size=_read_size(config),
+        read_size=min(size, max(rate // 2, _READ_SIZE_MIN)) if rate else size,
         settle=config.reader.settle_ms / 1000,
         corrupt_after=config.reader.corrupt_after_ms / 1000,
         skip_corrupt=config.reader.on_corrupt == "skip",
         verify_crc=config.reader.verify_crc,
         drop_behind=_HOT_SEGMENTS * config.store.segment_size if config.limits.drop_cache else None,
     )
-
-
-def _read_size(config: Config) -> int:
-    # Half a second's worth at a bounded rate, so that a wait for it is short.
-    rate = config.limits.read_rate_max
-    return config.reader.read_bytes if not rate else min(config.reader.read_bytes, max(rate // 2, _READ_SIZE_MIN))
 
 
 def decode_rules(config: Config) -> Rules:
@@ -199,26 +197,27 @@ class _Opening:
         self._is_unclean, self._is_forced = unclean, forced
         self.files = DataFiles(config.store.data)
         fresh = fresh_frontier(config, check_store(config))
-        self.frontier, self.unreadable = _read(disk, self.files)
+        self.frontier: Frontier | None = None
+        self.unreadable: str | None = None
+        try:
+            self.frontier = read_frontier(disk, self.files.frontier)
+        except CorruptDataError as error:  # as good as none: everything is built again, and said so
+            self.unreadable = error.line()
         (self.index, _), *others = all_outputs(config, disk, self.files.data)
         if self.frontier is not None:
             _check_same(self.frontier, fresh, [(self.index, True), *others], self.files)
         disk.make_dir(self.index.directory)
         self.known = self.frontier or fresh
-        self._paths, self._layout, self._flavour = fresh.commit_log_paths, fresh.layout, FLAVOURS[fresh.flavour]
+        self._paths = fresh.commit_log_paths
         self.reader = _open_reader(config, disk)
         self._begin = self.reader.log.min_offset or 0
-        self.log = None if self.frontier is None else self._known_log(self.frontier)
+        recheck = max(config.recovery.recheck_bytes, damage.recheck_size(self.known))
+        self.log = KnownLog(disk, self.reader, self.known, recheck, is_forced=forced)
+        self.log.check_same_store(config.store.data, self.known)
         refills = forced or damage.is_secondary
         self.secondary = SecondaryRecovery(disk, others, self.known, self._begin, unclean=unclean, forced=refills)
         #: What is true after the recovery, and building goes on from.
         self.base = self.known
-
-    def _known_log(self, frontier: Frontier) -> KnownLog:
-        recheck = max(self._config.recovery.recheck_bytes, self._damage.recheck_size(frontier))
-        known = KnownLog(self._disk, self.reader, frontier, recheck, is_forced=self._is_forced)
-        known.check_same_store(self._config.store.data, frontier)
-        return known
 
     def plan(self, log_limit: LogLimit | None) -> RecoveryPlan:
         """What is to be done to the key index."""
@@ -230,14 +229,11 @@ class _Opening:
 
     def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> Recovered:
         """Make the files of all outputs what holds of them."""
-        options = DecoderOptions(check_crc=False)
-        store = self._config.store
-        with closing(MessageLookup(self._disk, store.commit_log_directories, store.segment_size, options)) as lookup:
-            context = RecoveryContext(
-                self._disk, self.index.directory, self._layout, self._flavour, self._begin,
-                partial(_store_timestamp, lookup), on_progress,
-            )  # fmt: skip
-            recovered = carry_out(plan, context, self._comparison if self.log is not None else None, self._commit)
+        options, store = DecoderOptions(check_crc=False), self._config.store
+        with MessageLookup(self._disk, store.commit_log_directories, store.segment_size, options) as lookup:
+            index = self.index.directory
+            recovery = IndexRecovery(self._disk, index, self.known, plan, lookup, self._begin, on_progress)
+            recovered = recovery.carry_out(self._comparison, self._commit)
         self._commit(recovered)
         self.secondary.carry_out()
         recovered.reasons += self.secondary.reasons
@@ -248,8 +244,7 @@ class _Opening:
         config, disk = self._config, self._disk
         list_log = partial(list_segments, disk, config.store.commit_log_directories, config.store.segment_size)
         detector = LogChangeDetector(disk, list_log)
-        evidence = self.log.evidence_before(self.base.phy_offset) if self.log is not None else ()
-        detector.take_over(evidence, recovered.compared.tail)
+        detector.take_over(self.log.evidence_before(self.base.phy_offset), recovered.compared.tail)
         outputs = [self.index, *self.secondary.wanted]
         try:
             self.index.load(recovered.files)
@@ -261,7 +256,6 @@ class _Opening:
             raise
 
     def _comparison(self, end: int) -> Comparison:
-        assert self.log is not None
         comparison = self.log.comparison(end)
         queues_from = partial(self.secondary.comparison, self._config, end=end)
         return replace(comparison, queues_from=queues_from, is_same_log=self.log.is_same_log)
@@ -269,20 +263,19 @@ class _Opening:
     def _commit(self, recovered: Recovered) -> None:
         # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
         base = self._base(recovered)
-        doubtful_from = self.log.doubtful_from if self.log is not None else None
-        self.secondary.plan(base.phy_offset, doubtful_from, recovered.compared.queues_until)
-        evidence = self.log.evidence_before(base.phy_offset) if self.log is not None else ()
+        self.secondary.plan(base.phy_offset, self.log.doubtful_from, recovered.compared.queues_until)
+        evidence = self.log.evidence_before(base.phy_offset)
         self.base = self.secondary.named(replace(base.with_outputs(index=recovered.files), evidence=evidence))
         if self.base != self.frontier:
             write_frontier(self._disk, self.files.frontier, self.base, __version__)
 
     def _base(self, recovered: Recovered) -> Frontier:
         known, offset = replace(self.known, commit_log_paths=self._paths), recovered.phy_offset
-        if offset is None or self.log is None:
+        if offset is None:
             return replace(known, begin_offset=self._begin, phy_offset=self._begin, store_timestamp=0,
                            newest_timestamp=None, messages=0, uncovered=(), evidence=(), stale_head=None)  # fmt: skip
         if offset == known.phy_offset:
-            return _doubted(self._with_suspects(known), recovered.compared.damaged)
+            return self._with_doubts(known, recovered.compared.damaged)
         gaps = tuple(replace(gap, end=min(gap.end, offset)) for gap in known.uncovered if gap.begin < offset)
         newest = max((mark.header.end_timestamp for mark in recovered.files), default=0)
         base = replace(
@@ -294,27 +287,26 @@ class _Opening:
             newest_timestamp=known.newest_timestamp if any(gap.is_unproven for gap in gaps) else None,
             messages=self.log.messages_counted(recovered.compared, offset),
         )
-        return _doubted(self._with_suspects(base), recovered.compared.damaged)
+        return self._with_doubts(base, recovered.compared.damaged)
 
-    def _with_suspects(self, base: Frontier) -> Frontier:
+    def _with_doubts(self, base: Frontier, damaged: tuple[int, ...]) -> Frontier:
         # A log that was cut and written on may say what it said before: then the comparison alone has seen the messages
         # of the longer one, which are older than one before them.
         first = self.reader.unproven_from
-        if first is None or first >= base.phy_offset:
+        if first is not None and first < base.phy_offset:
+            begin = first if base.unproven_from is None else min(first, base.unproven_from)
+            base = _doubted(base, begin, UNPROVEN)
+            base = replace(base, newest_timestamp=self.reader.newest_timestamp, stale_head=None)
+        # Behind damage in the newest segment stand messages that were the log's, unless the broker cuts it there.
+        newest = (base.phy_offset - 1) // base.segment_size * base.segment_size
+        first = next((at for at in damaged if at >= newest), None)
+        if first is None or (base.unproven_from is not None and base.unproven_from <= first):
             return base
-        begin = first if base.unproven_from is None else min(first, base.unproven_from)
-        gaps = sorted((*base.left_out, Uncovered(begin, base.phy_offset, UNPROVEN)), key=lambda gap: gap.begin)
-        newest = self.reader.newest_timestamp
-        return replace(base, uncovered=tuple(gaps), newest_timestamp=newest, stale_head=None)
+        return _doubted(base, first, DOUBTED)
 
 
-def _doubted(base: Frontier, damaged: tuple[int, ...]) -> Frontier:
-    # Behind damage in the newest segment stand messages that were the log's, unless the broker cuts it there.
-    newest = (base.phy_offset - 1) // base.segment_size * base.segment_size
-    first = next((at for at in damaged if at >= newest), None)
-    if first is None or (base.unproven_from is not None and base.unproven_from <= first):
-        return base
-    gaps = [*base.left_out, Uncovered(first, base.phy_offset, DOUBTED)]
+def _doubted(base: Frontier, begin: int, why: str) -> Frontier:
+    gaps = [*base.left_out, Uncovered(begin, base.phy_offset, why)]
     return replace(base, uncovered=tuple(sorted(gaps, key=lambda gap: gap.begin)))
 
 
@@ -351,32 +343,42 @@ def _without_removed(plan: RecoveryPlan, frontier: Frontier, log_limit: LogLimit
 
 
 def _refill(config: Config, disk: Disk, pipeline: Pipeline, begin: int, on_progress: OnProgress) -> None:
+    # Reads the log from ``begin`` to where the pipeline stands, for all but the key index; now and then a frontier says
+    # how far that has come. What cannot be read (any more) is left out, and noted as uncovered.
     options = replace(once(reader_options(config)), skip_corrupt=True)
     reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
     reader.refresh()
     end = pipeline.built.phy_offset
 
-    def commit(filled: int) -> None:
-        progress = pipeline.mark(filled)
-        pipeline.persist(progress)
-        pipeline.persisted(progress)
-
+    committed = reader.position = begin
     try:
-        refill(reader, pipeline, begin, commit, lambda at: on_progress("refill", at - begin, end - begin))
+        while reader.position < end:
+            poll = reader.poll()
+            if isinstance(poll, DispatchBatch):
+                batch = before(poll, end)
+                for output in pipeline.outputs[1:]:
+                    output.build(batch)
+                if batch.end_offset - committed >= _BYTES_PER_COMMIT:
+                    committed = batch.end_offset
+                    progress = pipeline.mark(committed)
+                    pipeline.persist(progress)
+                    pipeline.persisted(progress)
+                on_progress("refill", batch.end_offset - begin, end - begin)
+            elif isinstance(poll, NotYetWritten) and reader.is_undecided:
+                time.sleep(_PAUSE)
+            elif isinstance(poll, Skipped):
+                if not poll.is_expired:
+                    pipeline.leave_out(Uncovered(poll.begin, min(poll.end, end), poll.reason))
+            elif reader.position < end:  # a segment's end is passed without a batch
+                reader.pass_over(end)
+                reason = poll.reason if isinstance(poll, Corrupt) else Reason.UNFINISHED.text
+                pipeline.leave_out(Uncovered(poll.offset, reader.position, reason))
         pipeline.progress = pipeline.mark()
     except BaseException:
         pipeline.close()
         raise
     finally:
         reader.close()
-
-
-def _read(disk: Disk, files: DataFiles) -> tuple[Frontier | None, str | None]:
-    # A frontier that cannot be read is as good as none: everything is built again, and said so.
-    try:
-        return read_frontier(disk, files.frontier), None
-    except CorruptDataError as error:
-        return None, error.line()
 
 
 def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[Any], bool]], files: DataFiles) -> None:
@@ -399,8 +401,3 @@ def _check_same(known: Frontier, wanted: Frontier, outputs: list[tuple[Output[An
                 f"{files.data} was built with {name} {ours}, and now {given} is asked for",
                 "give what it was built with, or another --data",
             )
-
-
-def _store_timestamp(lookup: MessageLookup, phy_offset: int) -> int | None:
-    found = lookup.at(phy_offset)
-    return found.store_timestamp if isinstance(found, Message) else None

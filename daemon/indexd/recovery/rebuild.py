@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -153,35 +154,35 @@ def _build(
     total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
     begin = reader.position
     log = WholeLog(reader)
-    syncer = _Syncer(disk, pipeline)
     thread = threading.Thread(target=_read, args=(log, items, stop), name="reader", daemon=True)
     thread.start()
     try:
-        while (item := _next_item(items, syncer)) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            pipeline.build(item)
-            syncer.after_batch()
-            on_progress(pipeline.built.phy_offset - begin, total)
+        with _Syncer(disk, pipeline) as syncer:
+            while (item := _next_item(items, pipeline, syncer)) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                pipeline.build(item)
+                syncer.after_batch()
+                on_progress(pipeline.built.phy_offset - begin, total)
+            syncer.wait()
     finally:
         stop.set()
         while thread.is_alive():
-            _discard(items)
-            thread.join(0.01)
+            with suppress(queue.Empty):
+                items.get(timeout=_QUIET_SECONDS)
         reader.close()
-        syncer.close()
     return log.unreadable
 
 
-class _Syncer:
+class _Syncer(ThreadPoolExecutor):
     """Syncs the files being built from a thread of its own, so that the disk works while the processor does."""
 
     def __init__(self, disk: Disk, pipeline: Pipeline) -> None:
+        super().__init__(1, "sync")
         self._disk, self._pipeline = disk, pipeline
         index = pipeline.outputs[0]
         assert isinstance(index, IndexService)
         self._index = index
-        self._thread = ThreadPoolExecutor(1, "sync")
         self._running: Future[None] | None = None
         self._synced_entries = 0
 
@@ -195,6 +196,11 @@ class _Syncer:
             self.wait()
             self._index.close_rolled(rolled)
 
+    def wait(self) -> None:
+        """Until the running sync has ended."""
+        if self._running is not None:
+            self._running.result()
+
     def start(self) -> None:
         """Sync what has been written so far; queue files once more at the end: by then there is little left of it."""
         self.wait()
@@ -202,36 +208,17 @@ class _Syncer:
         files: list[DiskFile | Path] = [*self._index.writing]
         for output in self._pipeline.outputs:
             files += output.unsynced.files()
-        self._running = self._thread.submit(sync_files, self._disk, files)
-
-    def publish(self) -> None:
-        """Bring out what has to be written and synced anyway."""
-        self._index.publish()
-        self.start()
-
-    def wait(self) -> None:
-        """Until the running sync has ended."""
-        if self._running is not None:
-            self._running.result()
-            self._running = None
-
-    def close(self) -> None:
-        """End the thread; a sync that failed is raised."""
-        self._thread.shutdown()
-        self.wait()
+        self._running = self.submit(sync_files, self._disk, files)
 
 
-def _next_item(items: _Items, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
+def _next_item(items: _Items, pipeline: Pipeline, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
     try:
         return items.get(timeout=_QUIET_SECONDS)
     except queue.Empty:
-        syncer.publish()  # the reader lets the newest frame settle
+        # The reader lets the newest frame settle: bring out what has to be written and synced anyway.
+        pipeline.outputs[0].publish()
+        syncer.start()
         return items.get()
-
-
-def _discard(items: _Items) -> None:
-    while not items.empty():
-        items.get_nowait()
 
 
 def _read(log: WholeLog, items: _Items, stop: threading.Event) -> None:

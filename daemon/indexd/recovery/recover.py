@@ -1,26 +1,46 @@
-"""Recovers the key index: what of its files is kept, replayed and removed, decided first and then carried out.
+"""Recovers what was built: the key index from its own entries and the log, then the other outputs to where that stands.
 
-Only the frontier is believed. Files that it does not name were made after it and are made again from the log. A file
+Only the frontier is believed. Index files that it does not name were made after it and are made again from the log. One
 that it names but that is missing or has another size ends what can be kept; so does everything behind it. Deciding is
-pure: nothing is read or written by it, so every case is a row of a test.
+pure (``plan_recovery``): nothing is read or written by it, so every case is a row of a test.
 
 Every step of carrying out leaves a directory that the same recovery would bring to the same end: what the frontier says
 is made true again first; where it is not to be true any more, it is replaced before the files change.
+
+KnownLog holds what was noted of the log against what it says today (decision 7). What is missing of the outputs besides
+the key index alone does not touch that: the log is read once more from there (SecondaryRecovery).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from indexd.commitlog.decoder import Message
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, MessageLookup, newest
+from indexd.commitlog.reader import LogReader
 from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
-from indexd.errors import DisturbedError
+from indexd.compare.queues import QueueComparison
+from indexd.config import Config
+from indexd.consumequeue.check import kept_queues
+from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import Frontier
-from indexd.index.entries import first_entry_at, phy_offset_of, read_entries, read_slots, time_diff_of
-from indexd.index.format import HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
-from indexd.recovery.replay import Replayed, replay_file, write_back
+from indexd.index.entries import (
+    Replayed,
+    first_entry_at,
+    phy_offset_of,
+    read_entries,
+    read_slots,
+    replay_file,
+    time_diff_of,
+    write_back,
+)
+from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
+from indexd.output import Output, OutputRecovery, RecoveryScope
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -90,8 +110,8 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     keep: list[FileMark] = []
     replay: list[FileMark] = []
     for mark in marks:
-        sound = disk.headers.get(mark.name) == mark.header and not _was_written_by_another(mark, disk)
-        sound = sound and mark.name not in disk.damaged
+        is_ours = not mark.mtime_ns or disk.mtimes_ns.get(mark.name, mark.mtime_ns) == mark.mtime_ns
+        sound = disk.headers.get(mark.name) == mark.header and is_ours and mark.name not in disk.damaged
         # An open file is written between flushes: after a crash only its durable prefix is known.
         touched = disk.abort and not mark.full
         (replay if forced or touched or not sound else keep).append(mark)
@@ -100,28 +120,7 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason, lost)
 
 
-def _was_written_by_another(mark: FileMark, disk: OnDisk) -> bool:
-    return bool(mark.mtime_ns) and disk.mtimes_ns.get(mark.name, mark.mtime_ns) != mark.mtime_ns
-
-
 OnProgress = Callable[[str, int, int], None]
-# The store timestamp of the message at a physical offset, or None when it has expired.
-StoreTimestampOf = Callable[[int], int | None]
-# What to compare of the log before a physical offset.
-CompareBefore = Callable[[int], Comparison]
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryContext:
-    """Where recovery works, and how the files there are laid out."""
-
-    disk: Disk
-    directory: Path
-    layout: IndexLayout
-    flavour: Flavour
-    log_begin: int
-    store_timestamp_of: StoreTimestampOf
-    on_progress: OnProgress
 
 
 @dataclass(slots=True)
@@ -138,10 +137,6 @@ class Recovered:
     reasons: list[str] = field(default_factory=list)
 
 
-# Makes a frontier durable that says what has been recovered.
-Commit = Callable[[Recovered], object]
-
-
 def look(
     disk: Disk,
     files: DataFiles,
@@ -156,149 +151,147 @@ def look(
     sizes = {name: stamp.size for name, stamp in stamps.items()}
     headers: dict[str, IndexHeader | None] = {}
     for name, size in sizes.items():
-        if size < HEADER_SIZE:
-            headers[name] = None
-            continue
         with disk.open_read(files.index / name) as file:
-            headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0))
+            headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0)) if size >= HEADER_SIZE else None
     mtimes_ns = {name: stamp.mtime_ns for name, stamp in stamps.items()}
-    if frontier is not None and not unclean:
-        for mark in frontier.index[-1:]:
-            if not mark.full and sizes.get(mark.name) == frontier.layout.file_size and mark.slots_crc is not None:
-                with disk.open_read(files.index / mark.name) as file:
-                    is_sound = zlib.crc32(read_slots(file, frontier.layout).data) == mark.slots_crc
-                damaged |= frozenset() if is_sound else {mark.name}
+    if frontier is not None and frontier.index and not unclean:
+        mark = frontier.index[-1]
+        if not mark.full and sizes.get(mark.name) == frontier.layout.file_size and mark.slots_crc is not None:
+            with disk.open_read(files.index / mark.name) as file:
+                if zlib.crc32(read_slots(file, frontier.layout).data) != mark.slots_crc:
+                    damaged |= {mark.name}
     return OnDisk(unclean, frontier, sizes, headers, log_begin, mtimes_ns, damaged)
 
 
-def carry_out(
-    plan: RecoveryPlan, context: RecoveryContext, compare_before: CompareBefore | None, commit: Commit
-) -> Recovered:
-    """Do what ``plan`` says; then cut off what the log, as far as the comparison looks, does not say any more.
+class IndexRecovery:
+    """Does what ``plan`` says; then cuts off what the log, as far as it is compared, does not say any more.
 
-    Where entries are cut off, ``commit`` first makes a frontier durable that does without them: else the next recovery
-    would take a cut that was broken off for damage, and cut once more.
+    ``known`` says how the files are laid out. ``lookup`` finds messages of the log, which begins at ``log_begin``.
     """
-    recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
-    marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
-    before = plan.lost_entries + sum(mark.header.entries for mark in marks)
-    sound = _replay_all(marks, plan, context, recovered)
-    is_cut = plan.cut or sound != marks
-    if is_cut:
-        if plan.phy_offset is None or sound != marks:
-            # The message of the last entry may have more keys than are in: it is indexed again, whole.
-            recovered.phy_offset = _last_message(context, sound)
-        sound = _before(context, sound, recovered.phy_offset or 0)
-    if compare_before is not None and recovered.phy_offset is not None:
-        agreed = _compare(context, sound, compare_before(recovered.phy_offset), recovered)
-        if agreed.phy_offset is not None:
-            is_cut, recovered.phy_offset = True, agreed.phy_offset
-            sound = _before(context, sound, agreed.phy_offset)
-    last = _cut_last(context, sound) if is_cut and sound else None
-    recovered.files = (*sound[:-1], last.mark) if last else tuple(sound)
-    recovered.kept_entries = sum(mark.header.entries for mark in sound)
-    recovered.dropped_entries = before - recovered.kept_entries
-    if is_cut:
-        commit(recovered)
-    _finish_files(plan, context, recovered, last)
-    return recovered
 
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        known: Frontier,
+        plan: RecoveryPlan,
+        lookup: MessageLookup,
+        log_begin: int,
+        on_progress: OnProgress,
+    ) -> None:
+        self._disk, self._directory, self._plan = disk, directory, plan
+        self._layout, self._flavour = known.layout, FLAVOURS[known.flavour]
+        self._lookup, self._log_begin, self._on_progress = lookup, log_begin, on_progress
+        self._marks = sorted((*plan.keep, *plan.replay), key=lambda mark: mark.name)
+        self._recovered = Recovered((), plan.phy_offset, reasons=[plan.reason])
 
-def _finish_files(plan: RecoveryPlan, context: RecoveryContext, recovered: Recovered, last: Replayed | None) -> None:
-    # Only now do files become less than the frontier before said of them.
-    kept = {mark.name for mark in recovered.files}
-    known = {mark.name for mark in (*plan.keep, *plan.replay)}
-    recovered.deleted_files = tuple(sorted({*plan.delete, *(known - kept)}))
-    for name in recovered.deleted_files:
-        context.disk.unlink(context.directory / name)
-    if last is not None:
-        with context.disk.open_write(context.directory / last.mark.name) as file:
-            write_back(file, last, context.layout)
-    context.disk.sync_dir(context.directory)
-    stamps = context.disk.stamps(context.directory)
-    recovered.files = tuple(replace(mark, mtime_ns=stamps[mark.name].mtime_ns) for mark in recovered.files)
+    def carry_out(
+        self, compare_before: Callable[[int], Comparison], commit: Callable[[Recovered], object]
+    ) -> Recovered:
+        """``compare_before`` says what to compare of the log before a physical offset.
 
+        Where entries are cut off, ``commit`` first makes a frontier durable that does without them: else the next
+        recovery would take a cut that was broken off for damage, and cut once more.
+        """
+        recovered, plan = self._recovered, self._plan
+        sound = self._replay_all()
+        is_cut = plan.cut or sound != self._marks
+        if is_cut:
+            if plan.phy_offset is None or sound != self._marks:
+                # The message of the last entry may have more keys than are in: it is indexed again, whole.
+                recovered.phy_offset = self._last_message(sound)
+            sound = self._before(sound, recovered.phy_offset or 0)
+        if recovered.phy_offset is not None:
+            agreed = self._compare(sound, compare_before(recovered.phy_offset))
+            if agreed.phy_offset is not None:
+                is_cut, recovered.phy_offset = True, agreed.phy_offset
+                sound = self._before(sound, agreed.phy_offset)
+        last = self._cut_last(sound[-1]) if is_cut and sound and not sound[-1].full else None
+        recovered.files = (*sound[:-1], last.mark) if last else tuple(sound)
+        recovered.kept_entries = sum(mark.header.entries for mark in sound)
+        before = plan.lost_entries + sum(mark.header.entries for mark in self._marks)
+        recovered.dropped_entries = before - recovered.kept_entries
+        if is_cut:
+            commit(recovered)
+        # Only now do files become less than the frontier before said of them.
+        kept = {mark.name for mark in recovered.files}
+        recovered.deleted_files = tuple(sorted({*plan.delete, *(mark.name for mark in self._marks)} - kept))
+        for name in recovered.deleted_files:
+            self._disk.unlink(self._directory / name)
+        if last is not None:
+            with self._disk.open_write(self._directory / last.mark.name) as file:
+                write_back(file, last, self._layout)
+        self._disk.sync_dir(self._directory)
+        stamps = self._disk.stamps(self._directory)
+        recovered.files = tuple(replace(mark, mtime_ns=stamps[mark.name].mtime_ns) for mark in recovered.files)
+        return recovered
 
-def _replay_all(
-    marks: list[FileMark], plan: RecoveryPlan, context: RecoveryContext, recovered: Recovered
-) -> list[FileMark]:
-    # The marks that hold, oldest first; the last one may be shorter, and then what is behind it is gone.
-    sound: list[FileMark] = []
-    for done, mark in enumerate(marks):
-        context.on_progress("replay", done, len(marks))
-        if mark in plan.keep:
-            sound.append(mark)
-            continue
-        with context.disk.open_write(context.directory / mark.name) as file:
-            replayed = replay_file(file, mark, context.layout, context.flavour)
-            if replayed.dropped_entries == 0:
-                if write_back(file, replayed, context.layout):
-                    recovered.rewritten_files.append(mark.name)
-                sound.append(replayed.mark)
+    def _replay_all(self) -> list[FileMark]:
+        # The marks that hold, oldest first; the last one may be shorter, and then what is behind it is gone.
+        sound: list[FileMark] = []
+        for done, mark in enumerate(self._marks):
+            self._on_progress("replay", done, len(self._marks))
+            if mark in self._plan.keep:
+                sound.append(mark)
                 continue
-        entry = replayed.mark.header.index_count
-        recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
-        return [*sound, replayed.mark]
-    return sound
+            with self._disk.open_write(self._directory / mark.name) as file:
+                replayed = replay_file(file, mark, self._layout, self._flavour)
+                sound.append(replayed.mark)
+                if replayed.dropped_entries:
+                    entry = replayed.mark.header.index_count
+                    self._recovered.reasons.append(f"index file {mark.name}: entry {entry} is not what its chain says")
+                    break
+                if write_back(file, replayed, self._layout):
+                    self._recovered.rewritten_files.append(mark.name)
+        return sound
 
+    def _store_timestamp(self, phy_offset: int) -> int | None:
+        found = self._lookup.at(phy_offset)
+        return found.store_timestamp if isinstance(found, Message) else None
 
-def _last_message(context: RecoveryContext, marks: list[FileMark]) -> int | None:
-    # The physical offset of the last entry at which a message stands, or has expired; None when there is none. Where
-    # a chain is broken, the entry before may be, too: reading the log must not go on between two frames.
-    for mark in reversed(marks):
-        with context.disk.open_read(context.directory / mark.name) as file:
-            for number in range(mark.header.index_count - 1, 0, -1):
-                phy_offset = phy_offset_of(read_entries(file, context.layout, number, 1)[0])
-                if phy_offset < context.log_begin or context.store_timestamp_of(phy_offset) is not None:
-                    return phy_offset
-    return None
-
-
-def _before(context: RecoveryContext, marks: list[FileMark], phy_offset: int) -> list[FileMark]:
-    # The entries of messages before phy_offset. Those of one message may straddle files, so go back file by file.
-    kept = list(marks)
-    while kept:
-        mark = kept[-1]
-        with context.disk.open_read(context.directory / mark.name) as file:
-            count = first_entry_at(file, context.layout, 1, mark.header.index_count, phy_offset)
-        if count > 1:
-            if count < mark.header.index_count:
-                kept[-1] = replace(mark, header=replace(mark.header, index_count=count), full=False)
-            break
-        kept.pop()
-    return kept
-
-
-def _cut_last(context: RecoveryContext, marks: list[FileMark]) -> Replayed | None:
-    # What the last file comes to with the entries that its mark has left; None if that is all it ever had.
-    mark = marks[-1]
-    if mark.full:
+    def _last_message(self, marks: list[FileMark]) -> int | None:
+        # The physical offset of the last entry at which a message stands, or has expired; None when there is none.
+        # Where a chain is broken, the entry before may be, too: reading the log must not go on between two frames.
+        for mark in reversed(marks):
+            with self._disk.open_read(self._directory / mark.name) as file:
+                for number in range(mark.header.index_count - 1, 0, -1):
+                    phy_offset = phy_offset_of(read_entries(file, self._layout, number, 1)[0])
+                    if phy_offset < self._log_begin or self._store_timestamp(phy_offset) is not None:
+                        return phy_offset
         return None
-    with context.disk.open_read(context.directory / mark.name) as file:
-        last = read_entries(file, context.layout, mark.header.index_count - 1, 1)[0]
-        phy_offset = phy_offset_of(last)
-        # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
-        exact = context.store_timestamp_of(phy_offset)
-        end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
-        header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
-        return replay_file(file, replace(mark, header=header), context.layout, context.flavour)
 
+    def _before(self, marks: list[FileMark], phy_offset: int) -> list[FileMark]:
+        # The entries of messages before phy_offset. Those of one message may straddle files: go back file by file.
+        for number in range(len(marks) - 1, -1, -1):
+            mark = marks[number]
+            with self._disk.open_read(self._directory / mark.name) as file:
+                count = first_entry_at(file, self._layout, 1, mark.header.index_count, phy_offset)
+            if count > 1:
+                if count < mark.header.index_count:
+                    mark = replace(mark, header=replace(mark.header, index_count=count), full=False)
+                return [*marks[:number], mark]
+        return []
 
-def _compare(context: RecoveryContext, sound: list[FileMark], comparison: Comparison, recovered: Recovered) -> Agreed:
-    begin = comparison.reader.position
-    agreed = compare_with_log(
-        context.disk,
-        context.directory,
-        context.layout,
-        context.flavour,
-        tuple(sound),
-        comparison,
-        lambda offset: context.on_progress("compare", offset - begin, comparison.end - begin),
-    )
-    recovered.compared = agreed.compared
-    if agreed.reason:
-        recovered.reasons.append(agreed.reason)
-    return agreed
+    def _cut_last(self, mark: FileMark) -> Replayed:
+        # What the last file comes to with the entries that its mark has left.
+        with self._disk.open_read(self._directory / mark.name) as file:
+            last = read_entries(file, self._layout, mark.header.index_count - 1, 1)[0]
+            phy_offset = phy_offset_of(last)
+            # The entry knows whole seconds only; the message, if it is still there, knows the millisecond.
+            exact = self._store_timestamp(phy_offset)
+            end = mark.header.begin_timestamp + time_diff_of(last) * 1000 if exact is None else exact
+            header = replace(mark.header, end_phy_offset=phy_offset, end_timestamp=end)
+            return replay_file(file, replace(mark, header=header), self._layout, self._flavour)
+
+    def _compare(self, sound: list[FileMark], comparison: Comparison) -> Agreed:
+        begin = comparison.reader.position
+        agreed = compare_with_log(
+            self._disk, self._directory, self._layout, self._flavour, tuple(sound), comparison,
+            lambda offset: self._on_progress("compare", offset - begin, comparison.end - begin),
+        )  # fmt: skip
+        self._recovered.compared = agreed.compared
+        self._recovered.reasons += [agreed.reason] if agreed.reason else []
+        return agreed
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +319,207 @@ class DamagedError(DisturbedError):
     def __init__(self, text: str, damage: Damage) -> None:
         super().__init__(text)
         self.damage = damage
+
+
+class KnownLog:
+    """The evidence of one frontier held against the log that ``reader`` has listed.
+
+    ``recheck_size``: so many bytes before the end are compared even if every point agrees, because a rewritten stretch
+    may lie between two points.
+    """
+
+    def __init__(
+        self, disk: Disk, reader: LogReader, frontier: Frontier, recheck_size: int, *, is_forced: bool
+    ) -> None:
+        self._disk = disk
+        self._reader = reader
+        self._recheck_size = recheck_size
+        self._is_forced = is_forced
+        begin = reader.log.min_offset or 0
+        self._evidence = frontier.evidence
+        self._points = tuple(point for point in frontier.evidence if point.phy_offset >= begin)
+        self._agrees, self._differs = self._agreement(2 * frontier.segment_size)
+        self._anchor: Evidence | None = None
+        self._has_expired = begin > frontier.begin_offset
+
+    def _agreement(self, near: int) -> tuple[Evidence | None, Evidence | None]:
+        # The last point that agrees, and the first behind it that does not, looked for among those within ``near``
+        # bytes of the last one. A log is cut by removing whole segments, and by writing over the rest of one: stale
+        # frames behind that may still agree, but only in that segment. So if the oldest of the near points agrees (two
+        # segments), older ones do. Points before the log's begin say nothing.
+        agrees = None
+        with FrameReader(self._disk, self._reader.log) as frames:
+            recent = newest(self._points, near) if self._points else ()
+            for point in recent if recent and frames.holds(recent[0]) else self._points:
+                if not frames.holds(point):
+                    return agrees, point
+                agrees = point
+        return agrees, None
+
+    def check_same_store(self, data: Path, frontier: Frontier) -> None:
+        """Raise UnsafeStoreError if nothing of what was indexed is in this log, though it should be."""
+        if not self._reader.log.segments and frontier.phy_offset > frontier.begin_offset:
+            what = "its commitlog is empty"
+        elif self._differs is not None and self._agrees is None:
+            what = f"none of the {len(self._points)} messages that were noted is where it was"
+        else:
+            return
+        raise UnsafeStoreError(
+            f"{frontier.store} is not the store that {data} was built from: {what}",
+            "mount or give the right --store; if this one is right, give a fresh --data or remove the old one",
+        )
+
+    @property
+    def is_same_log(self) -> bool:
+        """All that was noted, and has not expired, is as it was."""
+        return self._differs is None and self._agrees is not None
+
+    @property
+    def doubtful_from(self) -> int | None:
+        """Behind this physical offset the log was rewritten; None if all evidence agrees."""
+        if self._differs is None:
+            return None
+        return self._agrees.phy_offset if self._agrees is not None else 0
+
+    def comparison(self, end: int) -> Comparison:
+        """What to compare of the log before ``end``; the reader is put where it begins."""
+        base = None if self._is_forced else self._newest_before(end)
+        self._reader.position = base.phy_offset if base else self._reader.log.min_offset or 0
+        self._anchor = base or next(iter(self._points), None)
+        return Comparison(
+            self._reader,
+            end,
+            self._first_behind,
+            is_whole=self._is_forced,
+            has_expired=self._has_expired,
+            anchor=self._anchor.phy_offset if self._anchor else 0,
+        )
+
+    def messages_counted(self, compared: Compared, phy_offset: int) -> int:
+        """How many messages are counted before ``phy_offset``, up to which the comparison agreed; expired ones too."""
+        if compared.since is not None:
+            return compared.since.messages + compared.messages - compared.before_anchor
+        if self._anchor is None:
+            # All of it has expired.
+            before = (point.messages for point in self._evidence if point.phy_offset <= phy_offset)
+            return compared.messages + max(before, default=0)
+        return self._anchor.messages + compared.messages - compared.before_anchor
+
+    def evidence_before(self, phy_offset: int) -> tuple[Evidence, ...]:
+        """The points before ``phy_offset`` that are still true."""
+        before = tuple(point for point in self._points if point.phy_offset < phy_offset)
+        doubtful = before
+        if before and self._differs is None:
+            doubtful = newest(before, WATCHED_SIZE)  # a segment in the middle may be gone
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return (*before[: len(before) - len(doubtful)], *(point for point in doubtful if frames.holds(point)))
+
+    def _newest_before(self, end: int) -> Evidence | None:
+        # The point at which to begin: a frame begins there, and what lies before it is not in doubt.
+        last, limit = self._agrees, end - self._recheck_size
+        if last is None:
+            return None
+        if self._differs is not None:
+            # It was cut somewhere in the segment of the last point that agrees: that one may be stale, and others too.
+            segment = self._reader.log.at(last.phy_offset)
+            limit = min(limit, segment.base if segment else 0)
+        sound = [point for point in self._points if point.phy_offset <= min(last.phy_offset, end)]
+        return next((point for point in reversed(sound) if point.phy_offset <= limit), None)
+
+    def _first_behind(self, phy_offset: int, store_timestamp: int) -> Evidence | None:
+        behind = next((point for point in self._points if point.phy_offset > phy_offset), None)
+        if behind is None or behind.store_timestamp < store_timestamp:
+            # Nothing is known of it, or it is older than what stands before: left behind by a longer log.
+            return None
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return behind if frames.holds(behind) else None
+
+
+class SecondaryRecovery:
+    """From what a frontier names of these outputs to outputs that hold all before its physical offset.
+
+    ``outputs`` with whether each is wanted. ``plan`` reads only, and may be asked again with another offset;
+    ``carry_out`` changes files, after a frontier with what ``named`` gives is durable. Raises DiskError.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        outputs: Sequence[tuple[Output[Any], bool]],
+        known: Frontier,
+        log_begin: int,
+        *,
+        unclean: bool,
+        forced: bool,
+    ) -> None:
+        self._disk, self._outputs, self._known = disk, outputs, known
+        self._log_begin = log_begin
+        self._is_unclean, self._is_forced = unclean, forced
+        self._plans: list[OutputRecovery[Any]] = []
+        #: From here on the log has to be read again for them, up to where they are to stand.
+        self.refill_from: int | None = None
+        #: What did not hold, a line each.
+        self.reasons: list[str] = []
+
+    def plan(self, phy_offset: int, doubtful_from: int | None = None, queues_until: int | None = None) -> None:
+        """All is to stand at ``phy_offset``.
+
+        Behind ``doubtful_from`` nothing is believed that was not compared with the log, behind ``queues_until``
+        nothing at all. What a refill that was broken off had come to was compared by nobody.
+        """
+        limits = [phy_offset, self._known.filled_offset]
+        limits += [queues_until] if queues_until is not None else []
+        limits += [self._log_begin] if self._is_forced else []
+        believed = min(limits)
+        self._plans, starts = [], []
+        for output, is_wanted in self._outputs:
+            own = believed if output.is_compared or doubtful_from is None else min(believed, doubtful_from)
+            scope = RecoveryScope(phy_offset, own, self._log_begin, self._is_unclean, self._is_forced)
+            plan = output.recover(self._known.outputs.get(output.name) if is_wanted else None, scope)
+            self._plans.append(plan)
+            if is_wanted and plan.refill_from is not None:
+                starts.append(plan.refill_from)
+        self.refill_from = min(starts, default=None)
+        self.reasons = [reason for plan in self._plans for reason in plan.reasons]
+        if queues_until is not None:
+            self.reasons.append(f"the ConsumeQueues are not what the log says from offset {queues_until} on")
+
+    def named(self, base: Frontier) -> Frontier:
+        """``base`` with what has been planned: true before and after the files are changed."""
+        held = {
+            output.name: plan.held if is_wanted else None
+            for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True)
+        }
+        return replace(base.with_outputs(**held), refill_offset=self.refill_from)
+
+    def comparison(self, config: Config, begin: int, end: int) -> QueueComparison | None:
+        """What the ConsumeQueues hold of log bytes ``[begin, end)``, to be compared; None where there are none."""
+        name = ConsumeQueueStore.name
+        held = self._known.outputs.get(name)
+        store = next((one for one, is_wanted in self._outputs if one.name == name and is_wanted), None)
+        if store is None or held is None or self._known.refill_offset is not None or self._is_forced:
+            return None
+        at_begin, at_end = (RecoveryScope(at, at, self._log_begin, self._is_unclean) for at in (begin, end))
+        whole, is_whole = kept_queues(self._disk, store.directory, held, at_end)
+        if not is_whole:
+            return None
+        begins, _ = kept_queues(self._disk, store.directory, held, at_begin)
+        return QueueComparison(self._disk, store.directory, held.limit or config.outputs.queues_max, begins, whole)
+
+    def carry_out(self) -> None:
+        """Make the files what the plan says, durably; those of an output that is not wanted any more go."""
+        for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True):
+            if is_wanted:
+                self._disk.make_dir(output.directory)
+            plan.carry_out(self._disk, output.unsynced)
+
+    @property
+    def wanted(self) -> list[Output[Any]]:
+        """The outputs that are asked for."""
+        return [output for output, is_wanted in self._outputs if is_wanted]
+
+    def load(self) -> None:
+        """Have them stand where the plan says."""
+        for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True):
+            if is_wanted:
+                output.load(plan.held)

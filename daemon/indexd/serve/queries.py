@@ -27,7 +27,7 @@ from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.log import TimeUpError
 from indexd.query.source import NO_FOLDER
 from indexd.serve.board import Board
-from indexd.storage.disk import HastyDisk, WouldWaitError
+from indexd.storage.disk import Disk, WouldWaitError
 
 T = TypeVar("T")
 #: Phases in which what is on disk may be asked; while it is opened and recovered its files are changed.
@@ -269,7 +269,7 @@ class Compiled(Protocol):
 
 class _Opened(NamedTuple):
     data: Data
-    disk: HastyDisk
+    disk: Disk
     used: float
     compiled: Compiled | None
 
@@ -329,7 +329,7 @@ class Queries:
         data, disk, _, compiled = opened
         self._at_once_until = time.monotonic() + _AT_ONCE_SECONDS
         data.set_check(self._check_at_once)
-        disk.is_hasty, data.index.look_seconds = True, _LOOK_SECONDS
+        disk.nonblocking, data.index.look_seconds = True, _LOOK_SECONDS
         try:
             if compiled is None:
                 raise WouldWaitError
@@ -337,7 +337,7 @@ class Queries:
         except IndexdError as error:  # it may be gone for who looks anew
             raise WouldWaitError from error
         finally:
-            disk.is_hasty, data.index.look_seconds = False, 0.0
+            disk.nonblocking, data.index.look_seconds = False, 0.0
             self._idle.append(opened)
 
     def _check_at_once(self) -> None:
@@ -426,7 +426,7 @@ class Queries:
         data.index.look_seconds = 0.0
         return compiled
 
-    def _open(self) -> tuple[Data, HastyDisk]:
+    def _open(self) -> tuple[Data, Disk]:
         load_compiled, self._load_compiled = self._load_compiled, None
         if load_compiled is not None:
 
@@ -434,7 +434,7 @@ class Queries:
                 self._compiled_of = load_compiled()
 
             threading.Thread(target=load, name="query-compile", daemon=True).start()
-        disk = HastyDisk()
+        disk = Disk()
         try:
             return Data(open_index(disk, self.config)), disk
         except UsageError as error:  # there is nothing yet; no caller can help that

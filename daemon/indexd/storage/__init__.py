@@ -1,7 +1,6 @@
 """The one seam to the disk: every open, read, write, fsync and rename of indexd passes here.
 
 ``disk``   Disk and DiskFile, the calls themselves; tests replace them by a disk that fails or forgets.
-``directory`` a directory by its descriptor: links and owners.
 ``remote`` the same calls for a store behind a URI, which is only read.
 ``names``  which file names mean what.
 ``lock``   one instance per data directory.

@@ -4,12 +4,13 @@ What is written by ``pwrite`` is in the page cache and visible to every reader a
 ``fsync``. A rename or a new file is durable only after ``sync_dir`` of its directory. Nothing is ever written through
 a mapping: on a full disk such a store kills the process without a word (ARCHITECTURE.md, decision 4).
 
-Whatever is made, opened for writing, renamed or removed is named in an open directory, and no link is followed there;
-what root makes belongs to whom its directory belongs (``directory``). Two names change places in one step by renameat2
-with RENAME_EXCHANGE, which ext4, xfs, btrfs, tmpfs and overlayfs know; others answer EINVAL.
+Whatever is made, opened for writing, renamed or removed is named in an open directory, and no link is followed in the
+last part of a path: whoever may write to a directory may put a link there at any moment. Root follows only links of its
+own in what leads there, too, and what it makes belongs to whom its directory belongs. Two names change places in one
+step by renameat2 with RENAME_EXCHANGE, which ext4, xfs, btrfs, tmpfs and overlayfs know; others answer EINVAL.
 
-HastyDisk can be told to wait for nothing: then it reads what is in memory already (RWF_NOWAIT) from files that are open
-already, and raises WouldWaitError for everything else; whoever asked tries again in a thread that may wait.
+A disk that is ``nonblocking`` waits for nothing: it reads what is in memory already (RWF_NOWAIT) from files that are
+open already, and raises WouldWaitError for everything else; whoever asked tries again in a thread that may wait.
 """
 
 from __future__ import annotations
@@ -21,28 +22,12 @@ import re
 import secrets
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from indexd.errors import DiskError
-from indexd.storage.directory import make_dir_at, make_file_at, open_at, open_file_at, opened, take_owner
-
-_RENAME_EXCHANGE = 2
-
-
-def exchange_names(here: int, one: str, there: int, other: str) -> None:
-    """``one`` in the open directory ``here``, ``other`` in ``there``.
-
-    Raises OSError: EINVAL or ENOSYS where it is not known, EXDEV between file systems, EBUSY for a mount point.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if renameat2(here, os.fsencode(one), there, os.fsencode(other), _RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,9 +38,136 @@ if TYPE_CHECKING:
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
+_RENAME_EXCHANGE = 2
 # Linux moves at most this much in one call (man 2 write); a longer buffer takes several.
 _CALL_SIZE_MAX = 0x7FFFF000
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_NAMING = os.O_PATH | os.O_CLOEXEC
+_LINKS_MAX = 40  # as the kernel's own
+
+
+class WouldWaitError(Exception):
+    """What was asked for is not in memory, or it takes the system to say so."""
+
+
+class ignore_missing:  # noqa: N801 - read as a word, like contextlib.suppress
+    """A block that ends early, and in peace, where a file or its directory is not there (any more)."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        return isinstance(error, DiskError) and error.is_missing
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor to name files in, and for nothing else (O_PATH). Raises OSError."""
+    name = os.fspath(path)
+    fd = _opened_by_root(Path(name)) if os.geteuid() == 0 else os.open(name, _NAMING | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_at(directory: int, name: str, flags: int, mode: int = 0) -> int:
+    """As ``os.open``, but for links: they are refused, wherever they lead."""
+    try:
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link") from None
+        raise
+
+
+def open_file_at(directory: int, name: str) -> int:
+    """Open a plain file for reading and writing."""
+    fd = open_at(directory, name, os.O_RDWR)
+    try:
+        own = os.fstat(fd)
+        if not stat.S_ISREG(own.st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        if os.geteuid() == 0 and own.st_uid != os.fstat(directory).st_uid:
+            _refuse_other_names(own)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_file_at(directory: int, name: str, mode: int | None) -> int:
+    """Make a file with exactly these rights, None for what the umask leaves of 0644; root's is the directory's owner's.
+
+    Open for reading and writing.
+    """
+    fd = open_at(directory, name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644 if mode is None else 0o600)
+    try:
+        _settle(fd, directory, mode)
+    except BaseException:
+        os.close(fd)
+        os.unlink(name, dir_fd=directory)
+        raise
+    return fd
+
+
+def make_dir_at(directory: int, name: str, mode: int | None) -> None:
+    """Make a directory, as ``make_file_at`` makes a file; None is what the umask leaves of 0777."""
+    os.mkdir(name, 0o777 if mode is None else 0o700, dir_fd=directory)
+    fd = open_at(directory, name, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _settle(fd, directory, mode)
+    finally:
+        os.close(fd)
+
+
+def take_owner(fd: int, like: os.stat_result) -> None:
+    """Where root calls: have what is open belong to whom ``like`` says."""
+    own = os.fstat(fd)
+    if os.geteuid() == 0 and (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
+        _refuse_other_names(own)
+        os.fchown(fd, like.st_uid, like.st_gid)
+
+
+def _settle(fd: int, directory: int, mode: int | None) -> None:
+    # The owner first: to change it takes rights away.
+    take_owner(fd, os.fstat(directory))
+    if mode is not None:
+        os.fchmod(fd, mode)
+
+
+def _refuse_other_names(own: os.stat_result) -> None:
+    # Whoever may write to a directory may, on some systems, give a file there that he cannot write to a second name.
+    if stat.S_ISREG(own.st_mode) and own.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it is another user's file under a second name")
+
+
+def _opened_by_root(path: Path) -> int:
+    left = list(reversed(path.parts))
+    links = 0
+    fd = os.open(".", _NAMING | os.O_DIRECTORY)
+    try:
+        while left:
+            name = left.pop()
+            step = os.open(name, _NAMING | os.O_NOFOLLOW, dir_fd=fd)
+            status = os.fstat(step)
+            if not stat.S_ISLNK(status.st_mode):
+                os.close(fd)
+                fd = step
+                continue
+            target = os.readlink("", dir_fd=step)
+            os.close(step)
+            links += 1
+            if status.st_uid != 0:
+                raise OSError(errno.ELOOP, f"{name} is a link of user {status.st_uid}, and root follows only its own")
+            if links > _LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            left += reversed(Path(target).parts)
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 class _Named:
@@ -89,9 +201,8 @@ class Stamp(NamedTuple):
 class DiskFile:
     """One open file. ``pread`` and ``pwrite`` take absolute positions and keep no cursor."""
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.path = path
-        self._fd = fd
+    def __init__(self, path: Path, fd: int, disk: Disk) -> None:
+        self.path, self._fd, self._disk = path, fd, disk
 
     def size(self) -> int:
         """Bytes, as ``fstat`` says now."""
@@ -106,9 +217,16 @@ class DiskFile:
     def pread(self, size: int, position: int) -> bytes:
         """Up to ``size`` bytes; fewer only at the end of the file."""
         try:  # not _Named: a query makes dozens of these calls
-            return os.pread(self._fd, size, position)
+            if not self._disk.nonblocking:
+                return os.pread(self._fd, size, position)
+            data = bytearray(size)
+            count = os.preadv(self._fd, (data,), position, os.RWF_NOWAIT)
         except OSError as error:
-            raise DiskError("read", self.path, error) from error
+            # Not in memory, or a file system that cannot tell; what is really wrong is found by who waits.
+            raise WouldWaitError if self._disk.nonblocking else DiskError("read", self.path, error) from error
+        if count < size:  # the rest is not in memory, or it is the end: that is not told apart here
+            raise WouldWaitError
+        return bytes(data)
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         """Fill ``buffer``; the number of bytes read, fewer than asked only at the end of the file."""
@@ -166,16 +284,13 @@ class DiskFile:
         if fd >= 0:
             os.close(fd)
 
-    def __enter__(self) -> DiskFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"DiskFile({self.path}, fd={self._fd})"
 
 
 class Disk:
@@ -184,23 +299,30 @@ class Disk:
     #: Rights of what is made, whatever the umask; None leaves them to it.
     file_mode: int | None = 0o640
     directory_mode: int | None = 0o750
+    #: Reading waits for nothing, for the one thread that says so.
+    nonblocking = False
+
+    def _may_wait(self) -> None:
+        if self.nonblocking:
+            raise WouldWaitError
 
     def open_read(self, path: Path) -> DiskFile:
         """Open for reading only: the sole way a broker's files are ever opened."""
+        self._may_wait()
         with _Named("open", path):
             # Not blocking: a pipe of that name would wait for a writer for ever.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
                 raise OSError(errno.EINVAL, "it is no plain file")
-            return DiskFile(path, fd)
+            return DiskFile(path, fd, self)
 
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing; ``create`` makes it, and fails if it is already there."""
         with _Named("create" if create else "open", path), opened(path.parent) as directory:
             if create:
-                return DiskFile(path, make_file_at(directory, path.name, self.file_mode))
-            return DiskFile(path, open_file_at(directory, path.name))
+                return DiskFile(path, make_file_at(directory, path.name, self.file_mode), self)
+            return DiskFile(path, open_file_at(directory, path.name), self)
 
     def open_or_create(self, path: Path) -> tuple[DiskFile, bool]:
         """Open for reading and writing, made where there is none; whether it was."""
@@ -215,6 +337,7 @@ class Disk:
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name; a directory that may not be searched is an error, not an absence."""
+        self._may_wait()
         with _Named("stat", path):
             try:
                 path.stat()
@@ -280,9 +403,16 @@ class Disk:
             os.link(source.name, target.name, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
     def exchange(self, one: Path, other: Path) -> None:
-        """Two names change places in one step, whatever they name; durable in each directory that is synced then."""
+        """Two names change places in one step, whatever they name; durable in each directory that is synced then.
+
+        Raises DiskError: EINVAL or ENOSYS where it is not known, EXDEV between file systems, EBUSY for a mount point.
+        """
         with _Named(f"exchange {one} with", other), opened(one.parent) as here, opened(other.parent) as there:
-            exchange_names(here, one.name, there, other.name)
+            renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+            if renameat2 is None:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            if renameat2(here, os.fsencode(one.name), there, os.fsencode(other.name), _RENAME_EXCHANGE) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def free(self, path: Path) -> int:
         """Bytes that this user may still allocate on the file system of ``path``."""
@@ -322,6 +452,7 @@ class Disk:
 
     def stamp(self, path: Path) -> Stamp:
         """The stamp of what has that name."""
+        self._may_wait()
         try:  # not _Named: a query asks this of half a dozen files and directories
             return Stamp.of(os.stat(path))  # noqa: PTH116 - half the time of Path's own
         except OSError as error:
@@ -329,6 +460,7 @@ class Disk:
 
     def stamps(self, path: Path) -> dict[str, Stamp]:
         """The stamp of each plain file in ``path``, by name; files that vanish meanwhile are left out."""
+        self._may_wait()
         rows = {}
         with _Named("list", path), os.scandir(path) as entries:
             for entry in entries:
@@ -343,6 +475,7 @@ class Disk:
 
     def list_dirs(self, path: Path) -> list[str]:
         """The names of the directories in ``path``, in order."""
+        self._may_wait()
         with _Named("list", path), os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
 
@@ -390,64 +523,3 @@ class OutputDisk(Disk):
 def is_temporary(name: str, target: str) -> bool:
     """Whether ``temporary_for`` made this name for ``target``."""
     return name.startswith(target) and _TEMPORARY.fullmatch(name, len(target)) is not None
-
-
-class WouldWaitError(Exception):
-    """What was asked for is not in memory, or it takes the system to say so."""
-
-
-class HastyDisk(Disk):
-    """For one thread at a time, which sets ``is_hasty`` as it wants. Only reading knows a hurry."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_hasty = False
-
-    def open_read(self, path: Path) -> DiskFile:
-        """See Disk."""
-        self._wait()
-        with super().open_read(path) as opened:
-            return _HastyFile(path, os.dup(opened.fileno()), self)
-
-    def exists(self, path: Path) -> bool:
-        """See Disk."""
-        self._wait()
-        return super().exists(path)
-
-    def stamp(self, path: Path) -> Stamp:
-        """See Disk."""
-        self._wait()
-        return super().stamp(path)
-
-    def stamps(self, path: Path) -> dict[str, Stamp]:
-        """See Disk."""
-        self._wait()
-        return super().stamps(path)
-
-    def list_dirs(self, path: Path) -> list[str]:
-        """See Disk."""
-        self._wait()
-        return super().list_dirs(path)
-
-    def _wait(self) -> None:
-        if self.is_hasty:
-            raise WouldWaitError
-
-
-class _HastyFile(DiskFile):
-    def __init__(self, path: Path, fd: int, disk: HastyDisk) -> None:
-        super().__init__(path, fd)
-        self._disk = disk
-
-    def pread(self, size: int, position: int) -> bytes:
-        if not self._disk.is_hasty:
-            return super().pread(size, position)
-        data = bytearray(size)
-        try:
-            count = os.preadv(self._fd, (data,), position, os.RWF_NOWAIT)
-        except OSError as error:
-            # Not in memory, or a file system that cannot tell; what is really wrong is found by who waits.
-            raise WouldWaitError from error
-        if count < size:  # the rest is not in memory, or it is the end: that is not told apart here
-            raise WouldWaitError
-        return bytes(data)

@@ -25,60 +25,61 @@ from pathlib import Path
 from typing import Literal
 
 from indexd.errors import BusyError, DiskError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
 
-class DirectoryLock:
-    """Held from ``acquire`` to ``release``."""
-
+class _LockFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: DiskFile | None = None
+        #: It was not there.
+        self.is_new = False
 
-    def acquire(self) -> None:
-        """Take the lock or raise BusyError naming the owner."""
-        try:
-            file, _ = Disk().open_or_create(self._path)
-        except DiskError as error:
-            if error.is_missing:  # a directory that was moved away may come back, and nothing was changed
-                raise DiskError("open", self._path, OSError(error.errno, os.strerror(error.errno or 0))) from error
-            raise
-        try:
-            if not try_exclusive(file.fileno()):
-                owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
-            file.truncate(0)
-            file.pwrite(f"{os.getpid()}\n".encode(), 0)
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-
-    def is_held(self) -> bool:
-        """Whether the lock file is still the one that was locked: nobody else can lock it then."""
-        try:
-            named = os.stat(self._path)  # noqa: PTH116 - beside fstat
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise DiskError("stat", self._path, error) from error
-        return self._file is not None and named.st_ino == self._file.stamp().inode
-
-    def renew(self) -> None:
-        """Take the lock on the file that now has the name, made anew if there is none; BusyError if another was faster.
-
-        The old lock is kept until then, though no one can meet it any more.
-        """
-        old = self._file
-        self.acquire()
-        if old is not None:
-            old.close()
+    def _open(self) -> DiskFile:
+        self._file, self.is_new = Disk().open_or_create(self._path)
+        return self._file
 
     def release(self) -> None:
         """Give the lock back; the file stays, so that no one can hold a lock on a name that is gone."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class DirectoryLock(_LockFile):
+    """Held from ``acquire`` to ``release``."""
+
+    def acquire(self) -> None:
+        """Take the lock or raise BusyError naming the owner.
+
+        One that is held already, on a file that has lost its name, is kept until then: ``renew``.
+        """
+        old = self._file
+        try:
+            file = self._open()
+            if not try_exclusive(file.fileno()):
+                owner = file.pread(32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise BusyError(f"{self._path.parent} is in use by another indexd, pid {owner}")
+            file.truncate(0)
+            file.pwrite(f"{os.getpid()}\n".encode(), 0)
+        except BaseException as error:
+            if self._file is not old:
+                self.release()
+                self._file = old
+            if isinstance(error, DiskError) and error.is_missing:
+                # A directory that was moved away may come back, and nothing was changed.
+                raise DiskError("open", self._path, OSError(error.errno, os.strerror(error.errno or 0))) from error
+            raise
+        if old is not None:
+            old.close()
+
+    renew = acquire
+
+    def is_held(self) -> bool:
+        """Whether the lock file is still the one that was locked: nobody else can lock it then."""
+        with ignore_missing():
+            return self._file is not None and Disk().stamp(self._path).inode == self._file.stamp().inode
+        return False
 
 
 def try_exclusive(fd: int) -> bool:
@@ -128,6 +129,7 @@ _SHARED = {
     0x65735546: "FUSE", 0x47504653: "GPFS", 0x0BD00BD0: "Lustre", 0x01161970: "GFS2", 0x7461636F: "OCFS2",
 }  # fmt: skip
 _DELETED = " (deleted)"
+_FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,47 +147,32 @@ class BrokerLock:
     why: str | None = None
 
 
-class StoreLock:
+class StoreLock(_LockFile):
     """Byte 0 of STORE/lock, locked as a broker locks it, from ``take`` to ``release``: none starts meanwhile.
 
     The lock belongs to the open file (F_OFD_SETLK): one of the process would go with the first descriptor of that file
     that anybody in it closes. ``flock``, which brokers do not take, tells another of these from a broker.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: DiskFile | None = None
-        self.is_new = False
-
     def take(self) -> bool:
         """False while a broker has it; makes the file where there is none. Raises BusyError, DiskError."""
-        self._file, self.is_new = Disk().open_or_create(self._path)
+        fd, is_flocked = self._open().fileno(), False
         try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise BusyError(f"another indexd repair is at work in {self._path.parent}", "wait for its end") from None
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_flocked = True
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _BYTE_0)
         except OSError as error:
             self.release()
-            raise DiskError("lock", self._path, error) from error
-        try:
-            fcntl.fcntl(self._file.fileno(), fcntl.F_OFD_SETLK, _BYTE_0)
-        except OSError as error:
-            self.release()
-            if error.errno in (errno.EAGAIN, errno.EACCES):
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise DiskError("lock", self._path, error) from error
+            if is_flocked:
                 return False
-            raise DiskError("lock", self._path, error) from error
+            raise BusyError(f"another indexd repair is at work in {self._path.parent}", "wait for its end") from None
         return True
 
     def other(self, proc: Path = Path("/proc")) -> int | None:
         """Another process that has the file open for writing: a broker that began to load its store; None for none."""
         return None if self._file is None else _opener(proc, self._path, os.fstat(self._file.fileno()))[0]
-
-    def release(self) -> None:
-        """Give it back; the file stays, as a broker leaves it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
@@ -194,8 +181,14 @@ def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
     ``proc`` is where the processes are; None asks for the lock alone, which a broker that loads does not hold yet: to
     look into a hundred processes takes 40 ms.
     """
+    what = "open"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            what = "ask for the lock of"
+            return _look(fd, path, proc)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         # Whoever had it open when it was removed has it still.
         pid = _opener(proc, path, None)[0]
@@ -203,20 +196,14 @@ def look_at_lock(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
             return BrokerLock(True, pid, "proc", f"{path} was removed while a broker has it open")
         return BrokerLock(False, None, "none", f"there is no {path}: no broker since 4.2 has opened this store")
     except OSError as error:
-        return BrokerLock(None, None, "unknown", f"cannot open {path}: {error.strerror}")
-    try:
-        return _look(fd, path, proc)
-    except OSError as error:
-        return BrokerLock(None, None, "unknown", f"cannot ask for the lock of {path}: {error.strerror}")
-    finally:
-        os.close(fd)
+        return BrokerLock(None, None, "unknown", f"cannot {what} {path}: {error.strerror}")
 
 
 def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
-    holder = lock_holder(fd)
-    if holder == OURS:
+    kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _BYTE_0))
+    if kind != fcntl.F_UNLCK and holder <= OURS:
         return BrokerLock(False, None, "none", "indexd repair holds its lock: no broker can start meanwhile")
-    if holder is not None:
+    if kind != fcntl.F_UNLCK:
         why = None if holder else "its process cannot be seen from here: another pid namespace, or another host"
         return BrokerLock(True, holder or None, "lock", why)
     pid, hidden = _opener(proc, path, os.fstat(fd))
@@ -229,15 +216,6 @@ def _look(fd: int, path: Path, proc: Path | None) -> BrokerLock:
     if shared is not None:
         return BrokerLock(None, None, "unknown", f"the lock is free here, but {path} is on {shared}: ask its host")
     return BrokerLock(False, None, "none")
-
-
-def lock_holder(fd: int) -> int | None:
-    """The pid that holds a lock on byte 0 of an open file, 0 when it cannot be named, None when nobody does.
-
-    OURS when it is a ``StoreLock``.
-    """
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _BYTE_0))
-    return None if kind == fcntl.F_UNLCK else max(int(pid), OURS)
 
 
 def _opener(proc: Path | None, path: Path, status: os.stat_result | None) -> tuple[int | None, int | None]:
@@ -275,15 +253,11 @@ def _has_open(process: Path, path: Path, status: os.stat_result | None) -> bool:
             else:
                 found = link.stat()
                 is_it = (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
-            if is_it and _is_writable(process / "fdinfo" / link.name):
+            # Whoever looks as we do has it open for reading only.
+            flags = _FLAGS.search((process / "fdinfo" / link.name).read_text("ascii")) if is_it else None
+            if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
                 return True
     return False
-
-
-def _is_writable(info: Path) -> bool:
-    # Whoever looks as we do has it open for reading only.
-    flags = re.search(r"^flags:\s*([0-7]+)$", info.read_text("ascii"), re.MULTILINE)
-    return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _is_broker(process: Path) -> bool:

@@ -91,8 +91,7 @@ def resident_pages(fd: int, size: int) -> bytes:
 
 
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_WHO_PROCESS, _THIS_THREAD = 1, 0
-_CLASS_IDLE = 3 << 13
+_WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE = 1, 0, 3 << 13
 _NICE_MAX = 19
 
 
@@ -102,4 +101,4 @@ def take_lowest_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE_MAX)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)
+        _libc.syscall(number, _WHO_PROCESS, _THIS_THREAD, _CLASS_IDLE)

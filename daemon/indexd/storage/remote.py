@@ -84,10 +84,9 @@ def named(operation: str, path: Path) -> Iterator[None]:
 class RemoteFile(DiskFile):
     """One open file behind a URI; its size is the one that it had when it was opened. Threads may share it."""
 
-    def __init__(self, path: RemotePath, file: pa.NativeFile, stamp: Stamp) -> None:
-        super().__init__(path, -1)
-        self._file = file
-        self._stamp = stamp
+    def __init__(self, path: RemotePath, file: pa.NativeFile, stamp: Stamp, disk: Disk) -> None:
+        super().__init__(path, -1, disk)
+        self._file, self._stamp = file, stamp
 
     def size(self) -> int:
         """Bytes, as of when it was opened."""
@@ -139,7 +138,7 @@ class RemoteDisk(Disk):
         system, place = locate(path)
         stamp = self.stamp(path)
         with named("open", path):
-            return RemoteFile(path, system.open_input_file(place), stamp)
+            return RemoteFile(path, system.open_input_file(place), stamp, self)
 
     def exists(self, path: Path) -> bool:
         """Whether anything has that name: a file, a directory, the beginning of an object's name."""
@@ -154,13 +153,14 @@ class RemoteDisk(Disk):
         info = _info("stat", path)
         if not info.type:
             raise DiskError("stat", path, FileNotFoundError(errno.ENOENT, "there is no such file"))
-        return _stamp_of(info)
+        return Stamp(info.size or 0, info.mtime_ns or 0, 0)
 
     def stamps(self, path: Path) -> dict[str, Stamp]:
         """The stamp of each file in ``path``, by name."""
         if not isinstance(path, RemotePath):
             return super().stamps(path)
-        return dict(sorted((info.base_name, _stamp_of(info)) for info in _list(path) if info.is_file))
+        rows = {one.base_name: Stamp(one.size or 0, one.mtime_ns or 0, 0) for one in _list(path) if one.is_file}
+        return dict(sorted(rows.items()))
 
     def list_dirs(self, path: Path) -> list[str]:
         """The names of the directories in ``path``, in order."""
@@ -181,7 +181,3 @@ def _list(path: RemotePath) -> list[fs.FileInfo]:
     system, place = locate(path)
     with named("list", path):
         return list(system.get_file_info(fs.FileSelector(place)))
-
-
-def _stamp_of(info: fs.FileInfo) -> Stamp:
-    return Stamp(info.size or 0, info.mtime_ns or 0, 0)

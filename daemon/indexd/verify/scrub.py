@@ -17,11 +17,10 @@ import numpy as np
 
 from indexd.errors import DiskError
 from indexd.flush.frontier import Frontier
-from indexd.index.entries import read_slots
+from indexd.index.entries import read_slots, replay_file
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
 from indexd.output import CheckScope, Condition, Output
 from indexd.recovery.recover import Damage, DamagedError
-from indexd.recovery.replay import replay_file
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles
 from indexd.storage.page_cache import ReadPages

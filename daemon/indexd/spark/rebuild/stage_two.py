@@ -23,8 +23,9 @@ from indexd.consumequeue.format import QueueMark, QueuesMark, is_topic_name, que
 from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
 from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
-from indexd.index.file import IndexFile, Put
+from indexd.index.file import IndexFile
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
+from indexd.index.kernel import BUFFER_FULL, FILE_FULL
 from indexd.spark.rebuild.runs import BUCKETS, Run, bucket_of, entry_of, index_batches, log_batches, queue_batches
 from indexd.sparse.format import SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.service import SparseService
@@ -164,9 +165,9 @@ def _put_batch(file: IndexFile, flavour: Flavour, batch: DispatchBatch, row: int
     # Whether the file is full.
     while row < batch.rows:
         put, row, key = file.put_batch(batch, flavour, row, key)
-        if put is Put.FULL:
+        if put == FILE_FULL:
             return True
-        if put is Put.BUFFER_FULL:
+        if put == BUFFER_FULL:
             file.write_entries()
     return False
 
