@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,14 +37,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Read by numba when it is imported, so before any test module is.
 os.environ["NUMBA_CACHE_DIR"] = str(_numba_cache())
 
+# A test may ask for fewer examples than its profile has, never for more. All but "wide" try the same ones each time.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "ci", deadline=None, derandomize=False, print_blob=True, max_examples=100, suppress_health_check=_QUIET
-)
-settings.register_profile("interpreted", parent=settings.get_profile("ci"), max_examples=50)
-settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=20)
-_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JIT and not _CHECKED else "interpreted")
-settings.load_profile(_PROFILE)
+_SAME: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": _QUIET}
+settings.register_profile("modes", max_examples=8, **_SAME)
+settings.register_profile("fast", max_examples=20, **_SAME)
+settings.register_profile("full", max_examples=50, **_SAME)
+settings.register_profile("wide", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full" if _JIT and not _CHECKED else "modes"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The profile's number of examples is the most that any test gets."""
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    most = settings.default.max_examples
+    if own is not None and own.max_examples > most:
+        test._hypothesis_internal_use_settings = settings(own, max_examples=most)
 
 
 #: Files that take minutes, the longest first: they begin first, or one process is at work alone in the end.

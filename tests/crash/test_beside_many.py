@@ -1,4 +1,4 @@
-"""Ten thousand queues: few descriptors, memory that stays bounded, and a kill in the middle."""
+"""Four thousand queues: few descriptors, memory that stays bounded, and a kill in the middle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SEGMENT_SIZE = 1 << 20
 QUEUE_FILE_SIZE = 40
-QUEUES, TOPICS = 10_000, 100
+QUEUES, TOPICS = 4000, 100
 DESCRIPTORS_MAX = 256
 #: A kernel's compiled code and numpy alone take most of it.
 MEMORY_MAX = 400 << 20
@@ -69,7 +69,7 @@ def limited() -> tuple[str, ...]:
     return (need("prlimit"), f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}")
 
 
-def test_ten_thousand_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
+def test_thousands_of_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
     store, data, whole = (tmp_path / name for name in ("store", "data", "whole"))
     end = write(store, round_of(0), SEGMENT_SIZE)
     with Daemon(store, data, *WORDS, env=CALM, tracer=limited) as daemon, Watched(daemon) as watched:
@@ -95,7 +95,7 @@ def test_ten_thousand_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
     assert len(tree(data / "consumequeue")) == 2 * QUEUES
 
 
-def test_ten_thousand_queues_of_which_most_have_expired(tmp_path: Path, limited: tuple[str, ...]) -> None:
+def test_thousands_of_queues_of_which_most_have_expired(tmp_path: Path, limited: tuple[str, ...]) -> None:
     """Each keeps its last file; those that go on expire theirs; removal needs no descriptors either."""
     store, data = tmp_path / "store", tmp_path / "data"
     end = write(store, [*round_of(0), *round_of(1), *round_of(2)], SEGMENT_SIZE)

@@ -59,17 +59,21 @@ def overwrite(path: Path, position: int) -> None:
         file.write(b"\x5a" * 64)
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["full", "open"])
+FULL, OPEN = 0, -1
+
+
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("which", "damage", "says"),
     [
-        (lambda path: path.unlink(), "removed"),
-        (lambda path: os.truncate(path, 1000), "cut to 1000 bytes"),
-        (lambda path: overwrite(path, 0), "written"),
-        (lambda path: overwrite(path, LAYOUT.slot_position(10)), "written"),
-        (lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
+        (FULL, lambda path: path.unlink(), "removed"),
+        (OPEN, lambda path: path.unlink(), "removed"),
+        (OPEN, lambda path: os.truncate(path, 1000), "cut to 1000 bytes"),
+        (FULL, lambda path: overwrite(path, 0), "written"),
+        (OPEN, lambda path: overwrite(path, LAYOUT.slot_position(10)), "written"),
+        (FULL, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
+        (OPEN, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
     ],
-    ids=["removed", "cut", "header", "slots", "entries"],
+    ids=["removed", "removed open", "cut", "header", "slots", "entries", "entries open"],
 )
 def test_an_index_file_is_touched(tmp_path: Path, which: int, damage: Callable[[Path], None], says: str) -> None:
     store, data = tmp_path / "store", tmp_path / "data"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -10,10 +9,11 @@ import pytest
 
 from support.sim_random import RandomRun
 
-RUNS = 50
-REWRITING_RUNS = 40
+RUNS = 25
+REWRITING_RUNS = 20
+FIRST_SEED = 20260716
 #: What so many runs must have met, or they have looked at nothing.
-MET = {"recoveries": 200, "crashes": 80, "crashes inside a recovery": 5, "kills": 40, "queries": 80}
+MET = {"recoveries": 100, "crashes": 40, "crashes inside a recovery": 2, "kills": 20, "queries": 40}
 
 
 def test_random_runs_lose_nothing_and_invent_nothing(tmp_path: Path) -> None:
@@ -45,10 +45,9 @@ def test_what_failed_once(tmp_path: Path, seed: int, rewrites: bool) -> None:
 
 
 def run_many(root: Path, count: int, *, rewrites: bool) -> Counter[str]:
-    """Runs of seeds of this moment; the first that breaks something ends the test."""
-    first = random.randrange(1 << 32)
+    """The first run that breaks something ends the test."""
     tally: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    for seed in range(FIRST_SEED, FIRST_SEED + count):
         print(f"scripts/simulate --seed {seed}" + (" --rewrites" if rewrites else ""))
         run = RandomRun(root / str(seed), seed, rewrites=rewrites)
         run.go()

@@ -14,7 +14,7 @@ import pytest
 from support.daemon import Daemon
 from support.small_log import SIZES, write_log
 
-_EXAMPLES = 8
+_EXAMPLES = 4
 _SECONDS = 300
 #: A stream that never ends.
 _LIVE = "/api/v1/live"

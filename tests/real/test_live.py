@@ -34,12 +34,12 @@ def flags(segment: int, entries: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("count", "segment", "entries", "options"),
     [
-        (400_000, 16 << 20, 200_000, {"profile": "plain"}),
-        (60_000, 256 << 10, 5_000, {"profile": "varied", "seed": 3}),
+        (120_000, 4 << 20, 60_000, {"profile": "plain"}),
+        (30_000, 256 << 10, 5_000, {"profile": "varied", "seed": 3}),
         # 4000 entries are 1000 messages of four: every file ends between two of them, and the last one is just full.
-        (8_000, 1 << 20, 4_001, {"profile": "plain", "pauseEvery": 1000, "pauseMs": 300}),
+        (5_000, 1 << 20, 4_001, {"profile": "plain", "pauseEvery": 1000, "pauseMs": 200}),
         # A buffer of the pool reaches the file in pieces, at a time of RocketMQ's choosing.
-        (60_000, 1 << 20, 20_000, {"profile": "varied", "seed": 4, "transientpool": True}),
+        (30_000, 1 << 20, 20_000, {"profile": "varied", "seed": 4, "transientpool": True}),
     ],
     ids=["plain", "varied", "in bursts", "transient pool"],
 )
