@@ -19,7 +19,7 @@ from bench.ground import BYTES_PER_MESSAGE, Ground, progress
 from bench.report import BenchError, Report
 from indexd import __version__
 from indexd.errors import IndexdError
-from support.rocketmq_jvm import RocketMQError
+from support.rocketmq import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _PARTS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
-from support.rocketmq_jvm import arguments, figures_of, run, why_missing
+from support.rocketmq import arguments, figures_of, run, why_missing
 
 SEGMENT_SIZE = 1 << 30
 SLOTS, ENTRIES = 5_000_000, 20_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.ground import ENTRIES, QUEUE_FILE_SIZE, SLOTS, Ground, progress
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.index.format import IndexLayout
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import arguments, figures_of, run
 
 TOPIC = "TopicTest"
 KEYS_PER_MESSAGE = 20

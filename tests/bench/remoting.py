@@ -11,8 +11,7 @@ from typing import Any
 from bench.ground import ENTRIES, QUEUE_FILE_SIZE, SEGMENT_SIZE, SLOTS, Ground, progress
 from bench.indexd import Daemon, kernels_compiled
 from bench.report import BenchError, Report, Row, median
-from support.rocketmq import Broker
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import Broker, arguments, figures_of, run
 
 NAME = "remoting"
 _MESSAGES = 3000

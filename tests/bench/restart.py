@@ -13,7 +13,7 @@ from bench.ground import Ground
 from bench.keyed import TOPIC, KeyedStore, Sample
 from bench.report import BenchError
 from indexd.index.format import HEADER_SIZE, IndexHeader
-from support.rocketmq_jvm import arguments, start
+from support.rocketmq import arguments, start
 
 _READY_SECONDS = 900
 _FOREVER = 1 << 60

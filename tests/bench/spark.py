@@ -25,7 +25,7 @@ from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import arguments, figures_of, run
 
 NAME = "spark"
 #: Of the messages of the other parts: more than 4 GB of log where those have 3,000,000 messages.

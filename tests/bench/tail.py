@@ -14,7 +14,7 @@ from bench.indexd import Daemon, kernels_compiled
 from bench.rebuild import same_files
 from bench.report import BenchError, Report, Row, median, megabytes, per_second
 from bench.watch import Lag, Watch, first_store_time, lag_of
-from support.rocketmq_jvm import arguments, start
+from support.rocketmq import arguments, start
 
 NAME = "tail"
 LAG_TARGET_SECONDS = 3.1

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.sim_script import at_every_change, crash_and_recover, script
-from support.sim_shape import Shape
-from support.simulation import World
+from support.sim_daemon import Shape
+from support.simulation import World, at_every_change, crash_and_recover, script
 
 SHAPES = [
     # Several pages a file, a file every few drains; and files of less than a page, several a drain.

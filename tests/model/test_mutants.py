@@ -12,12 +12,10 @@ import pytest
 from indexd.flush.pipeline import Pipeline
 from indexd.recovery import open as open_module
 from support.sim_checks import BrokenError
-from support.sim_disk import SimDisk
-from support.sim_file import SimFile
+from support.sim_daemon import Shape
+from support.sim_disk import SimDisk, SimFile
 from support.sim_random import RandomRun
-from support.sim_script import at_every_change, crash_and_recover
-from support.sim_shape import Shape
-from support.simulation import World
+from support.simulation import World, at_every_change, crash_and_recover
 
 RUNS = 60
 SHAPE = Shape(index_num=60, hash_slot_num=1500)

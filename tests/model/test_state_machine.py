@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from support.sim_daemon import Shape
 from support.sim_fault import FaultMap
-from support.sim_shape import Shape
 from support.simulation import World
 
 _SEEDS = st.integers(0, 1 << 16)

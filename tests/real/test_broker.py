@@ -24,10 +24,8 @@ import pytest
 from support.daemon import COMMAND, Daemon, assert_same_index, compile_kernels, environment, index_files, indexd_here
 from support.missing import need
 from support.naive import naive_frames
-from support.rocketmq import REAL, Broker, arguments, run
-from support.rocketmq_jvm import OLD_CLIENT, figures_of
-from support.rocketmq_queues import PULL_STATUS, ask, assert_same_answers, questions
-from support.rocketmq_tools import Said, Tools, address_of
+from support.rocketmq import OLD_CLIENT, REAL, Broker, arguments, figures_of, run
+from support.rocketmq_tools import PULL_STATUS, Said, Tools, address_of, ask, assert_same_answers, questions
 from support.same_index import assert_same_tree
 
 pytestmark = REAL

@@ -12,8 +12,7 @@ import pytest
 from indexd.serve.remoting.command import Form
 from support.daemon import Daemon, compile_kernels
 from support.mosquitto import Proxy
-from support.rocketmq import REAL, Broker, RocketMQError
-from support.rocketmq_jvm import OLD_CLIENT
+from support.rocketmq import OLD_CLIENT, REAL, Broker, RocketMQError
 from support.rocketmq_tools import TLS, Row, Tools, address_of
 from support.tls import make_certificate
 

@@ -1,6 +1,6 @@
 """Kafka's own OffsetIndex and TimeIndex, driven by command lines: the program under ``tests/real/kafka-index-check``.
 
-It is built by Maven once for each version and change of its source, beside what ``support.rocketmq_jvm`` builds.
+It is built by Maven once for each version and change of its source, beside what ``support.rocketmq`` builds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.missing import missing
-from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, maven_path
+from support.rocketmq import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, maven_path
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "kafka-index-check"
 VERSIONS = ("4.1.2", "4.4.0")
