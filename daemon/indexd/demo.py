@@ -24,7 +24,7 @@ from indexd.commitlog.decoder import Message
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import load
 from indexd.config.load import check_outside
-from indexd.errors import IndexdError
+from indexd.errors import IndexdError, SparkMissingError
 from indexd.query import open_index
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
@@ -121,8 +121,10 @@ class DemoDaemon:
         return process.wait(_WAIT_SECONDS)
 
 
-def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
-    """Tell the story on standard output; everything that is written lies in ``work``."""
+def run_demo(store: Path | None, flags: tuple[str, ...], work: Path, *, with_spark: bool) -> None:
+    """Tell the story on standard output; all that is written lies in ``work``. SparkMissingError without pyspark."""
+    if with_spark and importlib.util.find_spec("pyspark") is None:
+        raise SparkMissingError("pyspark is not installed")
     if store is not None:
         check_outside(load({"store": str(store)}, None, {}), work, "--work")
     Disk().make_dir(work)
@@ -145,7 +147,7 @@ def run_demo(store: Path | None, flags: tuple[str, ...], work: Path) -> None:
         if writer is not None:
             writer.stop()
     _show_files(root, data, work / "daemon.log", flags)
-    if writer is not None:
+    if with_spark and writer is not None:
         _show_spark(root, data, work)
 
 
@@ -205,9 +207,6 @@ def _show_files(root: Path, data: Path, log: Path, flags: tuple[str, ...]) -> No
 
 
 def _show_spark(root: Path, data: Path, work: Path) -> None:
-    if importlib.util.find_spec("pyspark") is None:
-        _say("8. Spark is not installed: pip install 'rocketmq-indexd[spark]' adds rebuild by tasks and statistics.")
-        return
     _say("8. The same from the log alone by Spark on two cores; starting a JVM takes a while:")
     common = ["--store", str(root), *_DEMO_FLAGS, "--master", "local[2]"]
     _run("rebuild", *common, "--engine", "spark", "--out", str(work / "spark"))

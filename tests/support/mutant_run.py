@@ -25,7 +25,6 @@ from indexd.cli.main import main
 from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.index.format import IndexLayout
 from indexd.query import Data, open_data
-from indexd.query.by_queue import MOVED
 from indexd.recovery.rebuild import rebuild
 from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
 from indexd.storage.disk import Disk
@@ -170,9 +169,7 @@ def _reply(row: dict[str, Any]) -> Reply:
         end=int(coverage["end"]),
         complete=coverage["complete"],
         uncovered=tuple((int(begin), int(end)) for begin, end in gaps),
-        is_cut_off=has_problems
-        or any(row.get(key) for key in ("unreadable", "truncatedBy"))
-        or MOVED in (row.get("why") or ""),
+        is_cut_off=has_problems or any(row.get(key) for key in ("unreadable", "truncatedBy")),
         next_offset=int(row.get("nextOffset") or 0),
         words=json.dumps({key: row.get(key) for key in ("why", "status", "problems", "coverage") if key in row}),
     )

@@ -31,6 +31,7 @@ class NaiveConsumeQueue:
     minimum: int = 0
     units: list[tuple[int, int, int]] = field(default_factory=list)
     max_phy_offset: int = -1
+    moved_from: int = -1
 
     @property
     def end(self) -> int:
@@ -48,6 +49,8 @@ class NaiveConsumeQueue:
                 self.minimum = expect
                 self.units = [BLANK] * (expect % self.file_units)
         kind = "unit"
+        if expect != self.end and self.moved_from < 0:
+            self.moved_from = message.phy_offset
         if expect != 0:
             # RocketMQ makes the next file even for a repeat, if the last one is full; here an empty file is none.
             if expect < self.end:
@@ -101,10 +104,10 @@ class NaiveConsumeQueueStore:
         """Of every queue; the number of files that went."""
         return sum(queue.delete_expired(min_phy_offset) for queue in self.queues.values())
 
-    def marks(self) -> list[tuple[str, int, int, int, int, int, int]]:
+    def marks(self) -> list[tuple[str, int, int, int, int, int, int, int]]:
         """As QueueMark: topic, queue id, first unit of the oldest file, first that counts, next unit, ..."""
         return [
-            (*name, queue.first, queue.minimum, queue.end, queue.max_phy_offset, queue.begin)
+            (*name, queue.first, queue.minimum, queue.end, queue.max_phy_offset, queue.begin, queue.moved_from)
             for name, queue in self.queues.items()
         ]
 

@@ -16,7 +16,7 @@ from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, U
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query import OffsetQuery, query_offset, query_time
-from indexd.query.by_queue import MOVED
+from indexd.query.coverage import MOVED
 from indexd.query.log import LogView
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import DirectoryLock
@@ -253,10 +253,12 @@ def test_a_queue_that_lacks_a_message_does_not_say_that_the_last_one_was_never_s
     messages = store.messages()
     store.build()
     queues = build_queues(store.data, messages[:2] + messages[3:], messages[:2] + messages[3:])
-    store.change_frontier(queues=queues)
+    store.change_frontier(queues=tuple(mark._replace(moved_from=messages[3].phy_offset) for mark in queues))
     answer = ask(store, 5)
-    assert (answer.hits, answer.status) == ((), "OFFSET_OVERFLOW_ONE")
-    assert answer.why == f"{MOVED}: at 4, its last, stands the message of queue offset 5"
+    assert (answer.hits, answer.status, answer.coverage.complete) == ((), "OFFSET_OVERFLOW_ONE", False)
+    assert [(gap.begin, gap.reason) for gap in answer.coverage.uncovered] == [(messages[3].phy_offset, MOVED)]
+    assert MOVED in (answer.why or "")
+    assert not query_time(store.index, "T", 0, T0 + 5).coverage.complete
     assert ask(store, 2).problems == 3
 
 

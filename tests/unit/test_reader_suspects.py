@@ -9,7 +9,7 @@ import pytest
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import LogReader
+from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import CorruptDataError, DisturbedError
 from indexd.recovery.whole_log import WholeLog
@@ -83,6 +83,30 @@ def test_frames_of_a_removed_longer_log_are_not_taken_when_the_broker_is_asked(t
     # What is written over them is read without it.
     write(tmp_path, [6000], start=offsets[kept])
     assert read.on().offsets[: kept + 1] == offsets[: kept + 1]
+
+
+def test_behind_a_frame_that_was_passed_over_nobody_knows_what_is_of_the_log(tmp_path: Path) -> None:
+    """The damaged frame may be the only one that was written after a cut: all behind it may be removed messages."""
+    offsets, _ = cut(tmp_path)
+    patch(tmp_path / f"{0:020d}", offsets[106] + 4, b"\0\0\0\1")
+    read = Read(tmp_path, skip_corrupt=True, corrupt_after=0.05).on()
+    assert isinstance(read.end, Skipped)
+    read.on()
+    assert read.offsets == offsets[:106] + offsets[107:]
+    assert read.unproven_from == offsets[107]
+    write(tmp_path, [9000], start=offsets[-1] + offsets[1])
+    assert read.on().unproven_from == offsets[107]  # a newer message behind them proves nothing
+    named = Named(read.reader.position)
+    read.reader.log_limit = named
+    assert (read.on().unproven_from, read.reader.newest_timestamp) == (None, 9000)
+
+
+def test_what_the_broker_names_behind_a_frame_that_was_passed_over_is_no_suspect(tmp_path: Path) -> None:
+    offsets = write(tmp_path, list(range(1000, 1100)))
+    patch(tmp_path / f"{0:020d}", offsets[50] + 4, b"\0\0\0\1")
+    read = Read(tmp_path, Named(2 * offsets[-1] - offsets[-2]), skip_corrupt=True, corrupt_after=0.05).on()
+    assert isinstance(read.end, Skipped)
+    assert (read.on().offsets, read.unproven_from) == (offsets[:50] + offsets[51:], None)
 
 
 def test_nobody_is_asked_about_times_that_rise(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def make_parser() -> Parser:
         module.register(commands, common)
     demo_parser = _add(commands, [common], "demo", demo, "show the whole of indexd in under a minute, on its own log")
     demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
+    demo_parser.add_argument("--spark", action="store_true", help="also rebuild it by Spark, which takes a minute")
     text = "print a script that completes indexd's words: for bash, zsh or fish"
     _add(commands, [], "completion", None, text).add_argument(
         "shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish"
@@ -184,5 +185,6 @@ def demo(args: argparse.Namespace, config: Config) -> int:
         if value is not None and key in KEYS and key not in ("store", "data"):  # which the demo sets itself
             for each in value if isinstance(value, list) else [value]:
                 flags += [flag_name(key), each]
-    run_demo(config.store.store, tuple(flags), Path(args.work) if args.work else default_work_directory())
+    work = Path(args.work) if args.work else default_work_directory()
+    run_demo(config.store.store, tuple(flags), work, with_spark=args.spark)
     return 0

@@ -34,6 +34,7 @@ from indexd.commitlog.kernel import Rules, last_head, store_timestamp_at
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.commitlog.tail import (
     NEVER,
+    UNREADABLE_TIMESTAMP,
     LogLimit,
     Settling,
     Stand,
@@ -347,13 +348,17 @@ class LogReader:
             return found
         timestamp = int(store_timestamp_at(self._cursor.buffer, _U64(0)))
         limit = self.log_limit
-        vouched = None if limit is None or limit.bounds else limit.ask(found)
-        if vouched is not None:
+        if (vouched := None if limit is None or limit.bounds else limit.ask(found)) is not None:
             return found if found < vouched else None
         if timestamp >= self.newest_timestamp or self._next_proven(self.newest_timestamp) is not None:
             return found
         is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
         return found if is_wanted else None
+
+    def _is_vouched(self, offset: int) -> bool:
+        limit = self.log_limit
+        vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(offset)
+        return vouched is not None and offset < vouched
 
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
@@ -417,11 +422,14 @@ class LogReader:
                 f"{self.position}"
             )
         self.unproven_from = None
+        if self.newest_timestamp == UNREADABLE_TIMESTAMP:
+            self.newest_timestamp = self.last_timestamp
         return no_messages(self.position, self._batcher.topics)
 
     def _take_proven(self, batch: DispatchBatch) -> DispatchBatch:
         newest = batch.last_store_timestamp
-        self.newest_timestamp = newest if self._is_closed else max(newest, self.newest_timestamp)
+        is_first = self._is_closed or self.newest_timestamp == UNREADABLE_TIMESTAMP
+        self.newest_timestamp = newest if is_first else max(newest, self.newest_timestamp)
         self.unproven_from = None
         return self._take(batch)
 
@@ -581,6 +589,8 @@ class LogReader:
 
     def _skip_corrupt(self, target: int, reason: Reason) -> Skipped:
         self.counters.corrupt_found += 1
+        if not self._is_closed and not self._is_vouched(target):
+            self.newest_timestamp = UNREADABLE_TIMESTAMP
         return self._skip_to(Skipped(self.position, target, reason.text))
 
     def _skip_to(self, skipped: Skipped) -> Skipped:

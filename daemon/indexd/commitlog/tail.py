@@ -4,7 +4,8 @@ Bytes at the end count when a second look finds them unchanged (Settling).
 
 A suspect is a message of the segment being written that is older than one before it: the clock went back, or a longer
 log that was cut has left it behind its new end. A later message that is not older proves it: that was written after it
-and after the one before. Times alone say no more than that.
+and after the one before. Times alone say no more than that. Behind a frame that cannot be read every message is one:
+that frame may be the only one that was written after a cut.
 
 Behind a log that was cut may stand whole frames of the longer one, which prove themselves as any other. Who writes the
 log is the only one that knows where it ends: LogLimit asks the broker. What it has named was written whole before.
@@ -69,6 +70,8 @@ def has_nul(data: bytes) -> bool:
 
 
 NEVER = -(1 << 63)
+#: What cannot be read may have been written after everything else: every later message of the segment is a suspect.
+UNREADABLE_TIMESTAMP = (1 << 63) - 1
 
 
 class Stand(NamedTuple):

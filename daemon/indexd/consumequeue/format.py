@@ -71,6 +71,8 @@ class QueueMark(NamedTuple):
     ``first_offset``: the first unit of the oldest file. ``max_phy_offset`` is -1 in a queue without messages.
     ``begin_offset``: the unit with which the queue once began; what lies between it and ``first_offset`` has expired,
     so that a queue may have no units left (``first_offset == max_offset``) and still go on where it was.
+    ``moved_from``: the physical offset of the first message that has no unit or stands at another one than its queue
+    offset, as RocketMQ builds it behind damage; -1 for none.
     """
 
     topic: str
@@ -80,12 +82,13 @@ class QueueMark(NamedTuple):
     max_offset: int
     max_phy_offset: int
     begin_offset: int = 0
+    moved_from: int = -1
 
 
 class QueuesMark(NamedTuple):
     """What holds of all queues, in order of first appearance, and the size of their files. JSON::
 
-        {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]}
+        {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and seven numbers]]}
 
     ``limit``: so many queues there were when further ones were left out; None if none was.
     """

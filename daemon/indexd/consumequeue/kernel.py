@@ -22,8 +22,9 @@ DONE = 0
 NEW_QUEUE = 1
 BUFFER_FULL = 2
 
-#: Columns of a queue's state: its next unit, where its newest message ends in the log, units that are not written.
-NEXT, MAX_PHY_OFFSET, PENDING = range(3)
+#: Columns of a queue's state: its next unit, where its newest message ends in the log, units that are not written; the
+#: physical offset of the first message that has no unit, or stands at another one than its queue offset, -1 for none.
+NEXT, MAX_PHY_OFFSET, PENDING, MOVED_FROM = range(4)
 #: Places of the counters: rows that came to a unit, and those that did not, by why.
 UNITS, REPEATS, GAPS, BATCH_MESSAGES, NAMELESS, LEFT_OUT = range(6)
 
@@ -31,7 +32,8 @@ _0 = np.uint64(0)
 _1 = np.uint64(1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
-_NEXT, _MAX_PHY_OFFSET, _PENDING = np.uint64(NEXT), np.uint64(MAX_PHY_OFFSET), np.uint64(PENDING)
+_NEXT, _MAX_PHY_OFFSET = np.uint64(NEXT), np.uint64(MAX_PHY_OFFSET)
+_PENDING, _MOVED_FROM = np.uint64(PENDING), np.uint64(MOVED_FROM)
 _INNER_BATCH = np.int32(unit.FLAG_INNER_BATCH)
 _TRANSACTION = np.int32(0xC)
 _PREPARED = np.int32(0x4)
@@ -93,6 +95,19 @@ def _why_none(flags, number):  # type: ignore[no-untyped-def]
     return np.int64(NAMELESS) if number < np.int32(0) else _ENTERS
 
 
+@numba.njit(nogil=True, forceinline=True)
+def _is_repeat(state, queue, phy, end, queue_offset, counters):  # type: ignore[no-untyped-def]
+    # Rule 1, and the check of the queue offset, which RocketMQ does not make of offset 0. What moves is noted.
+    if end <= state[queue, _MAX_PHY_OFFSET]:
+        return True
+    cur = state[queue, _NEXT]
+    if queue_offset != cur and state[queue, _MOVED_FROM] < np.int64(0):
+        state[queue, _MOVED_FROM] = phy
+    if queue_offset > cur:
+        counters[GAPS] += 1
+    return queue_offset != np.int64(0) and queue_offset < cur
+
+
 @numba.njit(nogil=True, cache=True)
 def put_units(  # type: ignore[no-untyped-def]
     columns, rows, row, numbers, table_keys, table_slots, is_closed, state, units, slots, used, touched, counters
@@ -101,7 +116,7 @@ def put_units(  # type: ignore[no-untyped-def]
 
     ``numbers``: the store-wide number of each topic id, -1 for a name that no folder can have; a ``is_closed`` store
     takes no new queue. ``units`` (n, 5) and ``slots`` (n) hold ``used[0]`` units that are not written yet, ``touched``
-    the ``used[1]`` queues that they belong to, in order of their first one; ``state`` is (queues, 3). Returns
+    the ``used[1]`` queues that they belong to, in order of their first one; ``state`` is (queues, 4). Returns
     (status, row): the first row that was not taken.
     """
     phy_offsets, sizes, queue_offsets, queue_ids = (
@@ -134,13 +149,10 @@ def put_units(  # type: ignore[no-untyped-def]
         queue = np.uint64(slot) - _1
         phy, queue_offset, cur = phy_offsets[row], queue_offsets[row], state[queue, _NEXT]
         end = phy + np.int64(sizes[row])
-        # Rule 1, and the check of the queue offset, which RocketMQ does not make of offset 0.
-        if end <= state[queue, _MAX_PHY_OFFSET] or (queue_offset != np.int64(0) and queue_offset < cur):
+        if _is_repeat(state, queue, phy, end, queue_offset, counters):
             counters[REPEATS] += 1
             row += _1
             continue
-        if queue_offset > cur:
-            counters[GAPS] += 1
         _write_unit(units, at, phy, sizes[row], tags_codes[row])
         slots[at] = slot - np.int32(1)
         at += _1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.decoder import decode_utf8
 from indexd.consumequeue.format import OFFSET_MAX, UNIT_SIZE, QueueMark, file_name, is_topic_name, queue_directory
-from indexd.consumequeue.kernel import MAX_PHY_OFFSET, NEXT, UNITS, add_queues, group_units, put_units
+from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, UNITS, add_queues, group_units, put_units
 from indexd.storage.disk import Disk, DiskFile
 
 _QUEUES_FIRST = 64
@@ -44,7 +44,7 @@ class Queues:
         self.written: list[int] = []
         self.directories: list[Path] = []
         #: For the kernel: see there.
-        self.state = np.zeros((_QUEUES_FIRST, 3), dtype=np.int64)
+        self.state = np.zeros((_QUEUES_FIRST, 4), dtype=np.int64)
         self.keys = np.zeros(_QUEUES_FIRST, dtype=np.uint64)
         self.table_keys = np.zeros(4 * _QUEUES_FIRST, dtype=np.uint64)
         self.table_slots = np.zeros(4 * _QUEUES_FIRST, dtype=np.int32)
@@ -68,7 +68,7 @@ class Queues:
         slot = self._add(mark.topic, mark.queue_id, mark.first_offset, mark.min_offset, UNKNOWN)
         self.written[slot] = mark.max_offset
         self.begin_offsets[slot] = mark.begin_offset
-        self.state[slot] = (mark.max_offset, mark.max_phy_offset, 0)
+        self.state[slot] = (mark.max_offset, mark.max_phy_offset, 0, mark.moved_from)
 
     def begin(self, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> bool:
         """Take in a queue whose first message has ``queue_offset`` and stands at ``phy_offset``.
@@ -79,7 +79,7 @@ class Queues:
             return False
         slot = self._add(topic, queue_id, queue_offset - queue_offset % self.file_units, queue_offset, phy_offset)
         self.begin_offsets[slot] = queue_offset
-        self.state[slot] = (queue_offset, -1, 0)
+        self.state[slot] = (queue_offset, -1, 0, -1)
         return True
 
     def mark(self, slot: int) -> QueueMark:
@@ -91,6 +91,7 @@ class Queues:
             int(self.state[slot, NEXT]),
             int(self.state[slot, MAX_PHY_OFFSET]),
             self.begin_offsets[slot],
+            int(self.state[slot, MOVED_FROM]),
         )
 
     def numbers(self, batch: DispatchBatch) -> NDArray[np.int32]:

@@ -163,12 +163,16 @@ class _Keeping:
                 return None
             # Messages that have expired stood before: what comes next goes on behind them.
             first = mark.first_offset
-            return mark._replace(min_offset=first, max_offset=first, max_phy_offset=self._log_begin)
+            return mark._replace(min_offset=first, max_offset=first, max_phy_offset=self._log_begin, moved_from=-1)
         last = self._unit(mark, end - 1)
         if last.is_blank or not last.is_valid:
             return None
+        end_phy_offset = last.phy_offset + last.size
         return mark._replace(
-            min_offset=min(mark.min_offset, end), max_offset=end, max_phy_offset=last.phy_offset + last.size
+            min_offset=min(mark.min_offset, end),
+            max_offset=end,
+            max_phy_offset=end_phy_offset,
+            moved_from=mark.moved_from if mark.moved_from < end_phy_offset else -1,
         )
 
     def _first_at(self, mark: QueueMark, phy_offset: int) -> int:

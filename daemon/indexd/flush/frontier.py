@@ -8,7 +8,7 @@ A JSON object, replaced whole by rename after everything it names has been synce
      "beginOffset": 0, "phyOffset": 81234, "storeTimestamp": 1700000000000, "messages": 1000,
      "newestTimestamp": 1700000000000, "uncovered": [[4096, 8192, "expired"]], "staleHead": null or "00ff...",
      "index": [{"name": "20260101000000000", "full": true, "mtimeNs": 1, "header": [six numbers as in the file]}],
-     "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and six numbers]]},
+     "consumeQueue": null or {"fileSize": 6000000, "queuesMax": null or 1000, "queues": [[topic and seven numbers]]},
      "sparse": null or {"interval": 4096, ...},
      "refillOffset": null or 4096,
      "evidence": [[phyOffset, size, storeTimestamp, crc, messages before it]],
@@ -16,12 +16,12 @@ A JSON object, replaced whole by rename after everything it names has been synce
 
 Every message of ``[beginOffset, phyOffset)`` is in the outputs, but for the ranges of ``uncovered``. The messages of an
 UNPROVEN or DOUBTED one are there, and only nobody knows whether they are the log's; those of an UNPROVEN one are older
-than ``newestTimestamp``. ``staleHead``: how the bytes at ``phyOffset`` began when the broker, asked about them, named
-that offset as its log's end; while they begin so, nothing there and behind is a message of the log. While the outputs
-besides the key index are filled after it, they lack some of ``[refillOffset, phyOffset)``. ``evidence`` says what stood
-in the log then. An index file has ``crc`` as well, the CRC-32 of its entries and of its slots, each null while it is
-not known; ``scrubbedAt`` is null or when the last whole scrub began, ms. Written by the pipeline, read by recovery and
-by queries.
+than ``newestTimestamp``, which is 2^63-1 behind a frame that could not be read. ``staleHead``: how the bytes at
+``phyOffset`` began when the broker, asked about them, named that offset as its log's end; while they begin so, nothing
+there and behind is a message of the log. While the outputs besides the key index are filled after it, they lack some of
+``[refillOffset, phyOffset)``. ``evidence`` says what stood in the log then. An index file has ``crc`` as well, the
+CRC-32 of its entries and of its slots, each null while it is not known; ``scrubbedAt`` is null or when the last whole
+scrub began, ms. Written by the pipeline, read by recovery and by queries.
 
 The checkpoint: RocketMQ's file of 4096 bytes (spec rocketmq-store 6.1).
 

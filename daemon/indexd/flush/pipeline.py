@@ -18,8 +18,9 @@ from typing import Any
 from indexd import __version__
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
+from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.errors import DiskError, DisturbedError
-from indexd.flush.frontier import UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
 from indexd.flush.watch import LogChangeDetector
 from indexd.output import Output, OutputMark
 from indexd.storage.disk import Disk, DiskFile, Stamp
@@ -140,7 +141,8 @@ class Pipeline:
         self.detector.saw(item, self.built.messages)
 
     def _note_unproven(self, batch: DispatchBatch) -> None:
-        reason = next((gap.reason for gap in self.built.uncovered if gap.is_unproven), UNPROVEN)
+        first = DOUBTED if batch.newest_timestamp == UNREADABLE_TIMESTAMP else UNPROVEN
+        reason = next((gap.reason for gap in self.built.uncovered if gap.is_unproven), first)
         uncovered = tuple(gap for gap in self.built.uncovered if not gap.is_unproven)
         if batch.unproven_from is not None:
             uncovered = add_uncovered(uncovered, Uncovered(batch.unproven_from, batch.end_offset, reason))

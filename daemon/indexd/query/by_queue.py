@@ -21,7 +21,6 @@ OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
 OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
 OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
 _UNITS_PER_READ = 1024
-MOVED = "the queue lacks messages, and has others in their places"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +159,12 @@ def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: Off
     first = min(max(query.queue_offset, low), high)
     hits, next_offset, expired = _read(index.log, queue, query, first)
     low = queue.min_offset
-    why = None
+    coverage, why = index.coverage_of_queue(look, query.topic, query.queue_id), None
     if not hits and query.max_num > 0:
-        why = _why(index, look, queue, first, expired)
+        why = _why(index.log, coverage, queue, first, expired)
     mark = index.queue_mark(look, query.topic, query.queue_id)
     begin = low if mark is None else mark.begin_offset  # a queue so new has lost nothing yet
-    return OffsetAnswer(query, hits, status, low, high, next_offset, look.queue_coverage, expired, why, begin)
+    return OffsetAnswer(query, hits, status, low, high, next_offset, coverage, expired, why, begin)
 
 
 def _status(offset: int, low: int, high: int) -> str:
@@ -208,20 +207,9 @@ def _read(
     return tuple(hits), offset, expired
 
 
-def _why(index: QueryIndex, look: Look, queue: ConsumeQueueReader, first: int, expired: int) -> str:
+def _why(log: LogView, coverage: Coverage, queue: ConsumeQueueReader, first: int, expired: int) -> str:
     reasons = []
     if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
         reasons.append(EXPIRED)
-    elif first >= queue.max_offset > 0:
-        reasons += _moved(index.log, queue)
-    gaps = gaps_in_words(look.queue_coverage, index.log)
+    gaps = gaps_in_words(coverage, log)
     return "; ".join(reasons + gaps) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)
-
-
-def _moved(log: LogView, queue: ConsumeQueueReader) -> list[str]:
-    # Behind messages that could not be read each unit stands at a smaller offset than its message's (spec 5.2).
-    last = queue.max_offset - 1
-    found = log.at(queue.unit(last).phy_offset)
-    if not isinstance(found, Message) or found.queue_offset == last:
-        return []
-    return [f"{MOVED}: at {last}, its last, stands the message of queue offset {found.queue_offset}"]

@@ -105,7 +105,7 @@ def query_time(
     """The queue offset of a store time in ms; UsageError if no queues are built."""
 
     def answer(look: Look, queue: ConsumeQueueReader | None) -> QueueTimeAnswer:
-        coverage, asked = look.queue_coverage, (topic, queue_id, timestamp, boundary)
+        coverage, asked = index.coverage_of_queue(look, topic, queue_id), (topic, queue_id, timestamp, boundary)
         if queue is None:
             why = why_no_queue(index, look, topic)
             return QueueTimeAnswer(*asked, None, 0, 0, None, None, coverage, why)

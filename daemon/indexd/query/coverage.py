@@ -28,6 +28,7 @@ BEFORE_BEGIN = "before the index begins"
 LEFT_OUT = "left out"
 ABSENT_BEFORE = "absent before the cursor"
 BEHIND_LAST = "behind the last message"
+MOVED = "the queue lacks messages, or has others in their places"
 _ZEROS = Reason.ZEROS_BEFORE_END.text
 # Frames that are walked to find the end of the log, before its distance is only said to be more than that.
 _BEHIND_FRAMES_MAX = 2000

@@ -22,10 +22,19 @@ from indexd.config import Config, flag_name
 from indexd.consumequeue.format import QueueMark, is_topic_name
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
-from indexd.flush.frontier import Frontier, read_frontier
+from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
-from indexd.query.coverage import Behind, Coverage, gaps_in_words, make_coverage, progress, read_state, stands_at
+from indexd.query.coverage import (
+    MOVED,
+    Behind,
+    Coverage,
+    gaps_in_words,
+    make_coverage,
+    progress,
+    read_state,
+    stands_at,
+)
 from indexd.query.log import Kept, LogView
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_ENTRY_SIZE, SegmentMark, index_name
 from indexd.storage.disk import Disk, DiskFile
@@ -165,6 +174,15 @@ class QueryIndex:
             self._queues_of = look.frontier.queues
             self._queues = {(mark.topic, mark.queue_id): mark for mark in look.frontier.queues or ()}
         return self._queues.get((topic, queue_id))
+
+    def coverage_of_queue(self, look: Look, topic: str, queue_id: int) -> Coverage:
+        """The coverage of one ConsumeQueue, without the messages whose units do not stand where they say themselves."""
+        coverage, mark = look.queue_coverage, self.queue_mark(look, topic, queue_id)
+        begin = -1 if mark is None else mark.moved_from
+        if begin < 0 or begin >= coverage.end:
+            return coverage
+        moved = Uncovered(max(begin, coverage.log_begin or 0), coverage.end, MOVED)
+        return replace(coverage, uncovered=(*coverage.uncovered, moved))
 
     def close(self) -> None:
         """Close every file."""

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
 from indexd.dispatch.queue import DispatchQueue, Item, Waiting, oldest_timestamp
 from indexd.dispatch.reput import ReputState
@@ -114,6 +115,8 @@ class LagMeter:
         """
         taken, waiting = self._taken, queue.waiting
         counters, position, newest = reader.counters, reader.position, reader.newest_timestamp
+        if newest == UNREADABLE_TIMESTAMP:
+            newest = reader.last_timestamp
         read_messages, read_bytes = counters.messages, counters.bytes
         now = self._clock()
         end = max(self.seen_end, position)

@@ -28,7 +28,7 @@ from typing import Any
 from indexd import __version__
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import NEVER, LogLimit, ask_what_stands
+from indexd.commitlog.tail import NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError
@@ -214,7 +214,7 @@ class _Rebuild:
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, store.segment_size)
         if self._vouched is not None:
-            stand = stand._replace(unproven_from=None)
+            stand = Stand(_last_timestamp(runs) if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
             fresh_frontier(config, self._store).with_outputs(
                 index=index, consumeQueue=queues.mark if queues is not None else None, sparse=sparse
@@ -323,6 +323,10 @@ class _Rebuild:
             self._on_progress(done + (share * now // total if total else share), self._size)
 
         return self._run_tasks(work, items, sizes=sizes, progress=tell)
+
+
+def _last_timestamp(runs: Sequence[Run]) -> int:
+    return next((run.last_timestamp for run in reversed(runs) if run.first_offset is not None), NEVER)
 
 
 def _is_doubtful(runs: Sequence[Run], segment_size: int) -> bool:

@@ -18,10 +18,10 @@ from pathlib import Path
 from indexd.commitlog.evidence import Evidence, FrameReader, thinned
 from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import SegmentList, list_segments
-from indexd.commitlog.tail import AT_FIRST, Stand
+from indexd.commitlog.tail import AT_FIRST, UNREADABLE_TIMESTAMP, Stand
 from indexd.config import Config
 from indexd.errors import CorruptDataError, DisturbedError, UnsafeStoreError
-from indexd.flush.frontier import UNPROVEN, Uncovered, add_uncovered
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Uncovered, add_uncovered
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.spark.rebuild.runs import Run, RunReader, RunWriter, read_run
@@ -201,7 +201,8 @@ def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovere
             gaps = add_uncovered(gaps, Uncovered(gap.begin, gap.end, gap.reason))
     if stand.unproven_from is not None:
         end = max(run.batch_end for run in runs)
-        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, UNPROVEN))
+        reason = DOUBTED if stand.newest == UNREADABLE_TIMESTAMP else UNPROVEN
+        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, reason))
     return gaps
 
 
@@ -216,4 +217,8 @@ def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
             stand = Stand(run.last_timestamp)
         else:
             stand = stand.after(run.first_offset, run.stand)
+            passed = [gap.end for gap in run.skipped if not gap.is_expired]
+            if passed:
+                first = passed[0] if stand.unproven_from is None else min(passed[0], stand.unproven_from)
+                stand = Stand(UNREADABLE_TIMESTAMP, first)
     return stand
