@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.ground import DEFAULT_SIZES, Ground, progress, warm_log
+from bench.ground import DEFAULT_SIZES, BenchError, Ground, Report, Row, megabytes, per_second, progress, warm_log
 from bench.indexd import kernels_compiled, rebuild
 from bench.rebuild import same_files
-from bench.report import BenchError, Report, Row, megabytes, per_second
 from indexd.config import load
 from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots

@@ -189,7 +189,7 @@ def test_all_boundaries_at_one_drain(tmp_path: Path) -> None:
     assert len(files_of(data, "TopicTest/0")) == len(index_files(data)) == 3
 
 
-MANY_SEGMENT_SIZE = 1 << 20
+MANY_SEGMENT_SIZE = 256 << 10
 MANY_QUEUE_FILE_SIZE = 40
 QUEUES, TOPICS = 4000, 100
 DESCRIPTORS_MAX = 256
