@@ -355,7 +355,7 @@ _ENV = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_RECHECK_BYTES": "0"}
 
 
 def test_what_was_just_written_is_found(tmp_path: Path) -> None:
-    specs = list(islice(messages(_SEED), 400_000))
+    specs, written = [], messages(_SEED)
     with (
         Growing(tmp_path / "store", _SEED) as growing,
         Daemon(tmp_path / "store", tmp_path / "data", *SIZES, env=_ENV) as daemon,
@@ -367,6 +367,7 @@ def test_what_was_just_written_is_found(tmp_path: Path) -> None:
             for _ in range(15):
                 row = client.get("/api/v1/status").json()
                 count = int(row.get("messages", 0))
+                specs += islice(written, max(count - len(specs), 0))
                 number = next((n for n in range(count - 1, -1, -1) if _is_indexed(specs[n])), None)
                 if number is None:
                     time.sleep(0.2)
