@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -178,22 +179,25 @@ def test_a_memory_bound_that_cannot_be_kept_slows_and_does_not_stop(tmp_path: Pa
 # --- the rate ---
 
 
+def time_of(event: dict[str, Any]) -> float:
+    """When a daemon says that it was."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
 def test_catching_up_at_a_bounded_rate_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
     paths = write_large(tmp_path / "store", 40 << 20)
     flags = (*LARGE, "--read-rate-max", "8MiB")
     with Daemon(tmp_path / "store", tmp_path / "data", *flags) as daemon:
-        daemon.wait_event("running")
-        began = time.monotonic()
-        daemon.wait_state(lambda row: row["phyOffset"] > 12 << 20)
-        assert time.monotonic() - began > 1.0
+        began = time_of(daemon.wait_event("running"))
+        row = daemon.wait_state(lambda row: row["phyOffset"] > 12 << 20)
+        assert row["writtenAt"] / 1000 - began > 1.0
         began = time.monotonic()
         assert daemon.terminate() == 0
         assert time.monotonic() - began < 5.0
     with Daemon(tmp_path / "store", tmp_path / "data", *flags) as daemon:
-        daemon.wait_event("running")
-        began = time.monotonic()
-        daemon.wait_caught_up()
-        assert 1.5 < time.monotonic() - began < 12
+        began = time_of(daemon.wait_event("running"))
+        row = daemon.wait_caught_up()
+        assert 1.5 < row["writtenAt"] / 1000 - began < 12
         assert daemon.terminate() == 0
     assert len(paths) > 2
     check_directory(tmp_path / "store", tmp_path / "data", *LARGE)

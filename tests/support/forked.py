@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -120,7 +121,7 @@ class _Server:
 
 
 def _load() -> None:
-    """Import and compile what a daemon needs, by the recovery of a small log; no thread of it is left."""
+    """Import and compile what a daemon needs, by what commands do with a small log; no thread is left."""
     import starlette.applications  # noqa: F401 - what follows a fork finds it imported
     import uvicorn  # noqa: F401 - the same
 
@@ -136,8 +137,10 @@ def _load() -> None:
         silent = os.open(os.devnull, os.O_WRONLY)
         errors = os.dup(2)
         os.dup2(silent, 2)
-        with contextlib.suppress(SystemExit):
-            main(["--recover", "--store", str(store), "--data", str(data), "--http", "off", *SIZES])
+        words = ["--store", str(store), "--data", str(data), *SIZES]
+        for command in ("--recover", "verify --deep", "audit", "query-key -t T -k k"):
+            with contextlib.suppress(SystemExit):
+                main([*command.split(), *(words[2:4] if command.startswith("query") else words)])
         os.dup2(errors, 2)
         os.close(errors)
         os.close(silent)
@@ -203,6 +206,7 @@ def _become(asked: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     _load()
+    gc.freeze()
     sys.argv = ["indexd", *_serve(socket.socket(fileno=int(sys.argv[1])))]
     from indexd.__main__ import main
 
