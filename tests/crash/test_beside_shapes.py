@@ -322,7 +322,7 @@ def check_expired(store: Path, data: Path, before: list[NaiveMessage], log_begin
     put(queues, [one for one in now if one.phy_offset > before[-1].phy_offset])
     assert_queues(data, queues)
     assert_sparse(data, now, OLD_SEGMENT_SIZE)
-    for topic, queue_id, _, minimum, end, _, _ in queues.marks():
+    for topic, queue_id, _, minimum, end, *_ in queues.marks():
         row = ask(data, topic, queue_id, 0)
         assert (row["minOffset"], row["maxOffset"]) == (minimum, end), (topic, queue_id)
         first = next((one for one in entered(now) if (one.topic, one.queue_id) == (topic, queue_id)), None)
@@ -369,7 +369,7 @@ def finish(daemon: Daemon, end: int) -> None:
 def test_a_queue_with_one_message_a_day_of_which_all_but_the_last_have_expired(tmp_path: Path) -> None:
     """Of the other queue so many come that a day is a segment and more; two segments are kept."""
     store, data = tmp_path / "store", tmp_path / "data"
-    days, busy, log_begin, last = 40, 350, 0, -1
+    days, busy, log_begin, last = 25, 350, 0, -1
     queues = queues_of([], OLD_QUEUE_FILE_SIZE)
     (store / "commitlog").mkdir(parents=True)
     with Daemon(store, data, *OLD_WORDS) as daemon:

@@ -132,7 +132,7 @@ def test_a_second_instance_that_took_a_new_lock_wins(tmp_path: Path) -> None:
     """Whoever removes the lock file lets two in; the first notices and leaves."""
     store, data = tmp_path / "store", tmp_path / "data"
     end = write_log(store, 1000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_DRAIN_INTERVAL": "10"}) as first:
+    with Daemon(store, data, *SIZES, env={"INDEXD_DRAIN_INTERVAL": "5"}) as first:
         first.wait_durable(end)
         (data / "lock").unlink()
         with Daemon(store, data, *SIZES) as second:

@@ -370,7 +370,7 @@ def check_beside(world: World, end: int, stood: Frontier) -> None:
 def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple[object, ...], ...]) -> None:
     units = world.shape.queue_units
     wanted = naive_queues(messages, units, world.gaps, world.anew)
-    for topic, queue_id, first, _, end, max_phy_offset, _ in marks:
+    for topic, queue_id, first, _, end, max_phy_offset, *_ in marks:
         assert isinstance(first, int)
         queue = wanted.pop((str(topic), int(str(queue_id))), None)
         name = f"queue {topic}/{queue_id}"
