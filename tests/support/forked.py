@@ -97,6 +97,7 @@ class _Server:
             while (line := self._line())[0] != "forked":
                 self._codes[line[1]] = line[2]
             pid: int = line[1]
+            self._codes.pop(pid, None)
             return pid
 
     def ended(self, pid: int) -> int | None:
@@ -105,7 +106,8 @@ class _Server:
             while select.select([self._ours], [], [], 0)[0] or b"\n" in self._buffer:
                 _, ended, code = self._line()
                 self._codes[ended] = code
-            return self._codes.get(pid)
+            # Given out once: another process may get the same id.
+            return self._codes.pop(pid, None)
 
     def _line(self) -> list[Any]:
         while b"\n" not in self._buffer:
