@@ -37,8 +37,8 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit code, the negative number of the signal that ended it, or None."""
-        if self.returncode is None:
-            self.returncode = self._server.ended(self.pid)
+        if self.returncode is None and (code := self._server.ended(self.pid)) is not None:
+            self.returncode = code
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -53,7 +53,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Nothing where it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""
