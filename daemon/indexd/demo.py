@@ -33,8 +33,8 @@ _SEGMENT_SIZE = 4 << 20
 _MESSAGES_PER_SECOND = 2000
 _TOPICS = ("OrderPaid", "StockChanged", "订单主题")
 _WAIT_SECONDS = 120.0
-_OUTPUTS = ("index", "consumequeue", "sparse")
 _LINES_SHOWN = 20
+_OUTPUTS = ("index", "consumequeue", "sparse")
 # A demo's index file is small, so that some get full before the reader's eyes.
 _DEMO_FLAGS = ("--segment-size", str(_SEGMENT_SIZE), "--hash-slot-num", "2000", "--index-num", "20000")
 
@@ -84,8 +84,7 @@ class DemoDaemon:
     """The daemon as a process; its log lines go to a file."""
 
     def __init__(self, store: Path, data: Path, flags: tuple[str, ...], log: Path) -> None:
-        self.files = DataFiles(data)
-        self._log = log
+        self.files, self._log = DataFiles(data), log
         # Beside whatever else runs here, on a disk as full as it likes.
         own = ("--store", str(store), "--data", str(data), *flags, "--http", "127.0.0.1:0", "--disk-used-max", "1")
         self._arguments = [sys.executable, "-m", "indexd", "run", *own]
@@ -130,49 +129,52 @@ def run_demo(store: Path | None, flags: tuple[str, ...], work: Path, *, with_spa
     Disk().make_dir(work)
     root, data = store or work / "store", work / "data"
     flags = flags if store else (*flags, *_DEMO_FLAGS)
-    if store is None:
-        writer = DemoWriter(root)
-        _say(
-            f"1. A broker's commitlog grows in {root}: real frames, {len(_TOPICS)} topics, two keys, a unique key and a"
-        )
-        _say(f"   tag each, {_MESSAGES_PER_SECOND} messages a second. (A built-in writer stands in for the broker.)")
-    else:
-        writer = None
-        _say(f"1. Your store {store} is followed, and only read.")
     daemon = DemoDaemon(root, data, flags, work / "daemon.log")
+    if store is not None:
+        _say(f"1. Your store {store} is followed, and only read.")
+    else:
+        _say(f"""\
+1. A broker's commitlog grows in {root}: real frames, {len(_TOPICS)} topics, two keys, a unique key and a
+   tag each, {_MESSAGES_PER_SECOND} messages a second. (A built-in writer stands in for the broker.)""")
+    writer = None if store else DemoWriter(root)
     try:
         _tell(writer, daemon)
     finally:
         daemon.end(signal.SIGKILL)
         if writer is not None:
             writer.stop()
-    _show_files(root, data, work / "daemon.log", flags)
+    built = (*sorted((data / "index").iterdir()), data / "checkpoint", data / "frontier")
+    files = "\n".join(f"   {path}  {path.stat().st_size} bytes" for path in built)
+    _say(f"""\
+7. What was built, byte for byte as RocketMQ builds it:
+{files}
+   The daemon's log is {work / "daemon.log"}. Go on yourself:
+   $ {_program()} {" ".join(("--store", str(root), "--data", str(data), *flags))}""")
     if with_spark and writer is not None:
         _show_spark(root, data, work)
 
 
 def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
-    pid = daemon.start()
+    pid, abort = daemon.start(), daemon.files.abort
     _say(f"2. The daemon is started (pid {pid}). The first start compiles its inner loops; then it drains every 3 s.")
     state = daemon.wait_until(writer.last[3] if writer else -1)
-    _say(f"   After a drain {state['messages']} messages are indexed, {state['indexEntries']} entries in all, and")
-    _say(f"   {state['dispatchBehindBytes']} bytes of log wait for the next one.")
     daemon.end(signal.SIGKILL)
-    abort = daemon.files.abort
-    _say(f"3. kill -9. The abort flag {abort} is left behind: {'yes' if abort.exists() else 'no'}.")
+    _say(f"""\
+   After a drain {state["messages"]} messages are indexed, {state["indexEntries"]} entries in all, and
+   {state["dispatchBehindBytes"]} bytes of log wait for the next one.
+3. kill -9. The abort flag {abort} is left behind: {"yes" if abort.exists() else "no"}.""")
     if writer:
         time.sleep(1)
         _say(f"   The log went on growing without it, to {writer.count} messages.")
-    target = writer.last if writer else None
-    pid = daemon.start()
+    target, pid = writer.last if writer else None, daemon.start()
     state = daemon.wait_until(target[3] if target else -1)
-    _say(f"4. Started again (pid {pid}): the durable entries were kept, the rest was read from the log again.")
     lag = f"{state['dispatchBehindMilliseconds']} ms ({state['dispatchBehindBytes']} bytes)"
-    _say(f"   It stands at offset {state['phyOffset']}, {state['messages']} messages, lag {lag}.")
+    which = "A message that was written while the daemon was dead" if target else "The newest message"
+    _say(f"""\
+4. Started again (pid {pid}): the durable entries were kept, the rest was read from the log again.
+   It stands at offset {state["phyOffset"]}, {state["messages"]} messages, lag {lag}.
+5. {which}, by its keys:""")
     topic, key, unique, _ = target or _newest(daemon)
-    _say(
-        f"5. {'A message that was written while the daemon was dead' if target else 'The newest message'}, by its keys:"
-    )
     if key:
         _run("query-key", "-t", topic, "-k", key, "--data", str(daemon.files.data))
     if unique:
@@ -180,10 +182,8 @@ def _tell(writer: DemoWriter | None, daemon: DemoDaemon) -> None:
     if writer:
         writer.stop()
         daemon.wait_until(writer.last[3])
-    started = time.monotonic()
-    code = daemon.end(signal.SIGTERM)
-    left = "STILL there" if abort.exists() else "gone"
-    seconds = time.monotonic() - started
+    started, code = time.monotonic(), daemon.end(signal.SIGTERM)
+    left, seconds = "STILL there" if abort.exists() else "gone", time.monotonic() - started
     _say(f"6. TERM: drained, flushed and stopped in {seconds:.1f} s with exit code {code}; the abort flag is {left}.")
 
 
@@ -196,14 +196,6 @@ def _newest(daemon: DemoDaemon) -> tuple[str, str | None, str | None, int]:
                 return message.topic, next(iter(message.keys), None), message.uniq_key, message.phy_offset
     _say("   No message of the store has a key, so there is nothing to ask for.")
     return "", None, None, -1
-
-
-def _show_files(root: Path, data: Path, log: Path, flags: tuple[str, ...]) -> None:
-    _say("7. What was built, byte for byte as RocketMQ builds it:")
-    for path in (*sorted((data / "index").iterdir()), data / "checkpoint", data / "frontier"):
-        _say(f"   {path}  {path.stat().st_size} bytes")
-    _say(f"   The daemon's log is {log}. Go on yourself:")
-    _say(f"   $ {_program()} {' '.join(('--store', str(root), '--data', str(data), *flags))}")
 
 
 def _show_spark(root: Path, data: Path, work: Path) -> None:

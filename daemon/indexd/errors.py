@@ -90,14 +90,6 @@ class IndexFullError(IndexdError):
     """A sparse index has no slot left: its segment has to be rolled, or its file resized."""
 
 
-class OutOfOrderError(IndexdError):
-    """An entry that may not stand behind the last one of a sparse index: its offset or its timestamp goes back."""
-
-
-class OffsetOverflowError(IndexdError):
-    """An offset that cannot be held in 32 bits relative to its segment's base."""
-
-
 class CrashLoopError(IndexdError):
     """The daemon ended again and again before it had caught up: somebody has to look first."""
 

@@ -152,6 +152,20 @@ class CheckScope:
         return self.condition is Condition.AT_REST
 
 
+class Progress:
+    """How far a pass over ``total`` bytes is, told to ``on_progress`` as (bytes done, bytes in all).
+
+    Call it with how many bytes more are done.
+    """
+
+    def __init__(self, on_progress: Callable[[int, int], None], total: int) -> None:
+        self._on_progress, self._total, self._done = on_progress, total, 0
+
+    def __call__(self, more: int) -> None:
+        self._done += more
+        self._on_progress(self._done, max(self._total, self._done))
+
+
 class Unsynced:
     """Files and directories that were changed and are not known to be durable."""
 

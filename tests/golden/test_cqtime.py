@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.commitlog.decoder import DecoderOptions
-from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import write_frontier
 from indexd.query import open_data
@@ -21,7 +20,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.data_directory import make_golden_data
 from support.goldens import GOLDENS, Golden, unpack
-from support.queue_goldens import cq_times, queue_file_size
+from support.queue_goldens import broker_queue, cq_times, queue_file_size
 from support.queues import batches_of
 
 if TYPE_CHECKING:
@@ -38,12 +37,10 @@ def test_the_brokers_own_queues_give_the_brokers_own_answers(name: str, tmp_path
     golden = unpack(name, tmp_path)
     rows = cq_times(golden)
     assert len(rows) == 200
-    root, size = golden.root / "consumequeue", queue_file_size(golden)
+    size = queue_file_size(golden)
     with closing(LogView(Disk(), (golden.root / "commitlog",), golden.segment_size, DecoderOptions())) as log:
         for row in rows:
-            queue = ConsumeQueueReader.of_broker(Disk(), root, row["topic"], row["queueId"], size, log.begin or 0)
-            assert queue is not None, row
-            with queue:
+            with broker_queue(golden, row["topic"], row["queueId"], size, log.begin or 0) as queue:
                 for boundary in ("lower", "upper"):
                     found = offset_by_time(queue, log.store_timestamp, row["timestamp"], boundary, log.begin or 0)
                     assert found == row[boundary], row

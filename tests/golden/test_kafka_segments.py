@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from indexd.kafka import kernel
 from indexd.kafka.check import CheckReport, check
 from indexd.kafka.rebuild import rebuild
 from indexd.kafka.records import LogWalk
@@ -72,8 +73,7 @@ def test_the_batches_of_each_log(goldens: Path, name: str) -> None:
     with Disk().open_read(log) as file:
         walk = LogWalk(file, case_of(goldens, name)["baseOffset"])
         for batches in walk:
-            columns = (batches.position, batches.size, batches.base_offset, batches.last_offset, batches.max_timestamp)
-            rows += zip(*(column.tolist() for column in columns), strict=True)
+            rows += map(tuple, batches[: kernel.MAX_TIMESTAMP + 1].T.tolist())
     keys = ("position", "size", "baseOffset", "lastOffset", "maxTimestamp")
     theirs = [tuple(batch[key] for key in keys) for batch in case_of(goldens, name).get("batches", [])]
     assert walk.end == walk.log_size
@@ -98,7 +98,7 @@ def test_rebuilt_byte_for_byte(goldens: Path, tmp_path: Path, name: str) -> None
     report = rebuild(
         place, Disk(), out=tmp_path, interval=case["indexIntervalBytes"], max_index_size=case["segmentIndexBytes"]
     )
-    assert not report.problems
+    assert not report.findings
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(made) == 2
     for label in {"rolled", "recovered"} - ({"rolled"} if name in OTHERWISE else set()):
@@ -112,7 +112,7 @@ def test_garbage_behind_the_log_is_left_for_kafka_to_cut(goldens: Path, tmp_path
     data = log.read_bytes()
     log.write_bytes(data + bytes(range(200, 256)) * 3)
     report = rebuild(path, Disk(), out=tmp_path / "out", interval=300)
-    assert report.problems.counts == {"log_not_whole": 1}
+    assert report.findings.counts == {"log_not_whole": 1}
     assert log.read_bytes() == data + bytes(range(200, 256)) * 3
     for kept in (goldens / "segment" / "recover-garbage" / "recovered").glob("*index"):
         assert (tmp_path / "out" / kept.name).read_bytes() == kept.read_bytes()
@@ -197,7 +197,7 @@ def test_every_damaged_one_is_mended(goldens: Path, tmp_path: Path, name: str) -
     path = damaged(goldens, tmp_path, name)
     source = re.findall(r"--files (\w+)/", (goldens / "dump" / f"{name}.txt").read_text("utf-8"))[0]
     case = case_of(goldens, SOURCES[source])
-    assert not rebuild(path, Disk(), interval=case["indexIntervalBytes"]).problems
+    assert not rebuild(path, Disk(), interval=case["indexIntervalBytes"]).findings
     assert not check(path, Disk()).findings
     if SOURCES[source] not in OTHERWISE:
         for kept in segment_of(goldens, SOURCES[source]).iterdir():

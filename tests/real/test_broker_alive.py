@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_limit import BrokerAdmin, Offsets
-from indexd.service.broker_watch import BrokerWatch
+from indexd.service.broker import BrokerAdmin, BrokerWatch, Offsets
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, look_at_lock
 from support.daemon import Daemon, compile_kernels

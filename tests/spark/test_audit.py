@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.cli import audit as command
+from indexd.cli import broker_index as command
 from indexd.config import Config
 from support.auditing import config_of_golden, index_log, restart_of_killed_broker
 from support.daemon import indexd_here

@@ -11,7 +11,8 @@ from typing import Any
 from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.config import Config
 from indexd.index.format import IndexLayout
-from indexd.repair import RepairPlan, RepairRange, build_range, check_built, mark_end, plan_repair
+from indexd.repair.build import build_range, check_built, mark_end
+from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.storage.disk import Disk
 from support.auditing import audit, config_for, key_texts
 from support.data_directory import SEGMENT, T0, Store, spec

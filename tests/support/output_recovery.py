@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from indexd.consumequeue.check import recover_queues
 from indexd.consumequeue.format import QueueMark, QueuesMark
-from indexd.consumequeue.recover import recover_queues
 from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.output import Output, OutputMark, OutputRecovery, RecoveryScope, Unsynced
-from indexd.sparse.recover import recover_sparse
+from indexd.sparse.check import recover_sparse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -156,9 +156,12 @@ class OwnSystemd:
         return dict(line.partition("=")[::2] for line in lines)
 
     def journal(self, *matches: str) -> list[dict[str, Any]]:
-        """The entries that match, such as ``EVENT=running``."""
-        lines = self.run("journalctl", "--no-pager", "-o", "json", *matches).stdout.splitlines()
-        return [json.loads(line) for line in lines]
+        """Entries of the daemon that match; ``EVENT=running``: whose line begins so."""
+        events = [match.removeprefix("EVENT=") for match in matches if match.startswith("EVENT=")]
+        others = [match for match in matches if not match.startswith("EVENT=")]
+        lines = self.run("journalctl", "--no-pager", "-o", "json", "-u", "indexd", *others).stdout.splitlines()
+        rows = [json.loads(line) for line in lines]
+        return [row for row in rows if all(str(row["MESSAGE"]).startswith(event) for event in events)]
 
     def log(self) -> str:
         """The last lines of the journal, for people."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from indexd.query import TIME_MAX
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
+from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form, RemotingCommand
-from indexd.serve.remoting.processor import answer_from_index, query_message
 from support.broker_frames import raw
 from support.data_directory import T0, config_of, spec
 from support.queue_store import QueueStore
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from indexd.serve.remoting.processor import Handler
     from support.data_directory import Store
 
 SUCCESS, ERROR, BUSY, NOT_SERVED, NOT_FOUND = 0, 1, 2, 14, 22
@@ -41,14 +40,15 @@ class Asking:
         self.board.running(lambda: row or {})
         self.queries = Queries(self.config, self.board, 2)
 
-    async def ask(self, handler: Handler, form: Form = Form.JSON, **fields: str) -> RemotingCommand:
-        command = RemotingCommand(12, 77, ext_fields=fields, form=form)
-        answer = await answer_from_index(handler, self.queries, command)
+    async def ask(self, code: int, form: Form = Form.JSON, **fields: str) -> RemotingCommand:
+        command = RemotingCommand(code, 77, ext_fields=fields, form=form)
+        handler = (processor._OURS | processor._ALONE)[code]
+        answer = await processor.answer_from_index(handler, self.queries, command)
         assert (answer.opaque, answer.form, answer.is_response) == (77, form, True)
         return answer
 
-    async def key(self, handler: Handler = query_message, **fields: str) -> RemotingCommand:
-        return await self.ask(handler, Form.JSON, **BY_KEY | fields)
+    async def key(self, **fields: str) -> RemotingCommand:
+        return await self.ask(12, Form.JSON, **BY_KEY | fields)
 
 
 @contextmanager

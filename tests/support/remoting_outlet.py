@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from indexd.serve.remoting import server as remoting_server
-from indexd.serve.remoting.link import Patience
+from indexd.serve.remoting.upstream import Patience
 from support.remoting_peer import Peer
 from support.remoting_serving import RemotingServing
 

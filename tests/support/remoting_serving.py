@@ -20,7 +20,7 @@ from indexd.serve.board import Board
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.connection import Limits
+from indexd.serve.remoting.limits import Limits
 from indexd.serve.server import listen
 from support.remoting import RemotingClient
 from support.serving import Log
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from indexd.serve.remoting.forward import Client
+    from indexd.serve.remoting.upstream import Client
 
 _SECONDS = 30.0
 #: Looks are many.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.format import IndexHeader
-from indexd.repair.build import carry
+from indexd.repair.run import carry
 from indexd.repair.swap import RepairFolder, swap
 from support.sim_disk import SimDisk
 

@@ -29,11 +29,13 @@ from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
 from indexd.recovery.open import Opened
 from indexd.recovery.recover import NO_DAMAGE, Damage
+from indexd.serve.board import Board
 from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
-from indexd.service.instance import Starts
+from indexd.service.instance import Instance, Starts
+from indexd.service.log import Notifier
 from indexd.service.start import open_for_run
-from indexd.service.state import DaemonState, Watch, write_state
+from indexd.service.state import DaemonState, EventReporter, Watch, write_state
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -123,12 +125,6 @@ class _NoProgress:
     def __init__(self, *_: object) -> None:
         return
 
-    def __enter__(self) -> _NoProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
     def __call__(self, step: str, done: int, total: int) -> None:
         return
 
@@ -206,14 +202,18 @@ class SimDaemon:
         #: A drain waits to be tried again: the files may hold more than the progress says.
         self.is_waiting = False
         self.must_flush = False
-        self._state = DaemonState(self.reader, self.pipeline, DispatchQueue(1, 1), ReputState())
+        self._state = DaemonState(
+            self.reader, self.pipeline, DispatchQueue(1, 1), ReputState(), EventReporter(lambda: self.log)
+        )
 
     def __repr__(self) -> str:
         return f"SimDaemon({self.pipeline}, queue={len(self.queue)}, sent={self.sent is not None})"
 
     def _open(self, forced: bool, damage: Damage) -> Opened:
+        own = _HeldLock(self.files.lock), self.starts, Board(self.config), Notifier(None, None), self.log
+        instance = Instance(self.config, lambda: self.config, self.disk, self.files, *own)
         try:
-            return open_for_run(self.config, self.disk, self.files, self.log, forced=forced, damage=damage)
+            return open_for_run(instance, forced=forced, damage=damage)
         except DiskError as error:
             # A process that waits for room tries it again and again.
             if error.is_full and isinstance(self.disk, SimDisk) and self.disk.still_open:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexd.cli.output import common_options, given_flags
-from indexd.cli.rebuild import spark_session
+from indexd.cli.spark import spark_session
 from indexd.config import load
 from support.rows import rows_of_log
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.format import NotYetWritten
-from indexd.service import watchdog as module
-from indexd.service.broker_limit import BrokerLimit
-from indexd.service.reload import merge_reloadable
-from indexd.service.watchdog import Around
+from indexd.service import around as module
+from indexd.service.around import Around
+from indexd.service.broker import BrokerLimit
+from indexd.service.instance import merge_reloadable
 from support.inside import config_of, make_instance, opened_inside
 from support.sim_daemon import SilentLog
 from support.small_log import write_log
@@ -66,15 +66,6 @@ def wait_for(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def test_the_first_look_is_over_before_anything_is_opened(instance: Instance) -> None:
-    with Around(instance):
-        assert instance.board.broker["alive"] is True
-        ratio = instance.board.disk_used_ratio
-        assert ratio is not None
-        assert 0 < ratio <= 1
-    assert FakeWatch.made[0].is_closed
 
 
 def test_a_change_is_told_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_options_that_are_wrong(golden: Golden, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(golden.root)
     for options, text in (
-        (("--samples", "-1"), "-1 is not within 0 and 100000"),
+        (("--samples", "-1"), "'-1' is not from 0 to 100000"),
         (("--samples", "many"), "'many' is not a whole number"),
         (("--samples", "1e9"), "is not a whole number"),
         (("--queues=yes",), "ignored explicit argument"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,10 @@ from indexd.commitlog.reader import ReaderCounters
 from indexd.commitlog.segments import list_segments, log_end
 from indexd.config import LogConfig
 from indexd.dispatch.queue import DispatchQueue
-from indexd.dispatch.reput import ReputState, resident_bytes
+from indexd.dispatch.reput import ReputState
 from indexd.errors import MissingStoreError
 from indexd.index.format import IndexLayout
-from indexd.serve.board import KINDS, Board, Events, Histogram, Row
+from indexd.serve.board import Board, Events, Histogram
 from indexd.serve.status import Status
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter
@@ -99,16 +98,6 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: Board) -> Non
     assert board.row()["problems"] == {}
 
 
-def test_a_figure_that_cannot_be_made_does_not_end_anything(board: Board) -> None:
-    def source() -> Row:
-        raise ZeroDivisionError("a defect")
-
-    board.running(source)
-    row = board.row()
-    assert row["rowProblem"] == "ZeroDivisionError('a defect')"
-    assert row["phase"] == "running"
-
-
 def test_rows_are_whole_while_everything_changes(board: Board) -> None:
     """Phases, outlets, events and counts change in three threads; no row mixes two phases, none fails."""
     stop, problems = threading.Event(), []
@@ -129,7 +118,6 @@ def test_rows_are_whole_while_everything_changes(board: Board) -> None:
             board.outlets[f"outlet{number % 50}"] = {"dropped": number}
             board.outlets.pop(f"outlet{(number + 25) % 50}", None)
             board.broker = {"alive": bool(number % 2)}
-            board.stalled = {"read": 1.0} if number % 2 else {}
 
     def tell() -> None:
         while not stop.is_set():
@@ -154,12 +142,6 @@ def test_rows_are_whole_while_everything_changes(board: Board) -> None:
         for thread in threads:
             thread.join()
     assert not problems
-
-
-def test_memory_is_what_the_kernel_says() -> None:
-    held = bytearray(64 << 20)
-    held[::4096] = b"x" * len(held[::4096])
-    assert resident_bytes() > len(held)
 
 
 def test_a_histogram_loses_nothing_between_threads() -> None:
@@ -213,39 +195,6 @@ def test_what_comes_every_few_seconds_does_not_push_out_what_comes_once_a_night(
     assert [event.number for event in events.since(0)] == sorted(event.number for event in events.since(0))
 
 
-def test_an_event_keeps_what_it_was_told() -> None:
-    events, fields = Events(), {"files": 1}
-    events.tell("rolled", fields)
-    fields["files"] = 2
-    assert events.since(0)[0].fields == {"files": 1}
-
-
-def test_many_threads_tell_and_each_number_comes_once() -> None:
-    events, seen, stop = Events(), [], threading.Event()
-
-    def tell() -> None:
-        for _ in range(200):
-            events.tell("rolled", {})
-
-    def read() -> None:
-        number = 0
-        while not stop.is_set() or number < events.last:
-            for event in events.since(number):
-                seen.append(event.number)
-                number = event.number
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    writers = [threading.Thread(target=tell) for _ in range(4)]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    stop.set()
-    reader.join()
-    assert seen == list(range(1, 801))
-
-
 def test_every_line_of_the_log_that_has_a_kind_becomes_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     """Also one that is not logged because of its level."""
     events = Events()
@@ -263,10 +212,6 @@ def test_every_line_of_the_log_that_has_a_kind_becomes_an_event(capsys: pytest.C
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert '"event": "degraded"' in lines[0]
-
-
-def test_the_kinds_that_others_subscribe_to() -> None:
-    assert {"flush", "roll", "recover", "hole", "corrupt", "disk", "broker"} <= set(KINDS.values())
 
 
 NEVER = -(1 << 63)
@@ -325,17 +270,6 @@ async def test_a_message_on_its_way_is_as_late_as_it_is_old() -> None:
     assert scene.lag() == Lag(101_000, 0, 0, 0)
 
 
-async def test_after_a_quiet_hour_one_message_is_no_hour_late() -> None:
-    scene = Scene()
-    scene.look(is_at_end=True)
-    scene.reader.newest_timestamp = int((scene.now - 1) * 1000)
-    scene.now += 3600
-    scene.look(is_at_end=True)
-    await scene.queue.put(scene.read(1, age=0.004))
-    scene.look(is_at_end=False)
-    assert scene.lag().milliseconds == 4
-
-
 async def test_behind_the_log_what_was_not_read_is_estimated() -> None:
     scene = Scene()
     scene.look(is_at_end=True)
@@ -361,13 +295,6 @@ def test_a_reader_that_stands_is_late_since_it_last_saw_the_end() -> None:
     scene.reput.problem = MissingStoreError("unmounted")
     scene.now += 1
     assert scene.lag().milliseconds == 1000
-
-
-def test_with_nothing_ever_read_it_is_late_since_the_start() -> None:
-    scene = Scene()
-    scene.meter.seen_end = 200_000
-    scene.now += 7
-    assert scene.lag() == Lag(200_000, 100_000, 7000, 0)
 
 
 def test_nothing_is_ever_negative() -> None:
@@ -399,14 +326,3 @@ def test_the_end_is_found_to_the_byte(
     log = list_segments(Disk(), (root,), SEGMENT)
     assert log_end(Disk(), log, known) == end
     assert log_end(Disk(), log, 0) == end
-
-
-def test_zeros_within_a_block_hide_nothing_and_missing_segments_neither(tmp_path: Path) -> None:
-    make_log(tmp_path, 3 * SEGMENT + 100, fill=b"\x01" + bytes(3999))
-    log = list_segments(Disk(), (tmp_path,), SEGMENT)
-    found = log_end(Disk(), log, 0)
-    assert 3 * SEGMENT < found <= 3 * SEGMENT + 100
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert log_end(Disk(), log, 777) == 777
-    assert log_end(Disk(), replace(log, segments=()), 777) == 777

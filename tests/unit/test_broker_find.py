@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.config.load import load
-from indexd.service.broker_limit import BrokerFinder, BrokerLimit, Offsets
-from indexd.service.broker_watch import BrokerWatch, list_log
+from indexd.service.broker import BrokerFinder, BrokerLimit, Offsets, list_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening
 from support.fake_broker import FakeBroker, well
@@ -69,7 +68,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         # Of this process, which has other listeners, those of the test.
         ours = [int(found.broker.address.rpartition(":")[2]) + distance for distance in LIKE_A_BROKER]
         monkeypatch.setattr(
-            "indexd.service.broker_limit.listening",
+            "indexd.service.broker.listening",
             lambda pid: {port: host for port, host in listening(pid).items() if port in ours},
         )
         yield found
@@ -81,13 +80,6 @@ def test_by_the_ports_of_the_process_that_holds_the_lock(host: Host) -> None:
     assert finder.address == host.broker.address
     finder.close()
     host.check_that_only_the_broker_was_asked()
-
-
-def test_by_broker_address_before_anything_else(host: Host) -> None:
-    host.lock = BrokerLock(None, None, "unknown")
-    finder = host.finder(broker_address=host.broker.address)
-    assert finder.offsets() == Offsets(0, host.end)
-    finder.close()
 
 
 def test_by_broker_conf(host: Host, tmp_path: Path) -> None:
@@ -124,13 +116,13 @@ def test_who_cannot_be_found_is_not_asked(host: Host, monkeypatch: pytest.Monkey
         ({port: "127.0.0.1"}, "is not there yet"),
         ({port - 2: "127.0.0.1", port: "127.0.0.1", port + 2: "127.0.0.1"}, "is not to be told from its other ports"),
     ):
-        monkeypatch.setattr("indexd.service.broker_limit.listening", lambda _, ports=ports: ports)
+        monkeypatch.setattr("indexd.service.broker.listening", lambda _, ports=ports: ports)
         assert why in str(finder.offsets())
 
     def refuse(_: int) -> dict[int, str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("indexd.service.broker_limit.listening", refuse)
+    monkeypatch.setattr("indexd.service.broker.listening", refuse)
     assert "cannot be seen (Permission denied): set broker_address" in str(finder.offsets())
     assert not host.broker.requests
 
@@ -163,20 +155,6 @@ def test_it_is_asked_when_somebody_asks_and_bounds_nothing_by_itself(host: Host)
         limit.ask(host.end, b"older still")
     assert len(host.broker.requests) - before <= 20
     limit.close()
-
-
-def test_what_a_look_says_of_it(host: Host) -> None:
-    flags: dict[str, str | list[str] | None] = {
-        "store": str(host.root / "store"), "data": str(host.root / "data"), "segment_size": "256KiB",
-    }  # fmt: skip
-    watch = BrokerWatch(load(flags, None, {}), Disk())
-    row = watch.look()
-    assert (row["address"], row["answers"], row["silence"], row["maxOffset"]) == (None, None, None, None)
-    assert watch.log_limit.ask(0, b"older") is None
-    row = watch.look()
-    assert (row["answers"], row["maxOffset"], row["unsafe"]) == (False, None, [])
-    assert row["silence"].startswith("there is no ")
-    watch.close()
 
 
 def test_what_listens_here(tmp_path: Path) -> None:

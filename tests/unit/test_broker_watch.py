@@ -12,10 +12,8 @@ import pytest
 
 from indexd.config import Config
 from indexd.config.load import load
-from indexd.service import broker_watch
-from indexd.service.broker_watch import BrokerWatch
+from indexd.service.broker import BrokerWatch
 from indexd.storage.disk import Disk
-from indexd.storage.lock import BrokerLock, look_at_lock
 from support.broker_stand_in import stand_in
 
 
@@ -50,12 +48,6 @@ def test_what_a_look_says_without_a_broker(store: Path) -> None:
     }  # fmt: skip
     assert row["indexingWhy"] == "no broker.conf is given"
     assert abs(row["checkedAt"] - time.time() * 1000) < 60_000
-
-
-def test_without_a_store_nothing_is_known(store: Path) -> None:
-    config = load({"commit_log_paths": str(store / "commitlog"), "data": str(store.parent / "data")}, None, {})
-    row = BrokerWatch(config, Disk()).look()
-    assert (row["alive"], row["how"]) == (None, "unknown")
 
 
 @pytest.mark.parametrize(
@@ -144,22 +136,6 @@ def test_an_index_file_that_grows_is_believed_more_than_the_configuration(store:
         assert watch.look()["indexing"] is True
 
 
-def test_a_configuration_that_changes_what_was_started_with(store: Path) -> None:
-    first = "mappedFileSizeCommitLog=1048576\nmaxIndexNum=4000\n"
-    watch = BrokerWatch(config_of(store, first, index_num="5000"), Disk())
-    path = store.parent / "broker.conf"
-    assert watch.look()["unsafe"] == []
-    # What a stronger source has set is not the file's any more.
-    rewrite(path, "mappedFileSizeCommitLog=2097152\nmaxIndexNum=9000\nenableDLegerCommitLog=true\n", 1)
-    unsafe = watch.look()["unsafe"]
-    assert unsafe == [
-        f"{path} now says mappedFileSizeCommitLog=2097152: restart indexd when the broker restarts",
-        f"{path} now says enableDLegerCommitLog=true: such a log is not read",
-    ]
-    rewrite(path, first, 2)
-    assert watch.look()["unsafe"] == []
-
-
 @pytest.mark.parametrize("text", [None, "mappedFileSizeCommitLog=many\n", "messageIndexEnable=perhaps\n"])
 def test_a_configuration_that_cannot_be_read_any_more(store: Path, text: str | None) -> None:
     watch = BrokerWatch(config_of(store, OFF, run_mode="offload"), Disk())
@@ -173,20 +149,3 @@ def test_a_configuration_that_cannot_be_read_any_more(store: Path, text: str | N
     assert "the next start of indexd is refused" in row["unsafe"][0]
     rewrite(path, OFF, 2)
     assert watch.look()["unsafe"] == []
-
-
-def test_processes_are_looked_into_once_a_minute(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path | None] = []
-
-    def look(path: Path, proc: Path | None = Path("/proc")) -> BrokerLock:
-        asked.append(proc)
-        return look_at_lock(path, proc)
-
-    monkeypatch.setattr(broker_watch, "look_at_lock", look)
-    watch = BrokerWatch(config_of(store), Disk())
-    assert [watch.look()["how"] for _ in range(3)] == ["none"] * 3
-    with stand_in(store / "lock") as broker:
-        broker.start()
-        assert watch.look()["pid"] == broker.pid
-    assert watch.look()["how"] == "none"
-    assert asked == [Path("/proc"), None, None, None, None]

@@ -121,7 +121,7 @@ def test_why_there_is_nothing(store: QueueStore) -> None:
     (store.root / "batchconsumequeue" / "B").mkdir(parents=True)
     assert "BatchConsumeQueue" in str(ask(store, 0, topic="B").why)
     (late,) = store.append(spec())
-    behind = f"not yet indexed: {store.writer.max_offset - late} bytes behind"
+    behind = f"not yet indexed: the log from physical offset {late} on"
     assert ask(store, 1).why == behind
     assert ask(store, 0, topic="none").why == f"no such queue; {behind}"
 
@@ -258,7 +258,8 @@ def test_a_queue_that_lacks_a_message_does_not_say_that_the_last_one_was_never_s
     assert (answer.hits, answer.status, answer.coverage.complete) == ((), "OFFSET_OVERFLOW_ONE", False)
     assert [(gap.begin, gap.reason) for gap in answer.coverage.uncovered] == [(messages[3].phy_offset, MOVED)]
     assert MOVED in (answer.why or "")
-    assert not query_time(store.index, "T", 0, T0 + 5).coverage.complete
+    with store.index() as index:
+        assert not query_time(index, "T", 0, T0 + 5).coverage.complete
     assert ask(store, 2).problems == 3
 
 
@@ -286,26 +287,6 @@ def test_any_stretch_of_any_queue(
             expired = begin + wanted
             reader.correct_min_offset(100 + 10 * expired)
             assert reader.min_offset == min(max(begin, expired), end)
-        reader = ConsumeQueueReader.of_broker(Disk(), root, "T", 0, size, log_begin=1)
-        if count or begin > first:
-            assert reader is not None
-            # What the broker reads of it: blank units count, but stand before any log.
-            assert (reader.first_offset, reader.max_offset) == (first, end)
-            assert reader.min_offset == begin
-            assert reader.get(0, 99) == units
-        if reader is not None:
-            reader.close()
-
-
-def test_a_brokers_queue_ends_where_its_units_do(tmp_path: Path) -> None:
-    folder, size = tmp_path / "T" / "0", 4 * UNIT_SIZE
-    folder.mkdir(parents=True)
-    unit = UNIT.pack(10, 10, 0)
-    for number, content in enumerate([unit * 4, unit * 4, unit * 2 + UNIT.pack(-1, 5, 0) + unit, unit * 4]):
-        (folder / f"{number * size:020d}").write_bytes(content)
-    (folder / "notes").write_text("not a file of the queue")
-    with ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 0, size) as reader:
-        assert (reader.min_offset, reader.max_offset, list(reader.file_offsets())) == (0, 10, [0, 4, 8])
 
 
 class _CountingDisk(Disk):
@@ -341,7 +322,6 @@ def test_a_queue_that_is_not_opened_leaves_nothing_open(tmp_path: Path) -> None:
     for open_queue in (
         lambda disk: ConsumeQueueReader.of_new(disk, tmp_path, "T", 0, size, published=99),
         lambda disk: ConsumeQueueReader.of_mark(disk, tmp_path, mark, size, published=99),
-        lambda disk: ConsumeQueueReader.of_broker(disk, tmp_path, "T", 0, size),
     ):
         disk = _CountingDisk(broken=1)
         with pytest.raises(DiskError, match="it broke"):

@@ -11,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.writer import FrameSpec
-from indexd.consumequeue.format import UNIT, UNIT_SIZE, Unit
+from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
 from indexd.query import KeyQuery, query_exact, query_log_time, query_time
-from indexd.query.by_time import TimeBound, offset_by_time, scan_start
-from indexd.storage.disk import Disk
+from indexd.query.by_time import offset_by_time, scan_start
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
@@ -154,8 +153,7 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
     (late,) = store.append(spec(T0 + 100))
     with store.index() as index:
         answer = query_log_time(index, T0 + 100)
-        behind = store.writer.max_offset - late
-        assert answer.to_json()["why"] == f"not yet indexed: {behind} bytes behind"
+        assert answer.to_json()["why"] == f"not yet indexed: the log from physical offset {late} on"
     store.change_frontier(refill_offset=store.messages()[5].phy_offset)
     with store.index() as index:
         answer = query_log_time(index, T0 + 10)
@@ -170,7 +168,7 @@ def test_why_there_is_no_message_of_a_time(store: QueueStore) -> None:
             query_time(index, "T", 0, T0)
 
 
-class Units:
+class Units(ConsumeQueueReader):
     """A queue in memory: (physical offset, size) by unit; the log tells the times."""
 
     def __init__(self, units: list[int], file_units: int, first: int, low: int) -> None:
@@ -178,10 +176,7 @@ class Units:
         self.min_offset, self.max_offset = low, first + len(units)
         self.units = [Unit(offset, 100, 0) for offset in units]
 
-    def file_offsets(self) -> range:
-        return range(self.first_offset, self.max_offset, self.file_units)
-
-    def unit(self, offset: int):
+    def unit(self, offset: int) -> Unit:
         assert self.first_offset <= offset < self.max_offset
         return self.units[offset - self.first_offset]
 
@@ -230,21 +225,6 @@ def test_odd_queues(
     assert found == [lower, upper]
 
 
-def test_an_empty_queue_and_one_whose_file_is_empty(tmp_path: Path) -> None:
-    directory = tmp_path / "T" / "0"
-    directory.mkdir(parents=True)
-    size = 4 * UNIT_SIZE
-    (directory / f"{0:020d}").write_bytes(b"".join(UNIT.pack(100 * i, 100, 0) for i in range(1, 5)))
-    (directory / f"{size:020d}").write_bytes(bytes(size))
-    with ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 0, size) as queue:
-        assert (queue.min_offset, queue.max_offset, list(queue.file_offsets())) == (0, 4, [0, 4])
-        # Lower: the last file holds nothing. Upper: its time is not known, which passes for early enough.
-        assert offset_by_time(queue, lambda offset, size: offset, 250, "lower", 0) == 2
-        assert offset_by_time(queue, lambda offset, size: offset, 900, "lower", 0) == 0
-        assert offset_by_time(queue, lambda offset, size: offset, 250, "upper", 0) == 0
-    assert ConsumeQueueReader.of_broker(Disk(), tmp_path, "T", 1, size) is None
-
-
 def test_the_answer_names_the_message(store: QueueStore) -> None:
     offsets = store.append(*[spec(T0 + 10 * number) for number in range(30)])
     store.build()
@@ -282,17 +262,6 @@ def test_a_bounded_walk_finds_what_an_unbounded_one_does(times: list[int], data:
                 look = index.look()
                 first = wanted[0] if wanted else messages[-1].phy_offset + 1
                 assert scan_start(index, look, begin, 0) <= first
-
-
-def test_a_bound_ends_the_walk(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets = store.append(*[spec(T0 + number) for number in range(600)])
-    store.build()
-    with store.index(query_walk_max=100) as index:
-        answer = query_exact(index, KeyQuery("T", "k", begin=T0 + 580))
-        assert [hit.phy_offset for hit in answer.hits] == offsets[:579:-1]
-        assert answer.truncated is None
-        monkeypatch.setattr(TimeBound, "is_before", lambda *_: False)
-        assert query_exact(index, KeyQuery("T", "k", begin=T0 + 580)).truncated == "walk 100"
 
 
 def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:

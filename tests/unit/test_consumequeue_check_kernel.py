@@ -68,21 +68,6 @@ def test_nothing_is_found_in_what_was_built(tmp_path: Path, file_size: int) -> N
     assert done == sum(mark.max_offset - mark.first_offset for mark in built.marks) * 20
 
 
-def test_nothing_is_found_after_expiry(tmp_path: Path) -> None:
-    store = ConsumeQueueStore(Disk(), tmp_path, FILE_SIZE, 1000)
-    messages = stream(22, 300, 5)
-    for batch in batches(messages, 50):
-        store.build(batch)
-    store.expire(messages[170].phy_offset)
-    progress = store.mark()
-    store.synced(progress)
-    assert progress.expired
-    assert check_queues(
-        Disk(), tmp_path, FILE_SIZE, progress.held.queues, is_at_rest=True, is_owned=False, on_bytes=lambda _: None
-    ).kept == []  # fmt: skip
-    store.close()
-
-
 @pytest.mark.parametrize(
     ("at", "data", "kind", "words"),
     [

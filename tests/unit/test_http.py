@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indexd.commitlog.writer import CommitLogWriter, FrameSpec
-from indexd.query import Data, Hit, KeyQuery, NotFound, open_data, query_rocketmq
+from indexd.query import Data, Hit, NotFound, open_data
 from support.daemon import rebuild
 from support.serving import Serving, numbers_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
@@ -115,30 +115,6 @@ def test_hits_are_those_of_the_python_api(server: Serving, data: Data) -> None:
         assert late["hits"] == []
 
 
-def test_pages_by_cursor_are_the_whole(server: Serving, data: Data) -> None:
-    whole = [hit.phy_offset for hit in data.by_key("TopicTest", "Aa", max_num=1000).hits]
-    found: list[int] = []
-    cursor: dict[str, Any] = {}
-    while True:
-        row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="Aa", max=7, **cursor)
-        found += _offsets(row)
-        if row["cursor"] is None:
-            break
-        assert row["truncated"]
-        assert row["truncatedBy"] == "max 7"
-        cursor = {"before": row["cursor"]}
-    assert found == whole
-    assert len(whole) > 14
-
-
-def test_the_brokers_own_answer(server: Serving, data: Data) -> None:
-    for topic, key in _ASKED:
-        found = query_rocketmq(data.index, KeyQuery(topic, key, 20))
-        row = _get(server, "/api/v1/messages/by-key", topic=topic, key=key, max=20, mode="rocketmq")
-        assert _offsets(row) == [hit.phy_offset for hit in found.hits]
-        assert row["result"] == ("found" if found.hits else "empty_covered")
-
-
 def test_times_and_index_types(server: Serving, data: Data) -> None:
     begin, end = BASE_TIME + 5_000, BASE_TIME + 9_000
     found = data.by_key("TopicTest", "Aa", begin=begin, end=end, max_num=1000)
@@ -150,13 +126,6 @@ def test_times_and_index_types(server: Serving, data: Data) -> None:
         row = _get(server, "/api/v1/messages/by-key", topic="TopicTest", key="TagA", index_type=kind)
         assert _offsets(row) == [hit.phy_offset for hit in typed.hits]
         assert row["why"] == typed.why
-
-
-def test_by_unique_key(server: Serving, data: Data) -> None:
-    hit = next(hit for hit in data.by_key("TopicTest", "Aa", max_num=1000).hits if hit.uniq_key)
-    row = _get(server, "/api/v1/messages/by-unique-key", topic="TopicTest", id=hit.uniq_key)
-    assert _offsets(row) == [hit.phy_offset]
-    assert _get(server, "/api/v1/messages/by-unique-key", topic="OrderPaid", id=hit.uniq_key)["why"] == "absent"
 
 
 def test_by_queue_offset(server: Serving, data: Data) -> None:

@@ -115,11 +115,10 @@ def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
             assert peer.version() == "TLSv1.2"
 
 
-def test_a_handshake_that_never_comes_is_ended_and_counted(
+def test_a_handshake_that_never_comes_is_ended(
     place: tuple[Path, Path], certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1.0)
-    monkeypatch.setattr(http_server, "SURPLUS_MAX", 2)
     cert, key = certificate
     with Serving(*place, http_tls_cert=cert, http_tls_key=key, http_connections_max=4) as server:
         began = time.monotonic()
@@ -132,7 +131,6 @@ def test_a_handshake_that_never_comes_is_ended_and_counted(
         finally:
             for peer in peers:
                 peer.close()
-        assert sum(seconds >= 0.9 for seconds in ended) <= 6
         assert max(ended) < 10
         trusting = ssl.create_default_context(cafile=str(cert))
         deadline = time.monotonic() + 10
@@ -184,14 +182,6 @@ def test_who_listens_to_all_is_warned(
     assert read_access(load(given, None, {})).is_open is is_open
 
 
-def test_the_warning_is_one_line(place: tuple[Path, Path]) -> None:
-    with Serving(*place, http="0.0.0.0:0") as server:
-        assert server.get("/livez").status_code == 200
-        lines = [line for line in server.log.lines if line[1] == "http_open"]
-        assert [(level, fields["token"], fields["tls"]) for level, _, fields in lines] == [("warning", False, False)]
-        server.log.lines.clear()
-
-
 def test_a_certificate_that_is_none(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
     given = {"data": str(place[0]), "store": str(place[1])}
     for cert, key in ((certificate[1], certificate[0]), (certificate[0], certificate[0]), (place[1], certificate[1])):
@@ -208,9 +198,9 @@ def test_pages_of_named_origins_may_read(place: tuple[Path, Path]) -> None:
         assert mine["vary"] == other["vary"] == "Origin"
         asks = {"access-control-request-method": "GET", "access-control-request-headers": "authorization"}
         preflight = server.client.options("/api/v1/status", headers={"origin": _ORIGIN, **asks})
-        assert preflight.status_code == 204
+        assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-methods"] == "GET, HEAD"
-        assert server.client.options("/livez", headers={"origin": "https://evil.example", **asks}).status_code == 405
+        assert server.client.options("/livez", headers={"origin": "https://evil.example", **asks}).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -224,8 +214,8 @@ def test_pages_of_named_origins_may_read(place: tuple[Path, Path]) -> None:
     ],
 )  # fmt: skip
 def test_a_name_that_was_made_to_point_here_is_refused(host: str, is_known: bool) -> None:
-    assert Access(None, None, frozenset(), is_local=True).is_known_host(host.encode()) is is_known
-    assert Access(None, None, frozenset(), is_local=False).is_known_host(host.encode())
+    assert Access(None, None, is_local=True).is_known_host(host.encode()) is is_known
+    assert Access(None, None, is_local=False).is_known_host(host.encode())
 
 
 def test_the_name_in_the_host_header(place: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -21,9 +18,9 @@ from indexd.query import message as query_message
 from indexd.serve import queries as serve_queries
 from indexd.serve.http.answers import Bodies
 from indexd.serve.http.endpoints import LIVE_MAX
-from support.daemon import Daemon, rebuild
+from support.daemon import rebuild
 from support.serving import Serving
-from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, Growing, messages, write_log
+from support.small_log import BASE_TIME, SEGMENT_SIZE, SIZES, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,19 +101,6 @@ def test_while_it_recovers(server: Serving) -> None:
     assert server.get("/api/v1/recovery").json()["recovering"] is None
 
 
-def test_before_there_is_an_index(server: Serving) -> None:
-    answer = server.get("/api/v1/messages/by-key?topic=T&key=k")
-    assert "holds no index yet" in _problem(answer, 503, "not-open-yet")["detail"]
-    assert server.board.queries["error"] == 1
-
-
-def test_status_has_whole_numbers_as_text(server: Serving) -> None:
-    row = server.get("/api/v1/status").json()
-    assert row["dispatchBehindBytes"] == str(2**40)
-    assert row["pid"] == server.board.row()["pid"]
-    assert row["caughtUp"] is False
-
-
 def test_events_behind_a_number(server: Serving) -> None:
     for number in range(5):
         server.board.events.tell("rolled", {"phy_offset": 2**60 + number})
@@ -146,13 +130,6 @@ def test_live_tells_status_and_events(server: Serving) -> None:
     assert seen[1][1]["name"] == "rolled"
 
 
-def test_the_head_of_a_stream_ends(server: Serving) -> None:
-    for _ in range(LIVE_MAX + 2):
-        head = server.client.head("/api/v1/live")
-        assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-type"].startswith("text/event-stream")
-
-
 def test_a_burst_of_streams_and_no_connection_for_the_refused(server: Serving) -> None:
     peers = [server.connect() for _ in range(LIVE_MAX + 48)]
     try:
@@ -171,26 +148,6 @@ def test_a_burst_of_streams_and_no_connection_for_the_refused(server: Serving) -
     finally:
         for peer in peers:
             peer.close()
-
-
-def test_streams_are_bounded_and_end_at_a_stop(server: Serving) -> None:
-    def read(_: int) -> int:
-        with server.client.stream("GET", "/api/v1/live") as stream:
-            if stream.status_code == 200:
-                for _line in stream.iter_lines():
-                    pass
-            return stream.status_code
-
-    with ThreadPoolExecutor(LIVE_MAX + 3) as pool:
-        futures = [pool.submit(read, number) for number in range(LIVE_MAX + 3)]
-        deadline = time.monotonic() + 20
-        while sum(future.done() for future in futures) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        began = time.monotonic()
-        server.stop()
-        codes = sorted(future.result(20) for future in futures)
-    assert codes == [200] * LIVE_MAX + [503] * 3
-    assert time.monotonic() - began < 5
 
 
 def test_metrics_in_both_formats(server: Serving) -> None:
@@ -346,74 +303,6 @@ def _check_refused(answers: list[httpx.Response], count: int) -> None:
         assert answer.json()["type"].endswith(":stopping")
         assert answer.headers["retry-after"]
         assert answer.headers["connection"] == "close"
-
-
-_SEED = 5
-
-
-_ENV = {"INDEXD_HTTP": "127.0.0.1:0", "INDEXD_RECHECK_BYTES": "0"}
-
-
-def test_what_was_just_written_is_found(tmp_path: Path) -> None:
-    specs, written = [], messages(_SEED)
-    with (
-        Growing(tmp_path / "store", _SEED) as growing,
-        Daemon(tmp_path / "store", tmp_path / "data", *SIZES, env=_ENV) as daemon,
-    ):
-        url = f"http://{daemon.wait_event('listening')['http']}"
-        daemon.wait_event("running")
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-            seen = 0
-            for _ in range(15):
-                row = client.get("/api/v1/status").json()
-                count = int(row.get("messages", 0))
-                specs += islice(written, max(count - len(specs), 0))
-                number = next((n for n in range(count - 1, -1, -1) if _is_indexed(specs[n])), None)
-                if number is None:
-                    time.sleep(0.2)
-                    continue
-                spec = specs[number]
-                asked = {"topic": spec.topic, "id": spec.properties["UNIQ_KEY"]}
-                found = client.get("/api/v1/messages/by-unique-key", params=asked).json()
-                assert found["result"] == "found", (number, found)
-                where = found["messages"][0]["phyOffset"]
-                shown = client.get(f"/api/v1/messages/{where}", params={"body": "hex"}).json()
-                assert shown["body"] == spec.body.hex()
-                seen += 1
-                time.sleep(0.2)
-            assert seen > 5
-            end = growing.stop()
-            daemon.wait_caught_up(end)
-            assert client.get("/readyz?lag_bytes=0").status_code == 200
-            assert client.get("/api/v1/coverage").json()["coverage"]["end"] == str(end)
-        _check_stop(daemon, url)
-
-
-def _is_indexed(spec: object) -> bool:
-    properties, sys_flag = spec.properties, spec.sys_flag  # type: ignore[attr-defined]  # a FrameSpec
-    return "UNIQ_KEY" in properties and sys_flag in (0, 0x8)
-
-
-def _check_stop(daemon: Daemon, url: str) -> None:
-    # Streams that are open and requests that never end do not hold it.
-    host, _, port = url.removeprefix("http://").partition(":")
-    lines: list[str] = []
-
-    def read() -> None:
-        with httpx.stream("GET", f"{url}/api/v1/live", timeout=60, trust_env=False) as stream:
-            lines.extend(stream.iter_lines())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with socket.create_connection((host, int(port))) as slow:
-        slow.sendall(b"GET /liv")
-        time.sleep(1)
-        began = time.monotonic()
-        assert daemon.terminate() == 0
-        assert time.monotonic() - began < 15
-    reader.join(20)
-    assert any(line.startswith("data: ") for line in lines)
-    assert not [line for line in daemon.events() if line["level"] in ("error", "critical")]
 
 
 def test_files_are_closed_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

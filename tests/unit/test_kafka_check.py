@@ -239,13 +239,6 @@ def test_ragged_lengths(partition: Path) -> None:
     ]
 
 
-def test_an_entry_of_1970_is_no_unused_slot(tmp_path: Path) -> None:
-    write_segment(tmp_path / "t-0", 0, [batch(0, 0, 0), batch(1, 1, 0)], 4096)
-    log(tmp_path / "t-0", 9).write_bytes(b"")
-    assert times(tmp_path / "t-0", 0).read_bytes() == bytes(12)
-    assert not check(tmp_path / "t-0", Disk()).findings
-
-
 def test_what_does_not_hold_in_a_log(partition: Path) -> None:
     data = log(partition).read_bytes()
     edit(log(partition), lambda data: data[:2050] + b"\x77" + data[2051:])

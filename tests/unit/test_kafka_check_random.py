@@ -95,7 +95,7 @@ def logs(draw: st.DrawFn) -> list[Batch]:
     offset = draw(st.integers(0, 5))
     for _ in range(draw(st.integers(1, 25))):
         last = offset + draw(st.integers(0, 3))
-        batches.append(batch(offset, last, draw(st.integers(-1, 60)), bytes(draw(st.integers(0, 60)))))
+        batches.append(batch(offset, last, draw(st.integers(1, 60) | st.just(-1)), bytes(draw(st.integers(0, 60)))))
         offset = last + draw(st.integers(1, 3))
     return batches
 

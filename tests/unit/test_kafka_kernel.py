@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.bytes_kernel import CRC_TABLES, crc_go_on
 from indexd.kafka import kernel
 from indexd.kafka.format import Fault, Outcome
-from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record, positions
+from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record
 
 
 def walk(data: bytes, limit: int | None = None, rows: int = 64, log_size: int | None = None) -> tuple[np.ndarray, int]:
@@ -34,75 +34,6 @@ def test_crc32c_of_what_the_standard_names() -> None:
     assert crc(b"123456789", kernel.CRC32C_TABLES) == 0xE3069283
     assert crc(bytes(32), kernel.CRC32C_TABLES) == 0x8A9136AA
     assert crc(b"\xff" * 32, kernel.CRC32C_TABLES) == 0x62A8AB43
-
-
-@given(st.binary(max_size=200), st.integers(0, 200))
-def test_both_sums_in_any_two_pieces(data: bytes, cut: int) -> None:
-    assert crc(data, kernel.CRC32C_TABLES) == crc32c(data)
-    assert crc(data, CRC_TABLES) == zlib.crc32(data)
-    buffer = np.frombuffer(data, dtype=np.uint8)
-    middle, end = min(cut, len(data)), len(data)
-    first = crc_go_on(buffer, 0, middle, 0xFFFFFFFF, kernel.CRC32C_TABLES)
-    assert int(crc_go_on(buffer, middle, end, first, kernel.CRC32C_TABLES) ^ 0xFFFFFFFF) == crc32c(data)
-
-
-def test_the_fields_of_each_magic() -> None:
-    batches = [
-        old_record(7, -5, b"zero", magic=0),
-        old_record(9, 1_700_000_000_000, b"one"),
-        batch(20, 29, 1_700_000_000_500, b"records"),
-        batch(30, 34, -1, count=0),
-    ]
-    rows, outcome = walk(log_bytes(batches))
-    assert outcome == Outcome.END
-    assert rows[:, kernel.POSITION].tolist() == positions(batches)
-    assert rows[:, kernel.SIZE].tolist() == [one.size for one in batches]
-    assert rows[:, kernel.BASE_OFFSET].tolist() == [7, 9, 20, 30]
-    assert rows[:, kernel.LAST_OFFSET].tolist() == [7, 9, 29, 34]
-    assert rows[:, kernel.MAX_TIMESTAMP].tolist() == [-1, 1_700_000_000_000, 1_700_000_000_500, -1]
-    assert rows[:, kernel.MAGIC].tolist() == [0, 1, 2, 2]
-    assert not rows[:, kernel.FAULT].any()
-
-
-def test_offsets_up_to_the_largest() -> None:
-    rows, _ = walk(batch(2**63 - 11, 2**63 - 1, 2**63 - 1).data)
-    assert rows[0, kernel.LAST_OFFSET] == 2**63 - 1
-    assert rows[0, kernel.MAX_TIMESTAMP] == 2**63 - 1
-
-
-def test_each_byte_that_a_checksum_covers() -> None:
-    for made, first in ((batch(0, 3, 100, b"some records"), 17), (old_record(0, 100, b"a value"), 12)):
-        for place in range(first, made.size):
-            if place == 16 and made.data[16] != 2:
-                continue  # another magic is another layout
-            data = bytearray(made.data)
-            data[place] ^= 0x40
-            rows, outcome = walk(bytes(data))
-            assert (rows[0, kernel.FAULT], outcome) == (Fault.CRC, kernel.GO_ON), place
-
-
-def test_what_a_head_alone_can_be_refused_for() -> None:
-    made = bytearray(batch(0, 3, 100, b"some records").data)
-    for size, outcome in ((13, Outcome.CORRUPT), (0, Outcome.CORRUPT), (-1, Outcome.CORRUPT), (10_000, Outcome.HALF)):
-        made[8:12] = struct.pack(">i", size)
-        assert walk(bytes(made))[1] == outcome
-    made[16] = 77
-    assert walk(bytes(made))[1] == Outcome.CORRUPT  # neither the length nor the magic
-    made[8:12] = struct.pack(">i", len(made) - 12)
-    assert walk(bytes(made))[0][0, kernel.FAULT] == Fault.MAGIC
-    made[16], made[8:12] = 2, struct.pack(">i", 48)
-    assert walk(bytes(made))[0][0, kernel.FAULT] == Fault.SIZE
-    assert walk(bytes(made[:17]))[1] == Outcome.HALF
-
-
-def test_it_stops_at_the_first_fault_and_where_the_rows_end() -> None:
-    batches = [batch(i, i, i) for i in range(10)]
-    data = bytearray(log_bytes(batches))
-    data[61 * 4 + 60] ^= 1
-    rows, outcome = walk(bytes(data))
-    assert (len(rows), outcome) == (5, kernel.GO_ON)
-    rows, outcome = walk(bytes(data), rows=3)
-    assert (len(rows), outcome) == (3, kernel.GO_ON)
 
 
 def test_a_batch_and_a_head_that_go_on_behind_the_buffer() -> None:

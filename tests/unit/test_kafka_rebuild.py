@@ -14,7 +14,7 @@ from indexd.errors import DiskError, UsageError
 from indexd.kafka.check import check
 from indexd.kafka.rebuild import rebuild, recover_entries
 from indexd.kafka.records import LogWalk
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 from support.kafka_records import Batch, batch, log_bytes, name, old_record, recovered, write_segment
 
 
@@ -73,7 +73,7 @@ def test_up_to_the_first_batch_that_does_not_hold(
     write_segment(path, 500, batches)
     (path / name(500, ".log")).write_bytes(bytes(log))
     report = rebuild(path, Disk(), interval=interval)
-    assert bool(report.problems) == (sound < len(batches))
+    assert bool(report.findings) == (sound < len(batches))
     index, times = recovered(500, batches[:sound], interval)
     assert contents(path) == {
         name(500, ".index"): index,
@@ -86,7 +86,7 @@ def test_up_to_the_first_batch_that_does_not_hold(
 def test_nothing_is_written_where_nothing_is_wrong(partition: Path) -> None:
     before = Disk().stamps(partition)
     report = rebuild(partition, Disk(), interval=300)
-    assert (len(report.problems), [segment.is_changed for segment in report.segments]) == (0, [False, False])
+    assert (len(report.findings), [segment.is_changed for segment in report.segments]) == (0, [False, False])
     assert Disk().stamps(partition) == before
 
 
@@ -132,39 +132,7 @@ def test_numbers_that_the_broker_would_refuse(partition: Path) -> None:
             rebuild(partition, Disk(), interval=interval, max_index_size=size)
     with pytest.raises(UsageError, match="longer indexes"):
         rebuild(partition, Disk(), interval=0, max_index_size=8 * 28)
-    assert not rebuild(partition, Disk(), interval=0, max_index_size=8 * 29).problems
-
-
-def test_the_last_time_slot_is_kept_for_the_end(tmp_path: Path) -> None:
-    write_segment(tmp_path, 0, [batch(i, i, i) for i in range(6)])
-    with pytest.raises(UsageError, match="longer indexes"):
-        rebuild(tmp_path, Disk(), interval=0, max_index_size=71)
-    assert not rebuild(tmp_path, Disk(), interval=0, max_index_size=72).problems
-
-
-def test_what_is_renamed_is_on_the_disk(partition: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, str]] = []
-
-    class Watched(Disk):
-        def rename(self, source: Path, target: Path) -> None:
-            calls.append(("rename", target.name))
-            super().rename(source, target)
-
-        def sync_dir(self, path: Path) -> None:
-            calls.append(("sync_dir", path.name))
-            super().sync_dir(path)
-
-    def fsync(file: DiskFile) -> None:
-        assert file.size() == len(whole)
-        calls.append(("fsync", file.path.name))
-
-    whole = (partition / name(0, ".index")).read_bytes()
-    (partition / name(0, ".index")).unlink()
-    monkeypatch.setattr(DiskFile, "fsync", fsync)
-    rebuild(partition, Watched(), interval=300)
-    index = name(0, ".index")
-    assert calls[0][1].startswith(index + ".")
-    assert calls == [("fsync", calls[0][1]), ("rename", index), ("sync_dir", partition.name)]
+    assert not rebuild(partition, Disk(), interval=0, max_index_size=8 * 29).findings
 
 
 @pytest.mark.parametrize(
@@ -182,8 +150,8 @@ def test_what_recovery_itself_fails_at(partition: Path, batches: list[Batch], wo
     (partition / name(10, ".log")).write_bytes(log_bytes(batches))
     (partition / name(10, ".index")).write_bytes(b"as it was")
     report = rebuild(partition, Disk(), interval=0)
-    assert [(problem.file, problem.what) for problem in report.problems.kept] == [(name(10, ".log"), "refused")]
-    assert words in report.problems.kept[0].text
+    assert [(problem.file, problem.what) for problem in report.findings.kept] == [(name(10, ".log"), "refused")]
+    assert words in report.findings.kept[0].text
     assert (partition / name(10, ".index")).read_bytes() == b"as it was"
     assert [segment.file for segment in report.segments] == [name(30, ".log")]
 
@@ -193,7 +161,7 @@ def test_zeros_of_a_preallocated_newest_log(partition: Path) -> None:
         with (partition / name(base, ".log")).open("ab") as log:
             log.write(bytes(3000))
         report = rebuild(partition, Disk(), interval=300)
-        assert len(report.problems) == problems
+        assert len(report.findings) == problems
         assert [note.what for note in report.notes] == ["not_closed"]
 
 

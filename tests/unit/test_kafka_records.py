@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexd.kafka import kernel
 from indexd.kafka.format import Fault, Outcome
 from indexd.kafka.records import LogWalk
 from indexd.storage.disk import Disk
@@ -26,8 +27,8 @@ def walk(path: Path, data: bytes, buffer_size: int = 4096, base: int = 0) -> tup
     with Disk().open_read(path) as file:
         walked = LogWalk(file, base, buffer_size=buffer_size)
         for batches in walked:
-            columns = (batches.position, batches.size, batches.last_offset, batches.max_timestamp, batches.fault)
-            rows += zip(*(column.tolist() for column in columns), strict=True)
+            columns = [kernel.POSITION, kernel.SIZE, kernel.LAST_OFFSET, kernel.MAX_TIMESTAMP, kernel.FAULT]
+            rows += map(tuple, batches[columns].T.tolist())
     return rows, walked
 
 
@@ -124,7 +125,7 @@ def test_a_log_that_is_cut_while_it_is_read(log: Path) -> None:
         walked = LogWalk(file, 0, buffer_size=1000)
         count = 0
         for batches in walked:
-            count += len(batches)
+            count += batches.shape[1]
             if count == 4:
                 with Disk().open_write(log) as other:
                     other.truncate(461 * 6 + 100)

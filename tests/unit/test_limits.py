@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import NotYetWritten
@@ -22,7 +20,7 @@ from indexd.dispatch import reput as throttle
 from indexd.dispatch.reput import Throttle
 from indexd.errors import DiskError
 from indexd.recovery.open import reader_options
-from indexd.service.watchdog import DiskWatermark, used_ratio
+from indexd.service.around import DiskWatermark, used_ratio
 
 # --- the disk ---
 
@@ -76,29 +74,6 @@ def test_the_watermark_stops_and_heals_a_little_below(disk: FileSystem) -> None:
 def test_a_watermark_of_one_means_never(disk: FileSystem) -> None:
     disk.used = 100
     DiskWatermark(Path("/data"), 1).check()
-
-
-@given(st.lists(st.floats(0, 95), max_size=30), st.floats(0.1, 0.99))
-def test_between_the_two_marks_it_stays_as_it_is(filled: list[float], used_max: float) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        system = FileSystem()
-        patch.setattr(os, "statvfs", system.status)
-        watermark = DiskWatermark(Path("/data"), used_max)
-        was_over = False
-        for system.used in filled:
-            ratio = used_ratio(Path("/data"))
-            try:
-                watermark.check()
-                is_over = False
-            except DiskError:
-                is_over = True
-            assert is_over == (ratio > used_max or (was_over and ratio > used_max - 0.01))
-            was_over = is_over
-
-
-def test_a_file_system_that_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="cannot stat"):
-        DiskWatermark(tmp_path / "gone", 0.5).check()
 
 
 # --- reading ---
@@ -203,15 +178,6 @@ def test_a_stop_ends_a_wait_for_the_rate() -> None:
     assert bounded.stop.now == began
 
 
-def test_other_bounds_hold_at_once() -> None:
-    bounded = Bounded(Reader(size=1_000_000, end=10_000_000))
-    throttle = bounded.throttle(rate_max=1000)
-    throttle.poll()
-    throttle.set_bounds(rate_max=0, memory_max=0)
-    assert [isinstance(throttle.poll(), DispatchBatch) for _ in range(9)] == [True] * 9
-    assert bounded.stop.waits == []
-
-
 def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [300, 300, 300, 90]
     monkeypatch.setattr(throttle, "resident_bytes", lambda: held.pop(0) if held else 300)
@@ -229,14 +195,6 @@ def test_reading_waits_for_memory_while_anything_waits_to_be_built(monkeypatch: 
     bounded.stop.set()
     bounds.poll()
     assert bounded.reader.polls == 3
-
-
-def test_without_bounds_nothing_is_asked() -> None:
-    bounded = Bounded(Reader(size=10, end=1000), queue=[1])
-    bounds = bounded.throttle()
-    while not isinstance(bounds.poll(), NotYetWritten):
-        pass
-    assert (bounded.stop.waits, bounded.hurried, bounds.rate_seconds) == ([], 0, 0.0)
 
 
 def test_resident_bytes_are_those_of_this_process() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from indexd.config import load
-from indexd.serve.board import RESULTS, Board, Histogram
-from indexd.serve.metrics import FAMILIES, PREFIX, IndexerCollector, exposed, render
+from indexd.serve.board import RESULTS, Histogram
+from indexd.serve.metrics import PREFIX, IndexerCollector, render
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}
@@ -141,11 +139,6 @@ def test_the_figures_of_a_row() -> None:
     assert ("output_fill_ratio", "cq") not in found  # null: it has none
 
 
-def test_every_family_comes_out_of_a_whole_row() -> None:
-    names = {name for name, *_ in values({**ROW, "recovering": {"step": "index", "done": 1, "total": 4}})}
-    assert {exposed(family).removeprefix(PREFIX) for family in FAMILIES} <= names
-
-
 def test_while_it_recovers_nothing_is_made_up() -> None:
     recovering = {"step": "replay", "done": 3, "total": 4}
     found = values({**IDENTITY, "phase": "recovering", "recovering": recovering, "broker": {}, "lastEvent": 1})
@@ -154,18 +147,6 @@ def test_while_it_recovers_nothing_is_made_up() -> None:
     started = {"drain_seconds", "flush_seconds", "query_seconds"}  # real zeros, and nothing else is
     rest = {name for name, *_ in found if not any(name.startswith(word) for word in started)}
     assert rest == {"build_info", "node_info", "recovery_state", "recovery_done_ratio", "events_total"}
-
-
-@pytest.mark.parametrize("word", ["alive", "indexing", "maxOffset"])
-def test_what_is_not_known_of_the_broker_is_no_sample(word: str) -> None:
-    found = values({**ROW, "broker": {**ROW["broker"], word: None}})
-    assert not any(name in ("broker_" + {"maxOffset": "max_offset"}.get(word, word)) for name, *_ in found)
-
-
-@pytest.mark.parametrize(("done", "total", "ratio"), [(5, 4, 1), (-1, 4, 0), (0, 4, 0), (1, 0, None)])
-def test_a_recovery_that_turns_out_longer(done: int, total: int, ratio: float | None) -> None:
-    found = values({**IDENTITY, "recovering": {"step": "index", "done": done, "total": total}})
-    assert found.get(("recovery_done_ratio", "index")) == ratio
 
 
 def test_histograms() -> None:
@@ -190,13 +171,6 @@ def test_openmetrics_where_it_is_asked_for() -> None:
     assert families[PREFIX + "flush_seconds"].unit == "seconds"
     assert families["process_cpu_seconds"].samples
     assert dict(read(render(board_of(ROW), None)[0].decode())).keys() >= {("built_offset",)}
-
-
-@pytest.mark.parametrize("accept", ["", "*/*", "text/html", ",;=", "application/openmetrics-text;version=9.9.9"])
-def test_any_accept_header_is_answered(accept: str) -> None:
-    body, content_type = render(board_of(ROW), accept)
-    assert body.endswith((b"\n", b"# EOF\n"))
-    assert content_type.startswith(("text/plain", "application/openmetrics-text"))
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
@@ -224,13 +198,6 @@ def test_each_name_stands_once_and_has_help() -> None:
         assert not metric.samples
 
 
-def test_labels_are_escaped() -> None:
-    name = 'a"b\\c\nd'
-    body, _ = render(board_of({**ROW, "nodeId": name, "problems": {}}), "")
-    samples = [sample for family in parse_text(body.decode()) for sample in family.samples]
-    assert {sample.labels["node_id"] for sample in samples if sample.name.startswith(PREFIX)} == {name}
-
-
 rows = st.fixed_dictionaries({}, optional={name: st.sampled_from([value, None]) for name, value in ROW.items()})
 outputs = st.fixed_dictionaries(
     {"output": st.just("key")}, optional={name: st.just(KEY[name]) for name in KEY if name != "output"}
@@ -255,12 +222,3 @@ def test_any_row_of_missing_keys_is_well_formed(row: dict[str, Any], parts: list
 def samples_of(row: dict[str, Any]) -> list[Any]:
     body, _ = render(board_of(row), "")
     return [sample for family in parse_text(body.decode()) for sample in family.samples]
-
-
-def test_a_real_board_before_anything_is_known(tmp_path: Path) -> None:
-    made = load({"store": str(tmp_path / "store"), "data": str(tmp_path / "data")}, None, {"HOME": "/home/op"})
-    board = Board(made)
-    text = render(board, "")[0].decode()
-    assert 'recovery_state{cluster="DefaultCluster"' in text
-    assert "behind" not in text
-    assert len([line for line in text.splitlines() if line.startswith(f"{PREFIX}build_info")]) == 1

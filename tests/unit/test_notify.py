@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import threading
 import time
@@ -109,14 +108,6 @@ def test_a_status_is_sent_once_and_stays_one_line(manager: Manager, notifier: Ma
     assert len("\n".join(lines[1]).encode()) <= 4096
 
 
-def test_an_extension_is_not_sent_at_every_step(manager: Manager, notifier: Make) -> None:
-    bound, name = manager
-    told = notifier(name)
-    for _ in range(1000):
-        told.extend(60)
-    assert heard(bound) == [["EXTEND_TIMEOUT_USEC=60000000"]]
-
-
 @pytest.mark.parametrize(
     "environ",
     [
@@ -174,25 +165,3 @@ def test_a_manager_that_does_not_read_holds_nobody_up_and_hears_of_ready_later(
     assert not any("READY=1" in lines for lines in heard(bound))
     told.watchdog()
     assert heard(bound) == [["READY=1", "WATCHDOG=1"]]
-
-
-def test_a_manager_that_is_back_is_found_again(tmp_path: Path, notifier: Make) -> None:
-    name = str(tmp_path / "notify")
-    told = notifier(name)
-    told.ready("tailing")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
-        bound.bind(name)
-        told.status("tailing")
-        assert heard(bound) == [["READY=1", "STATUS=tailing"]]
-
-
-def test_no_descriptor_is_needed_later(manager: Manager, notifier: Make) -> None:
-    bound, name = manager
-    told = notifier(name)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        told.ready("tailing")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert heard(bound)[0][0] == "READY=1"

@@ -19,7 +19,6 @@ from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, by_key, query_exact, query_rocketmq
 from indexd.query.by_key import Wanted, may_match
-from indexd.query.log import Kept
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
@@ -111,7 +110,7 @@ def test_not_yet_indexed(store: Store) -> None:
     (offset,) = store.append(spec())
     with store.index() as index:
         answer = query_exact(index, KeyQuery("T", "other"))
-    assert answer.why == f"not yet indexed: {store.writer.max_offset - offset} bytes behind"
+    assert answer.why == f"not yet indexed: the log from physical offset {offset} on"
     assert (answer.coverage.end, answer.coverage.complete) == (offset, False)
 
 
@@ -123,8 +122,10 @@ def test_a_log_that_goes_on_in_the_next_segment_is_not_complete(store: Store) ->
         assert query_exact(index, KeyQuery("T", "other")).coverage.complete
         (offset,) = store.append(spec(size=3800))
         assert offset == SEGMENT
-        behind = store.writer.max_offset - store.frontier.phy_offset
-        assert query_exact(index, KeyQuery("T", "other")).why == f"not yet indexed: {behind} bytes behind"
+        end = store.frontier.phy_offset
+        assert (
+            query_exact(index, KeyQuery("T", "other")).why == f"not yet indexed: the log from physical offset {end} on"
+        )
 
 
 def test_uncovered_ranges_count_while_their_log_is_there(store: Store) -> None:
@@ -192,7 +193,7 @@ def test_a_running_daemon_has_newer_files_and_says_how_far_it_is(store: Store) -
     state = {"pid": os.getpid(), "phyOffset": store.writer.max_offset, "storeTimestamp": T0, "dispatchBehindBytes": 0}
     (store.data / "state").write_text(json.dumps(state))
     assert service.files[-1].index_count < LAYOUT.index_num
-    behind = f"not yet indexed: {store.writer.max_offset - offset} bytes behind"
+    behind = f"not yet indexed: the log from physical offset {offset} on"
     assert store.why("other") == behind  # no one runs: the state is an old one
     lock = DirectoryLock(store.data / "lock")
     lock.acquire()
@@ -305,28 +306,6 @@ def age(path: Path) -> None:
     os.utime(path, ns=(past, past))
 
 
-def test_a_value_is_made_again_when_its_file_changes(tmp_path: Path) -> None:
-    path, made = tmp_path / "file", []
-    kept = Kept(Disk(), path, lambda: made.append(1) or (path.read_text() if path.exists() else None))
-    assert [kept.get(), kept.get()] == [None, None]
-    path.write_text("a")
-    assert [kept.get(), kept.get()] == ["a", "a"]
-    assert len(made) == 4  # it is too young to be kept
-    age(path)
-    assert [kept.get(), kept.get(), kept.get()] == ["a", "a", "a"]
-    assert (len(made), kept.times_made) == (5, 5)
-    other = tmp_path / "other"
-    other.write_text("b")
-    os.utime(other, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
-    other.rename(path)
-    assert [kept.get(), kept.get()] == ["b", "b"]
-    assert len(made) == 6
-    kept.forget()
-    assert kept.get() == "b"
-    path.unlink()
-    assert kept.get() is None
-
-
 def test_a_second_query_opens_and_lists_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.append(*[spec() for _ in range(30)])
     store.build()
@@ -387,8 +366,10 @@ def test_a_long_lived_index_follows_the_log(store: Store) -> None:
         assert query_exact(index, KeyQuery("T", "none")).why == "absent"
         (offset,) = store.append(spec(size=1900))
         assert offset == store.segment
-        behind = store.writer.max_offset - store.frontier.phy_offset
-        assert query_exact(index, KeyQuery("T", "none")).why == f"not yet indexed: {behind} bytes behind"
+        end = store.frontier.phy_offset
+        assert (
+            query_exact(index, KeyQuery("T", "none")).why == f"not yet indexed: the log from physical offset {end} on"
+        )
         age(store.root / "commitlog")
         query_exact(index, KeyQuery("T", "none"))
         (store.root / "commitlog" / f"{0:020d}").unlink()

@@ -1,4 +1,4 @@
-"""The Python API: its example, what it opens, messages and splits, empty answers, wrong arguments."""
+"""The Python API: its example, what it opens, messages, empty answers, wrong arguments."""
 
 from __future__ import annotations
 
@@ -65,11 +65,6 @@ def test_the_example_in_the_docstring(store: QueueStore) -> None:
     results = doctest.DocTestRunner().run(example)
     assert results.attempted >= 2
     assert results.failed == 0
-
-
-def test_everything_that_is_public_has_words_of_its_own() -> None:
-    for name in indexd.query.__all__:
-        assert getattr(indexd.query, name).__doc__ or isinstance(getattr(indexd.query, name), int) or name == "Boundary"
 
 
 def test_an_answer_is_the_sequence_of_its_hits(store: QueueStore) -> None:
@@ -236,7 +231,6 @@ def test_queues_that_were_left_out_and_one_that_starts_late(store_asked: QueueSt
         lambda data: data.message(-1),
         lambda data: data.message(""),
         lambda data: data.message(None),
-        lambda data: data.split_log("1 MiB"),
     ],
 )
 def test_wrong_arguments(store_asked: QueueStore, asked: Any) -> None:
@@ -264,7 +258,6 @@ def test_a_closed_data(store_asked: QueueStore) -> None:
         lambda: data.by_queue("T", 0),
         lambda: data.at_time("T", 0, T0),
         lambda: data.log_at_time(T0),
-        lambda: data.split_log(100),
         lambda: data.message(0),
         data.coverage,
         data.__enter__,
@@ -387,60 +380,3 @@ def test_no_more_is_unpacked_than_is_wanted(store_message: Store) -> None:
         assert (found.data, found.is_unpacked, found.is_cut) == (body[:most], True, True)
     found = unpack_body(message, 1024)
     assert (found.data, found.is_cut) == (body, False)
-
-
-@pytest.fixture
-def store_split(tmp_path: Path) -> QueueStore:
-    store_split = QueueStore(tmp_path)
-    with store_split.writer as writer:
-        for number in range(200):
-            writer.append(spec(T0 + number, size=(number * 37) % 400))
-    store_split.build()
-    return store_split
-
-
-@pytest.mark.parametrize("size", [1, 300, 1000, 4096, 1 << 30])
-def test_stretches_begin_with_messages_and_count_them(store_split: QueueStore, size: int) -> None:
-    with open_data(store_split.data, store=store_split.root) as data:
-        splits = data.split_log(size)
-    messages = store_split.messages()
-    starts = {message.phy_offset for message in messages}
-    for split in splits:
-        assert split.begin in starts
-        inside = [message for message in messages if split.begin <= message.phy_offset < split.end]
-        assert split.messages == len(inside) > 0
-        assert split.begin // store_split.segment == (split.end - 1) // store_split.segment
-    assert [split.end for split in splits[:-1]] == [split.begin for split in splits[1:]]
-    assert (splits[0].begin, splits[-1].end) == (0, store_split.frontier.phy_offset)
-    assert sum(split.messages for split in splits) == len(messages)
-    # About the size that was asked for: an interval and a message more at most.
-    assert all(split.end - split.begin < size + 300 + 2 * 600 for split in splits)
-
-
-def test_smaller_stretches_are_more(store_split: QueueStore) -> None:
-    with open_data(store_split.data, store=store_split.root) as data:
-        counts = [len(data.split_log(size)) for size in (1 << 30, 2000, 500)]
-    assert counts == sorted(counts)
-    assert counts[0] == len({message.phy_offset // store_split.segment for message in store_split.messages()})
-    assert counts[2] > counts[1] > counts[0]
-
-
-def test_refuses_what_cannot_be_split(store_split: QueueStore) -> None:
-    with (
-        open_data(store_split.data, store=store_split.root) as data,
-        pytest.raises(UsageError, match="stretches of 0 bytes"),
-    ):
-        data.split_log(0)
-    store_split.change_frontier(sparse=None)
-    with (
-        open_data(store_split.data, store=store_split.root) as data,
-        pytest.raises(UsageError, match="no sparse indexes"),
-    ):
-        data.split_log(1000)
-
-
-def test_an_index_that_has_expired_meanwhile_gives_its_segment_whole(store_split: QueueStore) -> None:
-    (store_split.data / "sparse" / f"{0:020d}.index").unlink()
-    with open_data(store_split.data, store=store_split.root) as data:
-        first = data.split_log(500)[0]
-    assert (first.begin, first.end) == (0, store_split.segment)

@@ -129,14 +129,6 @@ def test_a_unique_key_has_a_maximum_of_its_own(tmp_path: Path) -> None:
         assert query_message(index, KeyRequest("T", "u", 0, 0, TIME_MAX), ANY_SIZE).frames == ()
 
 
-def test_at_most_64_messages_the_newest(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    offsets = store.append(*[spec(T0 + number) for number in range(70)])
-    store.build()
-    assert ask(store, max_num=1 << 30).frames == frames_at(store, offsets[-64:])
-    assert ask(store, max_num=3).frames == frames_at(store, offsets[-3:])
-
-
 def test_it_asks_further_back_while_nothing_can_be_read(tmp_path: Path) -> None:
     store = Store(tmp_path, LARGE, segment=1 << 16)
     offsets = store.append(*[spec(T0 + 5000 * number, size=50) for number in range(12)])

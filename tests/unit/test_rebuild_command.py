@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from indexd.cli import rebuild as module
-from indexd.cli.rebuild import examine
+from indexd.cli import spark as module
+from indexd.cli.spark import examine
 from indexd.config import load
 from indexd.spark import session
 from support.daemon import indexd, indexd_here

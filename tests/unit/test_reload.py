@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexd.config import load
-from indexd.service.reload import RELOADABLE, changed_keys, merge_reloadable
+from indexd.service.instance import RELOADABLE, changed_keys, merge_reloadable
 from support.inside import config_of
 
 if TYPE_CHECKING:

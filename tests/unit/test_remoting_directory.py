@@ -198,14 +198,6 @@ def test_more_than_is_read_goes_on_as_it_is(root: Path, stack: ExitStack) -> Non
     assert behind.route().json() == wanted  # what cannot be read takes the place of nothing
 
 
-def test_a_name_server_that_is_slow_holds_nobody_for_long(root: Path, stack: ExitStack) -> None:
-    behind = _Upstream(stack, root, {_NAME: {0: "10.0.0.1:10911"}}, upstream_timeout=0.3)
-    behind.names.handlers[105] = behind.names.handlers[106] = lambda _: None
-    began = time.monotonic()
-    assert behind.route().json()["queueDatas"][0]["perm"] == 4
-    assert time.monotonic() - began < 2
-
-
 def test_queries_go_to_the_index_with_a_broker_behind(root: Path, stack: ExitStack) -> None:
     broker = stack.enter_context(Peer(broker_handlers()))
     behind = _Upstream(stack, root, {_NAME: {0: broker.address}})

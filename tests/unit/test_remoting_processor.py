@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from indexd.config import load
-from indexd.serve.board import Board
-from indexd.serve.queries import Queries
-from indexd.serve.remoting import processor as remoting_processor
-from indexd.serve.remoting.access import read_access
-from indexd.serve.remoting.command import NAME_SERVER_CODES, RemotingCommand
-from indexd.serve.remoting.processor import RemotingProcessor
 from support.daemon import rebuild
 from support.remoting import Command, RemotingClient, signed
 from support.remoting_outlet import Outlet, broker_handlers, name_server_handlers
 from support.remoting_peer import Peer
-from support.serving import Log
 from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 _KEYS = ("rocketmq", "12345678")
@@ -175,19 +166,6 @@ def test_before_the_index_is_open(root: Path, phase: str) -> None:
         assert client.ask(28).json()["table"]["indexdPhase"] == phase
 
 
-def test_a_defect_is_an_answer_and_a_line(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: object) -> RemotingCommand:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setitem(remoting_processor._OURS, 12, fail)
-    with outlet.client() as client:
-        for _ in range(3):
-            answer = client.ask(12, _QUERY)
-            assert (answer.code, answer.remark) == (1, "a defect of indexd: ZeroDivisionError")
-        assert client.ask(34).code == 0
-    assert outlet.events().count("remoting_failed") == 1
-
-
 def test_queries_while_the_broker_is_asked(root: Path) -> None:
     # Nothing that waits for others holds up what the index answers.
     with ExitStack() as stack:
@@ -199,43 +177,3 @@ def test_queries_while_the_broker_is_asked(root: Path) -> None:
         waiting: list[Command] = [client.start(310) for _ in range(100)]
         assert client.ask(12, _QUERY).code == 0
         broker.wait(lambda peer: peer.codes().count(310) == len(waiting))
-
-
-class _Client:
-    # One that is there, and hears nothing.
-    peer, local, is_closed = "127.0.0.1:1", "127.0.0.1:2", False
-
-    def send(self, command: RemotingCommand) -> None:
-        raise AssertionError(command)
-
-    def on_close(self, call: Callable[[], None]) -> None:
-        """Never."""
-
-
-def test_a_processor_without_a_server(root: Path) -> None:
-    config = load({"data": str(root / "data"), "store": str(root / "store"), "remoting": "127.0.0.1:0"}, None, {})
-    board, log = Board(config), Log()
-    board.running(dict)
-
-    async def work() -> list[Any]:
-        queries = Queries(config, board, threads=2)
-        processor = RemotingProcessor(config, board, log, read_access(config), queries)
-        asked = [
-            processor.process(_Client(), RemotingCommand(code, code, ext_fields={k: str(v) for k, v in fields.items()}))
-            for code, fields in _ANSWERED.items()
-        ]
-        answers = await asyncio.gather(*asked)
-        await processor.close()
-        assert processor.row() is None
-        queries.stop()
-        queries.close()
-        return answers
-
-    answers = asyncio.run(work())
-    assert [answer.opaque for answer in answers] == list(_ANSWERED)
-    assert not log.errors()
-
-
-def test_codes_of_a_name_server_are_those_that_are_not_ours() -> None:
-    assert {105, 106, 206, 205, 318, 319} <= NAME_SERVER_CODES
-    assert not NAME_SERVER_CODES & {10, 11, 12, 28, 33, 34, 35, 38, 310}

@@ -130,29 +130,6 @@ def test_every_key_is_found_once_after_a_repair(sound: Config) -> None:
     check()
 
 
-def test_each_range_by_itself_leaves_the_others_as_they_are(sound: Config) -> None:
-    before = {path.name: path.read_bytes() for path in index_files(sound)}
-    restore(sound, before)
-    try:
-        files = index_files(sound)
-        for number in (1, 4, 5):
-            files[number].unlink()
-        plan = planned(sound, in_pieces=True)
-        assert len(plan.ranges) > 1
-        left = report_of(sound).audit.missing_keys
-        for _ in plan.ranges:
-            done = repair(sound, ranges_max=1, in_pieces=True)
-            assert done.is_needed
-            found = report_of(sound).audit
-            assert not found.counts
-            assert found.missing_keys < left
-            left = found.missing_keys
-        assert left == 0
-        assert differences(sound, FLAVOUR) == {}
-    finally:
-        restore(sound, before)
-
-
 @pytest.fixture(params=[False, True], ids=["whole", "straddling"])
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> Config:
     """Some full files and an open one."""

@@ -15,7 +15,6 @@ import pytest
 from indexd.config import Config
 from indexd.errors import DiskError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair import build as work
 from indexd.repair import run, swap
 from support.auditing import lost_keys
 from support.daemon import compile_kernels, indexd_here
@@ -91,13 +90,6 @@ def test_a_repair_from_its_plan_to_its_undo(config: Config, store: Path) -> None
     assert (code, "can be undone" in errors) == (3, True)
 
 
-def test_all_of_it_anew(config: Config, store: Path) -> None:
-    old = {path.stat().st_ino for path in (store / "index").iterdir()}
-    assert repair(config, "--yes", "--all")[0] == 0
-    assert_repaired(config)
-    assert not old & {path.stat().st_ino for path in (store / "index").iterdir()}
-
-
 def test_what_an_unclean_start_would_throw_away(config: Config, store: Path) -> None:
     assert repair(config, "--yes")[0] == 0
     checkpoint = (store / "checkpoint").read_bytes()
@@ -121,7 +113,7 @@ def test_what_an_interrupted_repair_has_left(config: Config, store: Path, monkey
         raise DiskError("write", store / "checkpoint", OSError(errno.EIO, "Input/output error"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(swap, "_set_index_timestamp", broken)
+        patch.setattr(swap, "_write_checkpoint", broken)
         code, _, errors = repair(config, "--yes")
         assert (code, "run indexd repair again before the broker starts" in errors) == (70, True)
     code, out, _ = repair(config, "--plan")
@@ -181,15 +173,14 @@ def test_time_for_the_newest_part(config: Config, store: Path, monkeypatch: pyte
     names = sorted(index_of(store))
     (store / "index" / names[2]).unlink()
     (plan,) = rows(config, "--plan", "--time-limit", "10m")
-    build, seconds = work.build_range, [0.0]
+    build, seconds = run.build_range, [0.0]
 
     def built(*args: Any) -> Any:
         seconds[0] += 600 / (len(plan["ranges"]) - 1)
         return build(*args)
 
-    monkeypatch.setattr(work, "build_range", built)
-    for module in (run, work):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds[0], time=time.time))
+    monkeypatch.setattr(run, "build_range", built)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: seconds[0], time=time.time))
     lost = lost_keys(config, "5.4")
     code, out, _ = repair(config, "--yes", "--time-limit", "10m")
     assert code == 1
@@ -216,19 +207,6 @@ def test_an_undo_says_what_the_broker_has_indexed_since(config: Config, store: P
     assert "the broker has indexed 7 keys since" in out
 
 
-def test_new_files_belong_to_whom_the_old_ones_belong(config: Config, store: Path) -> None:
-    owner = (4321, 4321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-    for path in (store, *store.rglob("*")):
-        os.chown(path, *owner)
-        path.chmod(0o750 if path.is_dir() else 0o640)
-    assert repair(config, "--yes")[0] == 0
-    for path in (store / "index", store / "checkpoint", *(store / "index").iterdir()):
-        status = path.stat()
-        assert (status.st_uid, status.st_gid) == owner, path
-        assert status.st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
-    assert newest_end(store / "index") == index_timestamp(store)
-
-
 def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> None:
     # One that root has put back, and a foreign one that sorts first, with fewer rights than all others.
     names = sorted(index_of(store))
@@ -248,24 +226,6 @@ def test_kept_files_keep_their_owner_and_rights(config: Config, store: Path) -> 
     assert {status for name, status in after.items() if name != names[0]} == {before[names[2]]}
     assert repair(config, "--undo", "--yes")[0] == 0
     assert before == {path.name: (path.stat().st_mode, path.stat().st_uid) for path in (store / "index").iterdir()}
-
-
-def test_an_undo_that_was_interrupted_behind_its_exchange(
-    config: Config, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = index_of(store)
-
-    def broken(*_: object) -> None:
-        raise DiskError("write", store / "checkpoint", OSError(errno.EIO, "Input/output error"))
-
-    assert repair(config, "--yes")[0] == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(swap, "_write_checkpoint", broken)
-        assert repair(config, "--undo", "--yes")[0] == 70
-    code, out, _ = repair(config, "--undo", "--yes")
-    assert (code, "the old index is back" in out) == (0, True)
-    assert index_of(store) == before
-    assert all(name.endswith(".undone") for name in folders_of(store))
 
 
 def test_the_only_index_file_cut_short_is_a_finding_where_the_sizes_are_given(config: Config, store: Path) -> None:

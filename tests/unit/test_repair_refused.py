@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
-from indexd.repair import build
-from indexd.repair.broker import check_place
+from indexd.errors import CorruptDataError, DiskError
+from indexd.repair import run
 from indexd.storage import disk as disk_module
 from indexd.storage.lock import StoreLock
 from support.broker_stand_in import stand_in
@@ -65,7 +64,7 @@ def test_beside_another_repair(config: Config, store: Path) -> None:
 
 
 def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, check = index_of(store), build.check_built
+    before, check = index_of(store), run.check_built
     brokers = []
 
     def checked(*args: Any) -> None:
@@ -73,7 +72,7 @@ def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, mon
         brokers.append(stand_in(store / "lock"))
         brokers[-1].__enter__()
 
-    monkeypatch.setattr(build, "check_built", checked)
+    monkeypatch.setattr(run, "check_built", checked)
     code, _, errors = repair(config, "--yes")
     for broker in brokers:
         broker.__exit__(None, None, None)
@@ -82,7 +81,7 @@ def test_a_broker_that_begins_to_load_meanwhile(config: Config, store: Path, mon
 
 
 def test_an_index_that_somebody_changes_meanwhile(config: Config, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "check_built", lambda *_: (store / "index" / "20270101000000000").write_bytes(b""))
+    monkeypatch.setattr(run, "check_built", lambda *_: (store / "index" / "20270101000000000").write_bytes(b""))
     code, _, errors = repair(config, "--yes")
     assert (code, "was changed by somebody else" in errors) == (3, True)
     assert folders_of(store) == []
@@ -93,7 +92,7 @@ def test_what_does_not_hold_is_not_exchanged(config: Config, store: Path, monkey
         raise CorruptDataError("it does not hold")
 
     stamps = tree(store / "index")
-    monkeypatch.setattr(build, "check_built", fail)
+    monkeypatch.setattr(run, "check_built", fail)
     assert repair(config, "--yes")[0] == 4
     assert (tree(store / "index"), folders_of(store)) == (stamps, [])
 
@@ -111,16 +110,6 @@ def test_a_link_instead_of_an_index(config: Config, store: Path) -> None:
     (store / "index").symlink_to(store.parent / "elsewhere")
     code, _, errors = repair(config, "--yes")
     assert (code, "is a symbolic link" in errors) == (3, True)
-
-
-def test_a_mount_point_of_the_same_file_system(config: Config, store: Path, tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    escaped = str(store / "index").replace("s", "\\163")
-    mounts.write_text(f"22 1 8:1 / / rw - ext4 /dev/a rw\n36 22 8:1 /x {escaped} rw - ext4 /dev/a rw\n")
-    with pytest.raises(UnsafeStoreError, match="is a mount point"):
-        check_place(store, mounts)
-    mounts.write_text(mounts.read_text().splitlines()[0])
-    check_place(store, mounts)
 
 
 @pytest.mark.parametrize("name", ["index", "checkpoint", "lock"])

@@ -6,8 +6,7 @@ import pytest
 
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.flush.frontier import StoreCheckpoint
-from indexd.repair.build import carry
-from indexd.repair.swap import Manifest, RepairFolder, index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.repair.swap import RepairFolder, index_timestamp_of, settle, swap, undo, unfinished
 from support.repair_steps import (
     AFTER,
     BEFORE,
@@ -24,26 +23,6 @@ from support.repair_steps import (
     write,
 )
 from support.sim_fault import FaultMap
-
-
-def test_a_repair_and_its_undo() -> None:
-    disk = made()
-    folder = repair(disk)
-    assert index_of(disk) == AFTER
-    assert fields(disk) == (7, 8, NEW_TIME, 9, 10)
-    assert disk.peek(folder.checkpoint) == StoreCheckpoint(7, 8, OLD_TIME, 9, 10).pack()
-    assert {name: disk.peek(folder.index / name) for name in BEFORE} == BEFORE
-    manifest = folder.read()
-    assert (manifest.state, manifest.index_timestamp, manifest.old_index_timestamp) == ("done", NEW_TIME, OLD_TIME)
-    assert [mark.name for mark in manifest.files] == [OLD, NEW]
-    assert unfinished(disk, STORE)[0] == settle(disk, STORE) == []
-    undone = undo(disk, STORE)
-    assert (undone.folder, undone.entries) == (folder.path.with_name(folder.path.name + ".undone"), 0)
-    assert index_of(disk) == BEFORE
-    assert fields(disk) == (7, 8, OLD_TIME, 9, 10)
-    assert disk.exists(undone.folder / "index" / NEW)
-    with pytest.raises(UnsafeStoreError, match="no repair of"):
-        undo(disk, STORE)
 
 
 def test_a_checkpoint_that_is_ahead_already_is_not_touched() -> None:
@@ -71,18 +50,6 @@ def test_what_the_broker_wrote_meanwhile_stays_in_the_checkpoint_after_an_undo()
     assert fields(disk) == (70, 80, OLD_TIME, 90, 100)
 
 
-def test_what_the_broker_has_indexed_since_is_counted() -> None:
-    disk = made()
-    folder = repair(disk)
-    with disk.open_write(STORE / "index" / NEW) as file:
-        file.pwrite(file_of(6000, 20), 0)
-    write(disk, STORE / "index" / "20260103000000000", file_of(6001, 5))
-    assert to_undo(disk, STORE).entries == 8 + 4
-    assert undo(disk, STORE).entries == 12
-    assert index_of(disk) == BEFORE
-    assert folder.path.name not in disk.list_dirs(STORE)
-
-
 def test_repairs_are_undone_one_after_the_other() -> None:
     disk = made()
     first = repair(disk)
@@ -103,7 +70,7 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
     for is_settled in (False, True):
         disk = made()
         folder = repair(disk)
-        disk.faults = FaultMap.parse(f"rename:{folder.names[1].name}=EIO")
+        disk.faults = FaultMap.parse(f"rename:{folder.undone.name}=EIO")
         with pytest.raises(DiskError):
             undo(disk, STORE)
         assert folder.read().state == "undone"
@@ -115,15 +82,6 @@ def test_an_undo_that_was_interrupted_before_its_folder_was_renamed() -> None:
         assert not RepairFolder.all_of(disk, STORE)
         assert fields(disk) == (70, 80, 9000, 90, 100)
         assert index_of(disk) == BEFORE
-
-
-def test_repairs_and_undos_within_one_second() -> None:
-    disk = made()
-    for _ in range(3):
-        repair(disk)
-        undo(disk, STORE)
-    assert index_of(disk) == BEFORE
-    assert len(disk.list_dirs(STORE)) == 4
 
 
 def test_an_index_that_the_repair_did_not_make_is_not_undone() -> None:
@@ -162,19 +120,3 @@ def test_a_file_system_without_links_gets_copies() -> None:
     folder = repair(disk)
     assert index_of(disk) == AFTER
     assert disk.stamp(STORE / "index" / OLD).inode != disk.stamp(folder.index / OLD).inode
-
-
-def test_what_will_change_is_copied() -> None:
-    disk = made()
-    folder = RepairFolder.make(disk, STORE, 0)
-    carry(disk, STORE / "index" / OLD, folder.index / OLD, will_change=True)
-    with disk.open_write(folder.index / OLD) as file:
-        file.pwrite(b"other", 0)
-    assert index_of(disk) == BEFORE
-
-
-def test_a_manifest_says_the_same_when_it_is_read() -> None:
-    disk = made()
-    folder = repair(disk)
-    manifest = folder.read()
-    assert Manifest.unpack(manifest.pack(), folder.manifest_path) == manifest

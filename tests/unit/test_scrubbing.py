@@ -15,7 +15,7 @@ from indexd.recovery.recover import Damage, DamagedError
 from indexd.service import scrub as module
 from indexd.service.scrub import Scrubbing
 from indexd.verify.scrub import Scrub
-from support.inside import config_of, opened_inside
+from support.inside import opened_inside
 from support.sim_daemon import SilentLog
 from support.small_log import write_log
 
@@ -77,11 +77,6 @@ def test_it_is_due_at_once_and_then_every_interval(ground: Ground) -> None:
     # A clock that was ahead then does not put it off for ever.
     ground.pipeline.scrubbed_at = int((time.time() + 10 * DAY) * 1000)
     assert ground.left() == 0
-
-
-def test_never(ground: Ground, tmp_path: Path) -> None:
-    ground.instance.config = config_of(tmp_path / "store", tmp_path / "data", scrub_interval="0")
-    assert ground.scrubbing.seconds_left is None
 
 
 def broken(error: Exception) -> Any:

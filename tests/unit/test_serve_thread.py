@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
 
 from indexd.errors import UsageError
 from indexd.serve import server
@@ -61,21 +60,6 @@ def test_off_is_no_thread_and_no_port(tmp_path: Path) -> None:
         assert board.http is None
 
 
-def test_off_with_mqtt_is_a_thread_without_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
-    published = threading.Event()
-
-    async def publish(config: object, board: object, log: object, stop: asyncio.Event) -> None:
-        published.set()
-        await stop.wait()
-
-    monkeypatch.setattr(server, "publish", publish)
-    board = Board(config_of(tmp_path, tmp_path / "data"))
-    with ServeThread(config_of(tmp_path, tmp_path / "data", mqtt_host="localhost"), board, SilentLog()):
-        assert published.wait(_WAIT_SECONDS)
-        assert board.http is None
-    assert serve_threads() == []
-
-
 @pytest.mark.parametrize("name", ["http", "remoting"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: str, name: str) -> None:
@@ -116,13 +100,6 @@ def test_both_ports_answer(tmp_path: Path) -> None:
     assert "outlet_failed" not in log.events
 
 
-def test_a_secret_key_that_cannot_be_read_is_a_wrong_option(tmp_path: Path) -> None:
-    given = {"remoting_access_key": "k", "remoting_secret_key_file": str(tmp_path / "none")}
-    config = config_of(tmp_path, tmp_path / "data", remoting="127.0.0.1:0", **given)
-    with pytest.raises(UsageError, match="remoting_secret_key_file"):
-        ServeThread(config, Board(config), SilentLog())
-
-
 @pytest.mark.parametrize("remoting", ["off", "127.0.0.1:0"])
 def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remoting: str) -> None:
     given = {"remoting": remoting, "upstream_namesrv": "127.0.0.1:9876", "remoting_queries_max": "4"}
@@ -131,12 +108,6 @@ def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remotin
     wanted = ["remoting_queries_max", "upstream_namesrv"]
     keys = [fields["keys"] for _, event, fields in log.lines if event == "remoting_unused"]
     assert keys == ([wanted] if remoting == "off" else [])
-
-
-def test_a_token_that_cannot_be_read_is_a_wrong_option_too(tmp_path: Path) -> None:
-    config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", http_token_file=str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="http_token_file"):
-        ServeThread(config, Board(config), SilentLog())
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("a defect"), SystemExit(3), OSError(24, "too many files")])
@@ -170,20 +141,6 @@ def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     assert waits == [0.05, 0.1, 0.2, 0.3, 0.3], "not at once, and later each time"
     # A timer of the loop counts from the begin of its round: it may be early by what came before it there.
     assert starts[-1] - starts[0] > sum(waits) / 2
-
-
-def test_an_outlet_that_just_ends_is_started_again(
-    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
-) -> None:
-    starts = 0
-
-    async def serve_http(*_: object) -> None:
-        nonlocal starts
-        starts += 1
-
-    monkeypatch.setattr(server, "serve_http", serve_http)
-    with ServeThread(config, Board(config), SilentLog()):
-        wait_for(lambda: starts >= 3)
 
 
 @pytest.mark.parametrize("ignores", ["stop", "cancel"])
@@ -222,33 +179,6 @@ def test_a_stop_does_not_wait_for_a_loop_that_hangs(
     assert "outlets_left_behind" in log.events
     release.set()
     wait_for(lambda: not serve_threads())
-
-
-def test_without_descriptors_for_a_loop_the_daemon_starts_all_the_same(
-    config: Config, monkeypatch: pytest.MonkeyPatch, quick: None
-) -> None:
-    tries = 0
-    served = threading.Event()
-    make = uvloop.new_event_loop
-
-    def new_event_loop() -> Any:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise OSError(24, "Too many open files")
-        return make()
-
-    async def serve_http(*rest: Any) -> None:
-        served.set()
-        await rest[-1].wait()
-
-    monkeypatch.setattr(uvloop, "new_event_loop", new_event_loop)
-    monkeypatch.setattr(server, "serve_http", serve_http)
-    began = time.monotonic()
-    with ServeThread(config, Board(config), SilentLog()):
-        assert time.monotonic() - began < 5
-        assert served.wait(_WAIT_SECONDS)
-    assert serve_threads() == []
 
 
 def test_it_answers_before_anything_is_opened_and_the_port_is_free_afterwards(config: Config) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexd.cli.rebuild import spark_options, uses_spark
+from indexd.cli.spark import spark_options, uses_spark
 from indexd.config import SparkConfig, load
 from indexd.errors import SparkError, SparkMissingError, UsageError
 from indexd.spark import session as module

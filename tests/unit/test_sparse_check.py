@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.compare import sparse as compare_module
 from indexd.compare.sparse import EntryDifference, SparseComparison
 from indexd.errors import DiskError
+from indexd.output import CheckScope, Condition
 from indexd.sparse import check as check_module
+from indexd.sparse import service as service_module
 from indexd.sparse.check import check_sparse
 from indexd.sparse.format import SparseMark, index_name
 from indexd.sparse.service import SparseService
@@ -38,12 +39,9 @@ def build(directory: Path, rows: list[Row], interval: int) -> SparseMark:
     return mark
 
 
-def check(directory: Path, mark: SparseMark, **how: bool) -> Findings:
-    how = {"is_at_rest": True, "is_owned": False} | how
-    return check_sparse(
-        Disk(), directory, SEGMENT_SIZE, mark,
-        is_at_rest=how["is_at_rest"], is_owned=how["is_owned"], on_bytes=lambda _: None,
-    )  # fmt: skip
+def check(directory: Path, mark: SparseMark, *, is_at_rest: bool = True) -> Findings:
+    scope = CheckScope(Condition.AT_REST if is_at_rest else Condition.GROWING, is_at_rest, lambda _: None)
+    return check_sparse(Disk(), directory, SEGMENT_SIZE, mark, scope)
 
 
 def compare(
@@ -65,7 +63,7 @@ def test_nothing_is_found_in_what_was_built(
     mark = build(directory, rows, interval)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(compare_module, "_ENTRIES", window)
+        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
         assert check(directory, mark).kept == []
         assert compare(directory, mark, rows, split) == []
         begin = rows[len(rows) // 2][0] // SEGMENT_SIZE * SEGMENT_SIZE
@@ -92,7 +90,7 @@ def test_every_changed_byte_is_found_where_it_is(
     change(path, position, bytes([path.read_bytes()[position] ^ 1 << data.draw(st.integers(0, 7))]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check_module, "_ENTRIES_PER_READ", window)
-        patch.setattr(compare_module, "_ENTRIES", window)
+        patch.setattr(service_module, "_ENTRIES_PER_WRITE", window)
         (found,) = compare(directory, mark, rows, [7])
         assert (found.name, found.position) == (path.name, position // width * width)
         # Without the log not every wrong number can be told; those that are told are this one or its neighbour.
@@ -120,7 +118,7 @@ def test_what_is_missing_too_much_or_nobodys(tmp_path: Path) -> None:
     (tmp_path / "sparse" / index_name(0)).unlink()
     (tmp_path / "sparse" / index_name(SEGMENT_SIZE * 9)).touch()
     assert check(tmp_path / "sparse", mark).counts == {"file-missing": 1, "file-unnamed": 1}
-    assert check(tmp_path / "sparse", mark, is_owned=True, is_at_rest=False).counts == {"file-missing": 1}
+    assert check(tmp_path / "sparse", mark, is_at_rest=False).counts == {"file-missing": 1}
     comparison = SparseComparison(Disk(), tmp_path / "sparse", SEGMENT_SIZE, mark, 0)
     assert [one for batch in batches_of(ROWS, [50]) for one in comparison.take(batch)] == []
     assert comparison.gone == [index_name(0)]

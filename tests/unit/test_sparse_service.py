@@ -16,7 +16,6 @@ from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.errors import DiskError, IndexdError
 from indexd.sparse.format import SparseMark
 from indexd.sparse.service import SparseService
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 from support.output_recovery import made_durable
 from support.reading import open_reader
@@ -71,9 +70,7 @@ def test_any_log_in_any_batches_makes_the_files_of_the_plain_rule(
                 done = [row for row in rows if row[0] < batch.end_offset]
                 check(service, Path(name), done, interval)
         check(service, Path(name), rows, interval)
-        assert service.counters.messages == len(rows)
-        assert service.counters.sealed == len(service.mark().held.sealed)
-        assert service.counters.entries == sum(
+        assert service.entries == sum(
             segment.offset_entries + segment.time_entries for segment in service.mark().held.segments
         )
         service.close()
@@ -97,32 +94,6 @@ def test_a_service_goes_on_from_a_mark(rows: list[Row], interval: int, split: li
                     service.build(earlier)  # is in already
         check(service, Path(name), rows, interval)
         service.close()
-
-
-def test_a_first_message_larger_than_the_interval(tmp_path: Path) -> None:
-    rows = [(0, 3000, 5), (3000, 91, 6), (3091, 91, 4)]
-    service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 500)
-    service.build(batch_of(rows))
-    check(service, tmp_path, rows, 500)
-    assert service.mark().held.segments[0][2:] == (1, 1)
-    assert (tmp_path / f"{0:020d}.index").read_bytes()[:8] == bytes([0, 0, 0, 1, 0, 0, 0x0B, 0xB8])
-
-
-def test_equal_and_falling_timestamps_get_no_entry_of_their_own(tmp_path: Path) -> None:
-    rows = [(100 * number, 100, time) for number, time in enumerate([9, 9, 8, 9, 3, 10, 10])]
-    service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.build(batch_of([*rows, (SEGMENT_SIZE, 100, 1)]))
-    with TimeIndex.load(Disk(), tmp_path / f"{0:020d}.timeindex", 0, 2) as index:
-        assert list(index) == [(9, 0), (10, 5)]
-    with OffsetIndex.open(Disk(), tmp_path / f"{0:020d}.index", 0, writable=False) as index:
-        assert [position for _, position in index] == [100, 200, 300, 400, 500, 600]
-
-
-def test_the_smallest_frames_all_with_an_entry_fit(tmp_path: Path) -> None:
-    rows = [(91 * number, 91, number) for number in range(SEGMENT_SIZE // 91)]
-    service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.build(batch_of([*rows, (SEGMENT_SIZE, 91, 10_000)]))
-    check(service, tmp_path, [*rows, (SEGMENT_SIZE, 91, 10_000)], 0)
 
 
 def test_a_row_before_what_is_sealed_is_a_defect(tmp_path: Path) -> None:
@@ -229,9 +200,7 @@ def test_after_an_error_the_same_batch_goes_on_where_it_stopped(
                 raise AssertionError("three faults for two")
     disk.faults = FaultMap()
     check(service, ROOT, rows, interval, disk)
-    assert service.counters.messages == len(rows)
-    assert service.counters.sealed == len(service.mark().held.sealed)
-    assert service.counters.entries == sum(
+    assert service.entries == sum(
         segment.offset_entries + segment.time_entries for segment in service.mark().held.segments
     )
     # Whatever was tried, no descriptor is left open but the growing pair's.

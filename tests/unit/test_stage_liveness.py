@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexd.service.instance import RunningClock, StageLiveness
+from indexd.service.instance import StageLiveness
 
 
 class Clock:
@@ -38,13 +38,6 @@ def test_each_stage_has_its_own_limit(liveness: StageLiveness, clock: Clock) -> 
     assert liveness.stalled() == {}
 
 
-def test_signs_of_one_stage_do_not_speak_for_another(liveness: StageLiveness, clock: Clock) -> None:
-    for _ in range(100):
-        clock.now += 1
-        liveness.sign("build")
-    assert list(liveness.stalled()) == ["read"]
-
-
 def test_an_announced_wait_is_no_stall_until_it_is_over(liveness: StageLiveness, clock: Clock) -> None:
     liveness.sign("build")
     liveness.sign("read", 60.0)
@@ -57,7 +50,7 @@ def test_an_announced_wait_is_no_stall_until_it_is_over(liveness: StageLiveness,
 
 
 def test_a_step_is_alive_as_long_as_it_gets_further(liveness: StageLiveness, clock: Clock) -> None:
-    liveness.begin("flush", 0)
+    liveness.sign("flush", progress=0)
     for files in range(1, 50):
         clock.now += 9
         liveness.sign("read")
@@ -76,7 +69,7 @@ def test_nothing_is_asked_of_a_stage_at_rest(liveness: StageLiveness, clock: Clo
     liveness.sign("build", 1e9)
     clock.now += 1e6
     assert liveness.stalled() == {}, "no flush has begun"
-    liveness.begin("flush", 3)
+    liveness.sign("flush", progress=3)
     liveness.rest("flush")
     liveness.watch("flush", 9)
     clock.now += 1e6
@@ -87,14 +80,3 @@ def test_without_a_watchdog_there_is_a_limit_all_the_same(clock: Clock) -> None:
     liveness = StageLiveness(None, clock)
     clock.now += 61
     assert set(liveness.stalled()) == {"read", "build"}
-
-
-def test_a_clock_that_does_not_run_while_the_process_is_stopped(clock: Clock) -> None:
-    running = RunningClock(clock)
-    began = running()
-    clock.now += 4.0
-    assert running() - began == 4.0, "somebody reads it often"
-    clock.now += 3600.0
-    assert running() - began == 4.0, "nobody did for an hour"
-    clock.now += 1.0
-    assert running() - began == 5.0

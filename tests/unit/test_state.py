@@ -12,7 +12,6 @@ from indexd.commitlog.writer import CommitLogWriter
 from indexd.errors import DiskError
 from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.serve.status import Status
-from indexd.storage.disk import Disk
 from support.daemon import index_files
 from support.inside import config_of, notifier_of, opened_inside, row_of, running, wait_until
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, messages, write_log
@@ -181,7 +180,7 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert row["skippedBytes"] == row["uncoveredBytes"] == 0
             assert row["corrupt"]["offset"] == row["readOffset"]
             assert not row["caughtUp"]
-            assert "standing at corrupt bytes" in daemon._watchdog.status()
+            assert "standing at corrupt bytes" in daemon._status()
             config = config_of(store, tmp_path / "data", on_corrupt="skip", corrupt_after_ms="20", settle_ms="10")
             daemon._instance.reload_config = lambda: config
             daemon._on_reload()
@@ -193,41 +192,3 @@ async def test_corruption_and_what_was_passed_over_are_counted(tmp_path: Path) -
             assert sum(end - begin for begin, end, _ in row["uncovered"]) == row["uncoveredBytes"]
             kinds = [event.kind for event in daemon._board.events.since(0)]
             assert {"corrupt", "hole", "reload"} <= set(kinds)
-
-
-def test_the_disk_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is made on event loops: a disk that hangs must not hang it."""
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
-        daemon._board.running(daemon.state.row)
-
-        def asked(*_: object, **__: object) -> None:
-            raise AssertionError("a row asks the disk")
-
-        with monkeypatch.context() as patch:
-            for name in ("open_read", "open_write", "stamp", "stamps", "exists", "read", "list_dir"):
-                patch.setattr(Disk, name, asked)
-            check(row_of(daemon))
-        daemon.pipeline.close()
-        daemon.reader.close()
-
-
-async def test_a_restart_that_compares_old_messages_is_not_behind_by_them(tmp_path: Path) -> None:
-    store, data, count = tmp_path / "store", tmp_path / "data", 2000
-    end = write_log(store, count)
-    for _ in range(2):
-        with opened_inside(store, data) as daemon:
-            async with running(daemon):
-                await wait_until(lambda: row_of(daemon)["durableOffset"] == end and row_of(daemon)["caughtUp"])
-                row = row_of(daemon)
-                check(row)
-                assert row["messages"] == count
-                assert row["dispatchBehindMessages"] == 0
-                assert {output["behindMessages"] for output in row["outputs"]} == {0}
-    assert row["readMessages"] == row["readBytesTotal"] == 0, "nothing came since"
-    with opened_inside(store, data) as daemon:
-        write_log(store, 10, start_offset=end, seed=2)
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["messages"] == count + 10 and row_of(daemon)["caughtUp"])
-            assert row_of(daemon)["readMessages"] == 10
-            assert row_of(daemon)["dispatchBehindMessages"] == 0

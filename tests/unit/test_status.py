@@ -127,8 +127,7 @@ def test_a_terminal_is_redrawn_in_place_and_keeps_the_last_look(running: Daemon)
         watching.kill()
         os.close(ends[0])
     assert watching.wait(30) == 130
-    assert b"\x1b[?1049h" in seen
-    _, _, after = seen.partition(b"\x1b[?1049l")
+    _, _, after = seen.rpartition(b"\x1b[H\x1b[2J")
     assert b"caught up" in after
     assert b"Traceback" not in seen
 
@@ -343,29 +342,6 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
         del state["phase"]
         (data / "state").write_text(json.dumps(state))
         assert row_of(data)["phase"] == "recovering"
-
-
-def test_one_that_stops_is_told_from_one_that_opens(tmp_path: Path) -> None:
-    # In the order in which a daemon makes and removes them.
-    data = tmp_path / "data"
-    with held(data) as holder:
-        assert row_of(data)["phase"] == "opening", "it has only taken the lock"
-        (data / "starts").write_text("1\n")
-        assert row_of(data)["phase"] == "opening", "the kernels are loaded"
-        (data / "abort").touch()
-        (data / "starts").unlink()
-        assert row_of(data)["phase"] == "opening"
-        (data / "abort").unlink()
-        row = row_of(data)
-        assert (row["phase"], row["pid"], row["findings"], row["notes"]) == ("stopping", holder.pid, [], [])
-        assert status(data).startswith(f"stopping  pid {holder.pid}\n")
-
-
-def test_without_a_state_only_a_port_that_was_given_is_asked(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with held(data):
-        assert row_of(data)["notes"] == []
-        assert row_of(data, INDEXD_HTTP="127.0.0.1:1")["notes"] == ["HTTP at 127.0.0.1:1: Connection refused"]
 
 
 def test_only_status_loads_what_draws() -> None:

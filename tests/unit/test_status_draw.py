@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.cli.output import values
 from indexd.cli.status import Look, draw, from_text64, rates
 from indexd.config import Config
 from indexd.findings import findings_of
@@ -92,21 +91,6 @@ def test_what_is_indexed_is_known_after_two_drains() -> None:
     assert all(rate is not None and 700 <= rate <= 1500 for rate in seen[4:])
 
 
-def test_a_log_that_is_indexed_to_its_end_has_a_rate_without_drains() -> None:
-    looks = deque(look_at(second, drains=5, phyOffset=100, commitLogMaxOffset=100) for second in range(2))
-    assert rates(looks)["indexedBytesPerSecond"] == 0.0
-    assert "rates     read 0 B/s" in list(draw(look_at(0, dispatchBehindBytes=0), {"readBytesPerSecond": 0.0}))
-    assert "rates     not known yet" in list(draw(look_at(0, dispatchBehindBytes=0), {}))
-
-
-def test_rates_begin_anew_with_another_life() -> None:
-    looks = deque(look_at(second, phyOffset=offset) for second, offset in enumerate((0, 100, 50)))
-    assert "indexedBytesPerSecond" not in rates(looks), "the log was cut"
-    looks.append(Look({"phase": "running", "pid": 2, "phyOffset": 900}, "", 4))
-    assert rates(looks) == {}
-    assert len(looks) == 1
-
-
 def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
     answer = {
         "phyOffset": "9223372036854775807", "uncovered": [["0", "12", "no. 7"]], "pid": 7, "cluster": "2024",
@@ -140,19 +124,6 @@ def test_recovery_in_words() -> None:
         ({"step": "compare", "done": 0, "total": 0}, "recovery  0%  compare: 0 B of 0 B"),
     ):
         assert text in list(draw(Look({"phase": "recovering", "recovering": step}, "here"), {}))
-
-
-def test_values_are_words() -> None:
-    fields = {
-        "connected": True,
-        "is_new": False,
-        "reasons": ["there is no frontier", "x"],
-        "none": [],
-        "no": None,
-        "n": 0,
-    }
-    assert values(fields) == "connected yes, is_new no, reasons there is no frontier; x, n 0"
-    assert values({"last": {"at": 5, "ok": True}, "pairs": [[1, 2]]}) == "last at 5, ok yes, pairs 1; 2"
 
 
 def test_one_that_does_not_answer_is_not_said_to_run() -> None:

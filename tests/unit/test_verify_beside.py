@@ -15,7 +15,8 @@ from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from indexd.verify import records, whole
+from indexd.verify import whole
+from indexd.verify.whole import look as whole_look
 from support.data_directory import Store
 from support.verifying import (
     HASH,
@@ -94,9 +95,9 @@ def test_what_is_found_while_a_daemon_flushes_is_looked_at_again(store: Store, m
     saved = store.frontier
     looks = []
 
-    def look(disk: Disk, files: object) -> records.StoreState:
+    def look(disk: Disk, files: object) -> whole.StoreState:
         # The first file expires behind the first look: the frontier goes on without it, then it is removed.
-        ground = records.look(disk, files)  # type: ignore[arg-type]
+        ground = whole_look(disk, files)  # type: ignore[arg-type]
         looks.append(ground)
         if len(looks) == 1:
             write_frontier(disk, store.data / "frontier", saved.with_outputs(index=saved.index[1:]), "0")

@@ -11,7 +11,7 @@ import pytest
 from indexd.consumequeue.format import UNIT_SIZE, QueueMark
 from support.outputs import UNITS, Built, build, copied, found
 from support.reopened import config_for, undisturbed
-from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE
+from support.small_log import SEGMENT_SIZE
 from support.verifying import change, check, kinds
 
 if TYPE_CHECKING:
@@ -82,18 +82,6 @@ def queue(built: Built) -> QueueMark:
     return next(mark for mark in built.marks if mark.max_offset > 2 * UNITS and mark.max_offset % UNITS)
 
 
-@pytest.mark.parametrize(
-    ("at", "data", "kind"),
-    [(0, b"\xff", "unit-phy-offset"), (8, bytes(4), "unit-size"), (0, bytes(20), "unit-size")],
-)
-def test_a_unit_that_cannot_be(built: Built, at: int, data: bytes, kind: str) -> None:
-    mark, unit = queue(built), UNITS + 3
-    path = built.queue_file(mark, unit)
-    change(path, 3 * UNIT_SIZE + at, data)
-    report = check(built.data)
-    assert found(report) == [(built.name(path), 3 * UNIT_SIZE + (8 if kind == "unit-size" else 0), kind)]
-
-
 def test_queue_files_that_are_missing_cut_or_written_behind_their_end(built: Built) -> None:
     mark = queue(built)
     first, second, last = (built.queue_file(mark, unit) for unit in (0, UNITS, mark.max_offset))
@@ -114,19 +102,6 @@ def test_queue_files_that_are_missing_cut_or_written_behind_their_end(built: Bui
             (built.name(last.parent.parent / "99" / "00000000000000000000"), 0, "file-unnamed"),
         ]
     )
-
-
-def test_a_recovery_that_was_broken_off_may_leave_the_last_file_short(built: Built) -> None:
-    mark = queue(built)
-    last, end = built.queue_file(mark, mark.max_offset), mark.max_offset % UNITS * UNIT_SIZE
-    os.truncate(last, end)
-    assert found(check(built.data)) == [(built.name(last), end, "file-size")]
-    (built.data / "abort").write_bytes(b"1")
-    assert found(check(built.data)) == []
-    os.truncate(last, end - 1)
-    assert [what for _, _, what in found(check(built.data))] == ["file-size"]
-    os.truncate(built.queue_file(mark, 0), QUEUE_FILE_SIZE - 1)
-    assert [what for _, _, what in found(check(built.data))] == ["file-size"] * 2
 
 
 # --- sparse indexes ---

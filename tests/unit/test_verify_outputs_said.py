@@ -11,7 +11,7 @@ import pytest
 from indexd.consumequeue.format import QueueMark
 from indexd.errors import CorruptDataError
 from indexd.findings import KEPT_MAX
-from indexd.sparse.format import ActiveMark, SparseMark
+from indexd.sparse.format import ActiveMark
 from support.daemon import indexd_here
 from support.outputs import UNITS, Built, build, copied, found
 from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE
@@ -53,13 +53,6 @@ def test_a_queue_that_cannot_be(built: Built, field: int, value: int) -> None:
     report = check(built.data)
     assert found(report)[0][2] == "frontier"
     assert f"queue {built.marks[3].topic}/{built.marks[3].queue_id}" in report.findings.kept[0].text
-
-
-@pytest.mark.parametrize("field", [4, 5])
-@pytest.mark.parametrize("by", [-1, 1])
-def test_a_queue_that_is_said_to_end_elsewhere(built: Built, field: int, by: int) -> None:
-    built.change_frontier(queues=replaced(built.marks, 3, field, built.marks[3][field] + by))
-    assert kinds(check(built.data))
 
 
 def test_a_queue_that_is_named_twice_or_not_at_all(built: Built) -> None:
@@ -166,12 +159,3 @@ def test_the_command(built: Built) -> None:
         "text": "unit 2: the size 0 is not more than 0",
     }
     assert (summary["findings"], summary["counts"]) == (1, {"unit-size": 1})
-
-
-def test_marks_of_sparse_indexes_alone_are_enough(built: Built) -> None:
-    sparse = built.frontier.sparse
-    assert isinstance(sparse, SparseMark)
-    for path in built.pair(0):
-        path.unlink()
-    built.change_frontier(sparse=sparse._replace(segments=sparse.segments[1:]))
-    assert kinds(check(built.data)) == {}

@@ -22,7 +22,7 @@ from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import DataFiles, segment_name
 from indexd.verify import whole
-from indexd.verify.records import look
+from indexd.verify.whole import look
 from support.beside_log import over_queues, spec, write
 from support.daemon import assert_same_index, indexd_here
 from support.goldens import GOLDENS, unpack

@@ -77,33 +77,11 @@ async def test_a_log_that_is_gone_is_waited_for_and_is_no_stall(tmp_path: Path) 
             await wait_until(lambda: row_of(daemon)["dispatchBehindMilliseconds"] == 0)
 
 
-async def test_ready_is_said_once_the_log_was_looked_at(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data") as daemon:
-        assert notifier_of(daemon).said == []
-        async with running(daemon):
-            await wait_until(lambda: [word for word, _ in notifier_of(daemon).said if word == "ready"])
-        said = [word for word, _ in notifier_of(daemon).said]
-        assert said.index("ready") < said.index("stopping")
-        assert "ready" not in said[said.index("ready") + 1 :]
-        assert "status" not in said[said.index("stopping") :], "systemd shows that it stops until it has"
-
-
-async def test_the_first_word_says_how_old_the_log_is(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)  # of years ago
-    with opened_inside(tmp_path / "store", tmp_path / "data", drain_interval="1") as daemon:
-        async with running(daemon):
-            await wait_until(lambda: "ready" in dict(notifier_of(daemon).said))
-            ready = dict(notifier_of(daemon).said)["ready"]
-            assert " 0 ms behind" not in ready, ready
-            assert int(ready.split(" ms behind")[0].split()[-1]) > 60_000, ready
-
-
 async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_log(tmp_path / "store", 100)
-    monkeypatch.setattr("indexd.service.watchdog._AROUND_SECONDS", 0.5)
+    monkeypatch.setattr("indexd.service.daemon._AROUND_SECONDS", 0.5)
     with opened_inside(tmp_path / "store", tmp_path / "data", watchdog=0.4) as daemon:
         async with running(daemon):
             await wait_until(lambda: row_of(daemon)["caughtUp"])
@@ -116,21 +94,6 @@ async def test_a_look_around_that_hangs_is_said_and_ends_nothing(
             assert "a file system that hangs" in row_of(daemon)["problems"]["around"]
             daemon._instance.looked_around = time.monotonic() + 60
             await wait_until(lambda: row_of(daemon)["problems"] == {})
-
-
-async def test_nothing_is_late_after_the_process_was_stopped_and_goes_on(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 100)
-    with opened_inside(tmp_path / "store", tmp_path / "data", watchdog=4.0) as daemon:
-        async with running(daemon):
-            await wait_until(lambda: row_of(daemon)["caughtUp"])
-            clock, jump = daemon._instance.clock, 600.0
-            daemon._instance.looked_around = clock()
-            clock._clock = lambda: time.monotonic() + jump  # SIGSTOP, ten minutes, SIGCONT
-            pings = notifier_of(daemon).pings
-            await wait_until(lambda: notifier_of(daemon).pings > pings)
-            assert (row_of(daemon)["problems"], row_of(daemon)["stalled"]) == ({}, {})
-        names = {event.name for event in daemon._board.events.since(0)}
-        assert not names & {"degraded", "stalled"}
 
 
 async def test_a_configuration_that_hangs_holds_up_neither_the_index_nor_a_stop(tmp_path: Path) -> None:

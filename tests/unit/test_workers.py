@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from indexd.serve import workers as query_workers
-from indexd.serve.workers import StoppedError, TooManyError, Workers
+from indexd.serve import queries as query_workers
+from indexd.serve.queries import CrowdedError, StoppingError, Workers
 
 
 def _end(workers: Workers) -> None:
@@ -31,17 +31,6 @@ async def test_answers_and_errors_come_back_to_who_asked() -> None:
         assert [error.args for error in errors if isinstance(error, KeyError)] == [(n,) for n in range(9)]
     finally:
         _end(workers)
-
-
-async def test_one_thread_while_it_keeps_up() -> None:
-    workers = Workers(4, 100)
-    names = set()
-    try:
-        for _ in range(30):
-            names.add(await workers.ask(lambda: threading.current_thread().name))
-    finally:
-        _end(workers)
-    assert len(names) == 1
 
 
 async def test_others_help_when_it_is_held_up_and_no_more_than_may() -> None:
@@ -74,7 +63,7 @@ async def test_a_bounded_waiting_room() -> None:
         await asyncio.sleep(0.1)
         waiting = [asyncio.create_task(workers.ask(lambda: 7)) for _ in range(5)]
         await asyncio.sleep(0)
-        with pytest.raises(TooManyError):
+        with pytest.raises(CrowdedError):
             await workers.ask(lambda: 8)
         gate.set()
         assert await first is True
@@ -91,7 +80,7 @@ async def test_bounded_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         first = asyncio.create_task(workers.ask(lambda: time.sleep(0.5)))
         await asyncio.sleep(0.1)
-        with pytest.raises(TooManyError):
+        with pytest.raises(CrowdedError):
             await workers.ask(lambda: asked.append(1))
         await first
     finally:
@@ -126,32 +115,13 @@ async def test_a_stop_refuses_at_once_and_leaves_behind_what_does_not_end() -> N
     await asyncio.sleep(0)
     workers.stop()
     answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1)
-    assert [type(answer) for answer in answers] == [StoppedError] * 5
+    assert [type(answer) for answer in answers] == [StoppingError] * 5
     began = time.monotonic()
     assert await asyncio.to_thread(workers.close, 0.3) == 1
     assert time.monotonic() - began < 2
     gate.set()
     assert await under_way is True
     assert workers.close(10) == 0
-
-
-async def test_close_waits_for_what_is_under_way() -> None:
-    workers = Workers(2, 5)
-    done: list[int] = []
-
-    def slow() -> None:
-        time.sleep(0.3)
-        done.append(1)
-
-    under_way = asyncio.create_task(workers.ask(slow))
-    await asyncio.sleep(0.1)
-    workers.stop()
-    assert await asyncio.to_thread(workers.close, 10) == 0
-    assert done == [1]
-    await under_way
-    with pytest.raises(StoppedError):
-        await workers.ask(lambda: 1)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("query-")]
 
 
 def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
@@ -171,49 +141,6 @@ def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
     assert totals == [sum(number % 7 for number in range(400))] * 2
 
 
-async def test_a_thread_that_is_about_to_wait_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, loop = Workers(1, 10), asyncio.get_running_loop()
-    original, has_stopped = Workers._tell, threading.Event()
-
-    def stop() -> None:
-        workers.stop()
-        has_stopped.set()
-
-    def tell(self: Workers) -> None:
-        # The thread has found nothing to do; the stop comes before it says that it waits.
-        original(self)
-        if not has_stopped.is_set():
-            loop.call_soon_threadsafe(stop)
-            has_stopped.wait(10)
-
-    monkeypatch.setattr(Workers, "_tell", tell)
-    assert await workers.ask(lambda: 7) == 7
-    await asyncio.to_thread(has_stopped.wait, 10)
-    assert await asyncio.to_thread(workers.close, 5) == 0
-
-
-async def test_long_questions_take_turns_with_short_ones() -> None:
-    workers = Workers(1, 100)
-    answered = threading.Event()
-
-    def long() -> bool:
-        end = time.monotonic() + 20
-        while not answered.is_set() and time.monotonic() < end:
-            workers.give_way()
-        return answered.is_set()
-
-    try:
-        walks = [asyncio.create_task(workers.ask(long)) for _ in range(5)]
-        for _ in range(3):  # in the first turn of a long one, and when each has had its own
-            assert await workers.ask(lambda: 7) == 7
-        assert not any(walk.done() for walk in walks)
-        answered.set()
-        assert all(await asyncio.gather(*walks))
-    finally:
-        answered.set()
-        _end(workers)
-
-
 async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -222,7 +149,7 @@ async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(TooManyError):
+            with pytest.raises(CrowdedError):
                 await asyncio.wait_for(workers.ask(lambda: 1), 10)
         assert await workers.ask(lambda: 2) == 2
     finally:

@@ -5,10 +5,8 @@
 ``query``    query-key, query-unique-key, query-offset, query-time, message
 ``status``   status
 ``inspect``  inspect
-``rebuild``  rebuild, in this process or on Spark; verify; doctor; the session of Spark
-``audit``    audit: a broker's own index against its log
-``repair``   repair: a stopped broker's own index mended
+``rebuild``  rebuild, in this process or on Spark; verify
+``broker_index``  audit and repair: a broker's own index against its log, and mended
 ``kafka``    kafka check, kafka rebuild
-``stats``    stats: what is in the log, counted on Spark
-``export``   export: messages as Parquet, on Spark
+``spark``    doctor, export, stats; the session of Spark
 """

@@ -1,7 +1,7 @@
 """inspect: shows what a file or a directory of a store, or of indexd, holds: every record under its fields' names.
 
-Reads only; needs neither daemon nor frontier. Text and JSON come from the same rows. Files of equal records are
-described by ``UNITS`` and ``SPARSE``; what a file is, its name and its folder say.
+Reads only; needs neither daemon nor frontier. Text and JSON come from the same rows. What a file is, its name and its
+folder say. Each record is judged by itself; whether they agree with each other and with the log, ``verify`` says.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
     add_command,
     count64,
@@ -44,22 +45,9 @@ from indexd.consumequeue.format import (
 )
 from indexd.errors import CorruptDataError, UsageError
 from indexd.flush.frontier import StoreCheckpoint, read_frontier
-from indexd.index.format import (
-    HEADER_SIZE,
-    INDEX_TYPES,
-    IndexEntry,
-    IndexHeader,
-    IndexLayout,
-    index_key_hash,
-)
+from indexd.index.format import HEADER_SIZE, INDEX_TYPES, IndexEntry, IndexHeader, IndexLayout, index_key_hash
 from indexd.index.reader import IndexFileReader
-from indexd.sparse.format import (
-    INT32_MAX,
-    OFFSET_SUFFIX,
-    PASSING_SUFFIXES,
-    TIME_SUFFIX,
-    base_of_name,
-)
+from indexd.sparse.format import INT32_MAX, OFFSET_SUFFIX, PASSING_SUFFIXES, TIME_SUFFIX, base_of_name
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
@@ -67,7 +55,6 @@ from indexd.storage.names import is_index_name, segment_base
 
 Row = dict[str, Any]
 _FRAMES = 20
-_EXIT_FINDINGS = 1
 _DEFAULT = "default"
 _READ_SIZE = 1 << 20
 _FRAME_READ = 4096
@@ -75,20 +62,10 @@ _QUEUE_FOLDER = "consumequeue"
 _RANGE = re.compile(r"([0-9]{0,19}):([0-9]{0,19})", re.ASCII)
 _NO_UNIT = "it can be no unit here"
 _SLOT = struct.Struct(">i")
-
-
-class UnitFormat(NamedTuple):
-    """A file of a queue's units."""
-
-    kind: str
-    packed: struct.Struct
-    unit: type[Unit] | type[BatchUnit]
-
-
-#: By the folder in which such files lie.
-UNITS = {
-    _QUEUE_FOLDER: UnitFormat("consumeQueue", UNIT, Unit),
-    BATCH_FOLDER: UnitFormat("batchConsumeQueue", BATCH_UNIT, BatchUnit),
+#: By the folder in which the files of a queue's units lie: what they are called, packed and unpacked.
+UNITS: dict[str, tuple[str, struct.Struct, type[Unit] | type[BatchUnit]]] = {
+    _QUEUE_FOLDER: ("consumeQueue", UNIT, Unit),
+    BATCH_FOLDER: ("batchConsumeQueue", BATCH_UNIT, BatchUnit),
 }
 #: By what a file's name ends with.
 SPARSE: dict[str, tuple[str, type[OffsetIndex] | type[TimeIndex]]] = {
@@ -113,7 +90,7 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument("--index-type", choices=INDEX_TYPES, help="what the key is; T: the tags")
     parser.add_argument(
         "--frames",
-        type=int,
+        type=count64,
         default=_FRAMES,
         metavar="N",
         help=f"most frames, units or entries, 0 = all (default: {_FRAMES})",
@@ -124,18 +101,18 @@ def register(commands: Any, common: Parser) -> None:
 
 def inspect(args: argparse.Namespace, config: Config) -> int:
     """Show each PATH; 1 if something in one of them is damaged."""
-    if args.frames < 0:
-        raise UsageError(f"--frames {args.frames} shows nothing", "0 shows all")
+    if (args.topic is None) != (args.key is None):
+        raise UsageError("--topic and --key belong together", "give both")
     report = Report(Disk(), args, config)
     for text in args.paths:
         path = Path(text)
-        if text == "" or (report.disk.exists(path) and not (path.is_file() or path.is_dir())):
-            raise UsageError(f"{text or 'an empty path'} is neither a file nor a directory")
         if not report.disk.exists(path):
             raise UsageError(f"there is nothing at {path}", "check the path")
+        if text == "" or not (path.is_file() or path.is_dir()):
+            raise UsageError(f"{text or 'an empty path'} is neither a file nor a directory")
     for path in map(Path, args.paths):
         (_directory if path.is_dir() else _file)(report, path)
-    return _EXIT_FINDINGS if report.is_damaged else 0
+    return EXIT_FINDINGS if report.is_damaged else 0
 
 
 class Report:
@@ -147,20 +124,31 @@ class Report:
 
     def file(self, kind: str, path: Path, members: Mapping[str, Any], damage: str | None = None) -> None:
         """What is said of a whole file: as text a line a member."""
-        row = self._judged({"kind": kind, "path": str(path), **members}, damage)
-        if not self._is_json(row):
-            print_line(f"{kind} {printable(str(path))}")
-            for name, value in list(row.items())[2:]:
-                print_line(f"  {name:<20} {_shown(name, value)}")
+        self.line(kind, {"path": str(path), **members}, damage, is_file=True)
 
-    def line(self, kind: str, members: Mapping[str, Any], damage: str | None = None, indent: str = "  ") -> None:
+    def line(
+        self,
+        kind: str,
+        members: Mapping[str, Any],
+        damage: str | None = None,
+        indent: str = "  ",
+        is_file: bool = False,
+    ) -> None:
         """One record, known by its first member: as text one line."""
-        row = self._judged({"kind": kind, **members}, damage)
-        if not self._is_json(row):
-            (_, first), *rest = ((name, value) for name, value in row.items() if name not in ("kind", "damage"))
-            words = ", ".join(f"{name} {_shown(name, value)}" for name, value in rest)
-            end = f"  <- {printable(damage)}" if damage else ""
-            print_line(f"{indent}{kind} {printable(str(first))}{': ' if words else ''}{words}{end}")
+        self.is_damaged |= damage is not None
+        row = {"kind": kind, **members} | ({} if damage is None else {"damage": damage})
+        if wants_json(self.args):
+            print_json(row)
+            return
+        (_, first), *rest = ((name, _shown(name, value)) for name, value in row.items() if name != "kind")
+        if is_file:
+            print_line(f"{kind} {first}")
+            for name, text in rest:
+                print_line(f"  {name:<20} {text}")
+            return
+        words = ", ".join(f"{name} {text}" for name, text in rest if name != "damage")
+        end = f"  <- {printable(damage)}" if damage else ""
+        print_line(f"{indent}{kind} {first}{': ' if words else ''}{words}{end}")
 
     def range(self, first: int, last: int) -> tuple[int, int, int]:
         """``--entries A:B``, else all from ``first`` to ``last``; with where ``--frames`` ends what is shown."""
@@ -171,15 +159,6 @@ class Report:
             raise UsageError(f"--entries {self.args.entries!r} is not A:B", "give two entry numbers, such as 1:100")
         first, last = int(match[1] or first), int(match[2] or last)
         return first, last, last
-
-    def _judged(self, row: Row, damage: str | None) -> Row:
-        self.is_damaged |= damage is not None
-        return row if damage is None else row | {"damage": damage}
-
-    def _is_json(self, row: Row) -> bool:
-        if wants_json(self.args):
-            print_json(row)
-        return wants_json(self.args)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -212,29 +191,28 @@ def _used_records(file: DiskFile, packed: struct.Struct) -> Iterator[tuple[int, 
     # Those that are not all zeros; room that was never written needs no look at the disk.
     first, count, size = 0, _READ_SIZE // packed.size, file.size() // packed.size
     while first < size and (first := file.next_data(first * packed.size) // packed.size) < size:
-        for number, fields in _records(file, packed, first, min(first + count, size)):
-            if any(fields):
-                yield number, fields
+        yield from (found for found in _records(file, packed, first, min(first + count, size)) if any(found[1]))
         first += count
 
 
+# --- what a path is
+
+
 def _file(report: Report, path: Path) -> None:
-    base, suffix = segment_base(path.name), _sparse_suffix(path.name)
+    base, folders = segment_base(path.name), path.absolute().parts
     if is_index_name(path.name):
         _index(report, path)
-    elif suffix is not None:
+    elif _sparse_suffix(path.name) is not None:
         _sparse(report, path)
     elif path.name in _SMALL_FILES:
         _SMALL_FILES[path.name](report, path)
-    elif base is not None:
-        # Files of queues have the same names; those of a log are known by their first frame, or by nothing.
-        form = None if _first_offset(report.disk, path) == base else _unit_format(path)
-        if form is None:
-            _segments(report, [Segment(base, path.stat().st_size, path)])
-        else:
-            _queue(report, path, form)
-    else:
+    elif base is None:
         raise UsageError(f"{path} has the name of no file of a store or of indexd", "give a copy the name that it had")
+    # Files of queues have the same names; those of a log are known by their first frame, or by nothing.
+    elif len(folders) > 3 and folders[-4] in UNITS and _first_offset(report.disk, path) != base:
+        _queue(report, path, *UNITS[folders[-4]])
+    else:
+        _segments(report, [Segment(base, path.stat().st_size, path)])
 
 
 def _first_offset(disk: Disk, path: Path) -> int | None:
@@ -245,45 +223,40 @@ def _first_offset(disk: Disk, path: Path) -> int | None:
     return int.from_bytes(head[28:36], "big") if is_frame else None
 
 
-def _unit_format(path: Path) -> UnitFormat | None:
-    # By the folder in which a queue's files lie: FOLDER/TOPIC/QUEUE/FILE.
-    folders = path.absolute().parts
-    return UNITS.get(folders[-4]) if len(folders) > 3 else None
-
-
 def _directory(report: Report, path: Path) -> None:
-    names = [name for name, _ in report.disk.list_dir(path)]
-    numbered = [name for name in names if segment_base(name) is not None]
+    files = report.disk.list_dir(path)
+    numbered = [path / name for name, _ in files if segment_base(name) is not None]
     if numbered:
-        first = path / numbered[0]
-        is_queue = _first_offset(report.disk, first) != segment_base(first.name)
-        if is_queue and _unit_format(first) is not None:
-            for name, size in report.disk.list_dir(path):
-                place = {"path": str(path / name), "begin": file_offset(name), "size": size} | _queue_of(path / name)
-                report.line("queueFile", place, indent="")
-        else:
-            _log(report, path)
-        return
+        folders = numbered[0].absolute().parts
+        is_log = _first_offset(report.disk, numbered[0]) == segment_base(numbered[0].name)
+        if is_log or len(folders) < 4 or folders[-4] not in UNITS:
+            return _log(report, path)
+        for name, size in files:
+            place = {"path": str(path / name), "begin": file_offset(name), "size": size} | _queue_of(path / name)
+            report.line("queueFile", place, indent="")
+        return None
     found = _index_files(report, path)
+    names = {name for name, _ in files}
     for name in ("frontier", "checkpoint", "abort", "state"):
         if name in names:
             _SMALL_FILES[name](report, path / name)
             found += 1
-    if "frontier" in names or "lock" in names:
+    if names & {"frontier", "lock"}:
         report.line("lock", {"path": str(path / "lock"), "ownerPid": owner_pid(path / "lock")}, indent="")
     for below in (path / "index", path / "sparse"):
         found += _index_files(report, below) if below.is_dir() else 0
     queues = path if path.name == _QUEUE_FOLDER else path / _QUEUE_FOLDER
     if queues.is_dir():
-        folders = queue_folders(report.disk, queues)
-        sizes = [size for files in folders.values() for size in files.values()]
-        totals = {"queues": len(folders), "files": len(sizes), "size": sum(sizes)}
+        counted = queue_folders(report.disk, queues)
+        sizes = [size for sizes in counted.values() for size in sizes.values()]
+        totals = {"queues": len(counted), "files": len(sizes), "size": sum(sizes)}
         report.line("queues", {"path": str(queues), **totals}, indent="")
-        found += len(folders)
+        found += len(counted)
     if (path / "commitlog").is_dir():
         _log(report, path / "commitlog")
     elif not found:
         raise UsageError(f"{path} holds nothing of a store or of indexd", "name a store, a data directory or a file")
+    return None
 
 
 def _log(report: Report, directory: Path) -> None:
@@ -301,6 +274,9 @@ def _index_files(report: Report, directory: Path) -> int:
             report.line(kind, {"path": str(directory / name), **members}, damage, indent="")
             found += 1
     return found
+
+
+# --- small files
 
 
 def _checkpoint(report: Report, path: Path) -> None:
@@ -322,12 +298,9 @@ def _abort(report: Report, path: Path) -> None:
 
 def _state(report: Report, path: Path) -> None:
     try:
-        row = json.loads(report.disk.read(path))
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise UsageError(f"{path} is no state of indexd", "name a data directory")
-    report.file("state", path, row)
+        report.file("state", path, dict(json.loads(report.disk.read(path)).items()))
+    except (ValueError, AttributeError):
+        raise UsageError(f"{path} is no state of indexd", "name a data directory") from None
 
 
 _SMALL_FILES: dict[str, Callable[[Report, Path], None]] = {
@@ -338,10 +311,11 @@ _SMALL_FILES: dict[str, Callable[[Report, Path], None]] = {
 }
 
 
+# --- index files
+
+
 def _index(report: Report, path: Path) -> None:
     args = report.args
-    if (args.topic is None) != (args.key is None):
-        raise UsageError("--topic and --key belong together", "give both")
     with report.disk.open_read(path) as opened:
         layout = _layout(report, path, opened.size())
         _, members, damage = _index_members(report.disk, path)
@@ -415,6 +389,9 @@ def _layout(report: Report, path: Path, size: int) -> IndexLayout:
     raise UsageError(text, hint)
 
 
+# --- the log
+
+
 def _segments(report: Report, segments: list[Segment]) -> None:
     # Segments in log order, and what stands in them from ``--offset`` on.
     args = report.args
@@ -473,62 +450,50 @@ def _frame(found: Decoded) -> Row:
     }
 
 
-@dataclass(slots=True)
-class _Order:
-    # Judges units one after the other: blank ones come first, and each message behind the one before.
-    has_message: bool = False
-    end: int = -1
-
-    def is_wrong(self, unit: Unit | BatchUnit) -> bool:
-        if _is_blank(unit):
-            return self.has_message
-        is_wrong = not unit.is_valid or unit.phy_offset < self.end
-        if unit.is_valid:  # also one that stands too high or too low: the next one is judged by it alone
-            self.has_message, self.end = True, unit.phy_offset + unit.size
-        return is_wrong
+# --- queues
 
 
-def _is_blank(unit: Unit | BatchUnit) -> bool:
-    return isinstance(unit, Unit) and unit.is_blank
-
-
-def _queue(report: Report, path: Path, form: UnitFormat) -> None:
+def _queue(
+    report: Report, path: Path, kind: str, packed: struct.Struct, unit_type: type[Unit] | type[BatchUnit]
+) -> None:
     with report.disk.open_read(path) as file:
-        places, rest = divmod(file.size(), form.packed.size)
-        begin = (file_offset(path.name) or 0) // form.packed.size
-        order, used, blank, damaged, first_damaged, first_message, begin_offset = _Order(), 0, 0, 0, -1, places, -1
-        for number, fields in _used_records(file, form.packed):
-            unit = form.unit(*fields)
-            wrong = number - used + order.is_wrong(unit)
+        places, rest = divmod(file.size(), packed.size)
+        begin = (file_offset(path.name) or 0) // packed.size
+        used = blank = damaged = 0
+        begin_offset = end_offset = first_damaged = -1
+        for number, fields in _used_records(file, packed):
+            unit = unit_type(*fields)
+            wrong = number - used + (not unit.is_valid)  # those passed over are zeros
             if wrong and not damaged:
                 first_damaged = min(number, used)
-            damaged, used, blank = damaged + wrong, number + 1, blank + _is_blank(unit)
-            if order.has_message and begin_offset < 0:
-                first_message, begin_offset = number, unit.phy_offset
+            used, damaged, blank = number + 1, damaged + wrong, blank + _is_blank(unit)
+            if unit.is_valid and not _is_blank(unit):
+                begin_offset = unit.phy_offset if begin_offset < 0 else begin_offset
+                end_offset = unit.phy_offset + unit.size
         members: Row = {"size": file.size(), "firstUnit": begin, **_queue_of(path)}
         members |= {"units": used, "blankUnits": blank, "places": places}
-        members |= {"beginPhyOffset": begin_offset, "endPhyOffset": order.end, "damagedUnits": damaged}
+        members |= {"beginPhyOffset": begin_offset, "endPhyOffset": end_offset, "damagedUnits": damaged}
         damage = f"{rest} bytes behind the last whole unit" if rest else None
         if damaged:
             damage = f"{damaged} units that can be none, unit {begin + first_damaged} first"
-        report.file(form.kind, path, members, damage)
+        report.file(kind, path, members, damage)
         first, end, stop = report.range(begin, begin + used)
         first, end, stop = max(first, begin) - begin, min(end - begin, places), min(stop - begin, places)
-        order = _Order(has_message=first_message < first)
-        for number, fields in _records(file, form.packed, first, stop):
-            unit = form.unit(*fields)
-            is_wrong = number < used and order.is_wrong(unit)
-            report.line(f"{form.kind}Unit", {"unit": begin + number} | _unit(unit), _NO_UNIT if is_wrong else None)
+        for number, fields in _records(file, packed, first, stop):
+            unit = unit_type(*fields)
+            row = {"unit": begin + number} | _members(unit._asdict())
+            address = ext_address(unit.tags_code)
+            if _is_blank(unit):
+                row["blank"] = True
+            elif address is not None:
+                row["extAddress"] = address
+            report.line(f"{kind}Unit", row, _NO_UNIT if number < used and not unit.is_valid else None)
         if stop < end:
             report.line("more", {"unit": begin + stop})
 
 
-def _unit(unit: Unit | BatchUnit) -> Row:
-    row = _members(unit._asdict())
-    if _is_blank(unit):
-        return row | {"blank": True}
-    address = ext_address(unit.tags_code)
-    return row if address is None else row | {"extAddress": address}
+def _is_blank(unit: Unit | BatchUnit) -> bool:
+    return isinstance(unit, Unit) and unit.is_blank
 
 
 def _queue_of(path: Path) -> Row:
@@ -536,6 +501,9 @@ def _queue_of(path: Path) -> Row:
     folders = path.absolute().parts
     queue_id = queue_id_of(folders[-2]) if len(folders) > 3 else None
     return {} if queue_id is None else {"topic": folders[-3], "queueId": queue_id}
+
+
+# --- sparse indexes
 
 
 def _sparse_suffix(name: str) -> str | None:
@@ -566,8 +534,7 @@ def _sparse(report: Report, path: Path) -> None:
 
 
 def _sparse_members(disk: Disk, path: Path) -> tuple[str, Row, str | None]:
-    # The entries before a tail of unused slots, and what Kafka's sanity check says of them: damage. "check" is that of
-    # the file as it is, every slot counting, which a tail of a TimeIndex does not pass.
+    # The entries before a tail of unused slots, and what Kafka's sanity check says of them.
     kind, index_type = SPARSE[_sparse_suffix(path.name) or OFFSET_SUFFIX]
     base, entries = base_of_name(path.name), 0
     with disk.open_read(path) as file:
@@ -578,18 +545,13 @@ def _sparse_members(disk: Disk, path: Path) -> tuple[str, Row, str | None]:
     row: Row = {"size": size, "base": base, "entries": entries, "slots": slots, "tail": slots - entries}
     if size > INT32_MAX:
         return kind, row | {"check": "not asked"}, f"{size} bytes, more than can be mapped"
-    with index_type.open(disk, path, base, writable=False) as index:
-        row["check"] = _sanity(index)
+    damage = None
     with index_type.load(disk, path, base, entries) as index:
-        damage = _sanity(index)
+        try:
+            index.sanity_check()
+        except CorruptDataError as error:
+            damage = error.line().partition(": ")[2] or error.line()
+        row["check"] = damage or "passed"
         if entries:
             row |= {"first": index.entry(0)._asdict(), "last": index.entry(entries - 1)._asdict()}
-    return kind, row, None if damage == "passed" else damage
-
-
-def _sanity(index: OffsetIndex | TimeIndex) -> str:
-    try:
-        index.sanity_check()
-    except CorruptDataError as error:
-        return error.line().partition(": ")[2] or error.line()
-    return "passed"
+    return kind, row, damage

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd import __version__
-from indexd.cli import audit, export, inspect, kafka, query, rebuild, repair, stats, status
+from indexd.cli import broker_index, inspect, kafka, query, rebuild, spark, status
 from indexd.cli.output import (
     SHELLS,
     Parser,
@@ -106,7 +106,7 @@ def make_parser() -> Parser:
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     _add(commands, [common], "run", run, "follow the store and keep its index (the default)").shown_keys |= {"http"}
-    for module in (status, rebuild, query, audit, repair, inspect, kafka, export, stats):
+    for module in (status, rebuild, query, broker_index, inspect, kafka, spark):
         module.register(commands, common)
     demo_parser = _add(commands, [common], "demo", demo, "show the whole of indexd in under a minute, on its own log")
     demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
 def recover(args: argparse.Namespace, config: Config) -> int:
     """Verify and mend the data directory, catch up with the log, and say what was done."""
     prepare_compiler()
-    from indexd.service.recovering import recover_now  # noqa: PLC0415 - loads numba
+    from indexd.service.start import recover_now  # noqa: PLC0415 - loads numba
 
     report = recover_now(config)
     if wants_json(args):

@@ -12,11 +12,12 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tqdm import tqdm
 
@@ -24,6 +25,12 @@ from indexd.config import KEYS, SECTIONS, flag_name
 from indexd.config.units import printable
 from indexd.errors import UsageError
 
+if TYPE_CHECKING:
+    from indexd.findings import Findings
+
+V = TypeVar("V")
+EXIT_FINDINGS = 1
+_LINES_PER_KIND = 20
 _LONE = re.compile("[\ud800-\udfff]")
 _INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 SHELLS = ("bash", "zsh", "fish")
@@ -72,6 +79,27 @@ def _value(value: object) -> str:
     return "; ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def counted(number: int, word: str) -> str:
+    """``1 file``, ``2,000 files``, ``no files``."""
+    several = re.sub("(?<=r)y$", "ie", re.sub("ch$", "che", word)) + "s"
+    return f"{number:,} {word if number == 1 else several}" if number else f"no {several}"
+
+
+def print_findings(findings: Findings, *, json_lines: bool, kind: str = "finding") -> None:
+    """A line for each, of words no more than some of a kind and how many more there are."""
+    shown: Counter[str] = Counter()
+    for found in findings.kept:
+        shown[found.what] += 1
+        if json_lines:
+            row = {"file": found.file, "position": found.position, "what": found.what, "text": found.text}
+            print_json({"kind": kind} | row)
+        elif shown[found.what] <= _LINES_PER_KIND:
+            print_line(f"{printable(found.file)} byte {found.position}: {printable(found.text)}")
+    for what, count in findings.counts.items() if not json_lines else ():
+        if count > min(shown[what], _LINES_PER_KIND):
+            print_line(f"and {count - min(shown[what], _LINES_PER_KIND):,} more of the kind {what}")
+
+
 def until_reader_leaves() -> suppress:
     """For what is said when all is done: whoever reads may have enough of it, and the exit code stays what it is."""
     return suppress(BrokenPipeError)
@@ -95,19 +123,31 @@ def show_bytes(size: float) -> str:
     raise AssertionError("unreachable")
 
 
-def int64(text: str) -> int:
-    """A whole number of 64 bits, for argparse."""
+def typed(parse: Callable[[Any], V], least: float | None = None, most: float = float("inf")) -> Callable[[str], V]:
+    """For argparse: what ``parse`` makes of a text, of numbers those from ``least`` to ``most``."""
+
+    def read(text: str) -> V:
+        try:
+            found = parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
+        if least is not None and not least <= cast("float", found) <= most:
+            raise argparse.ArgumentTypeError(f"{printable(text)!r} is not from {least} to {most}")
+        return found
+
+    return read
+
+
+def parse_count64(text: str) -> int:
+    """An offset or a time: a whole number of 64 bits that is not negative."""
     if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-        raise argparse.ArgumentTypeError(f"{printable(text)!r} is no whole number of 64 bits")
+        raise ValueError("is no whole number of 64 bits")
+    if int(text) < 0:
+        raise ValueError("is negative: offsets, and times in ms since 1970, begin at 0")
     return int(text)
 
 
-def count64(text: str) -> int:
-    """An offset or a time: a whole number of 64 bits that is not negative, for argparse."""
-    number = int64(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is negative: offsets, and times in ms since 1970, begin at 0")
-    return number
+count64 = typed(parse_count64)
 
 
 def some_name(text: str) -> str:
@@ -127,15 +167,23 @@ class ProgressBar:
     """A bar of bytes; shows nothing when standard error is no terminal."""
 
     def __init__(self, text: str) -> None:
+        self.open(text)
+
+    def open(self, text: str) -> None:
+        """Begin another one."""
         self._bar = tqdm(
             desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not sys.stderr.isatty()
         )
+
+    def close(self) -> None:
+        """Leave it as it stands."""
+        self._bar.close()
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self.close()
 
     def to(self, done: int, total: int) -> None:
         """``done`` of ``total`` bytes."""

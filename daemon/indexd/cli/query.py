@@ -9,20 +9,18 @@ import argparse
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
     add_command,
-    count64,
-    int64,
     print_json,
     print_line,
     show_bytes,
     show_time,
-    some_name,
     table_lines,
     wants_json,
 )
@@ -31,18 +29,15 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.query import QueryIndex, open_index, open_log
+from indexd.query import open_index, open_log
 from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, message_fields, unpack_body
-from indexd.query.questions import QUESTIONS, ByKey, ByMessage, ByTime, Flags, Question, ask, check_times, make_question
+from indexd.query.questions import QUESTIONS, ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 
-__all__ = ["check_times", "count64", "int64", "register", "some_name"]
-
 _LINE_SIZE_MAX = 1 << 20
 _BATCH_FIELDS = ("topic", "key", "max", "begin", "end", "index_type")
-_EXIT_FINDINGS = 1
 #: Column of a table of hits -> its member.
 _COLUMNS = {
     "STORE TIME": "storeTimestamp",
@@ -127,7 +122,7 @@ def query(args: argparse.Namespace, config: Config) -> int:
             answer = question.answer(log)
     if isinstance(answer, NotFound):
         sys.stderr.write(f"indexd: {answer.reason}\n")
-        return _EXIT_FINDINGS
+        return EXIT_FINDINGS
     if isinstance(answer, Message):
         _print_message(answer, args)
     elif wants_json(args):
@@ -144,20 +139,14 @@ def _batch(args: argparse.Namespace, config: Config) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {path} (from --batch): {error.strerror}", "check the path") from error
     with opened as file, closing(open_index(Disk(), config)) as index:
-        _answer_lines(file, index, vars(args).get("mode"))
+        for number, line in enumerate(iter(lambda: file.readline(_LINE_SIZE_MAX), b""), 1):
+            try:
+                answer = ask(index, _batch_question(line, vars(args).get("mode")))
+            except UsageError as error:
+                raise UsageError(f"line {number}: {error.args[0]}", error.hint) from error
+            print_json(answer.to_json())
+            sys.stdout.flush()
     return 0
-
-
-def _answer_lines(file: BinaryIO, index: QueryIndex, mode: str | None) -> None:
-    number = 0
-    while line := file.readline(_LINE_SIZE_MAX):
-        number += 1
-        try:
-            answer = ask(index, _batch_question(line, mode))
-        except UsageError as error:
-            raise UsageError(f"line {number}: {error.args[0]}", error.hint) from error
-        print_json(answer.to_json())
-        sys.stdout.flush()
 
 
 def _batch_question(line: bytes, mode: str | None) -> Question:
@@ -184,8 +173,8 @@ def _print_answer(answer: Any) -> None:
     else:
         print_line(f"no message: {row.get('why') or 'cut off'}")
     members = {name: value for name, value in row.items() if name not in _ELSEWHERE and value is not False}
-    for name, flag in _MORE.items():
-        if row.get("truncated") and name in row:
+    for name, flag in _MORE.items() if row.get("truncated") else ():
+        if name in row:
             print_line(f"more: {flag} {row[name]}")
     if members:
         said = (f"{name} {_time(value) if name.endswith('imestamp') else value}" for name, value in members.items())

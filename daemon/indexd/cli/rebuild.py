@@ -1,127 +1,43 @@
-"""rebuild, verify and doctor: a whole data directory built, checked, and what Spark would build one with.
-
-Also the session of Spark for every command that runs on it. What needs the compiler or Spark is imported when called.
-"""
+"""rebuild and verify: a whole data directory built, by this process or on Spark, and checked."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import shutil
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexd import __version__
 from indexd.cli.output import (
+    EXIT_FINDINGS,
     Parser,
     ProgressBar,
     add_command,
+    counted,
+    print_findings,
     print_json,
     print_line,
     show_bytes,
     until_reader_leaves,
-    values,
     wants_json,
 )
-from indexd.config import Config, flag_name
+from indexd.cli.spark import spark_session, uses_spark
+from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
-from indexd.errors import SparkMissingError, UsageError
+from indexd.errors import UsageError
 from indexd.storage.disk import Disk
 from indexd.storage.names import building_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from indexd.recovery.rebuild import Rebuilt
     from indexd.spark.rebuild.job import SparkRebuilt
-    from indexd.spark.session import SparkOptions
     from indexd.verify import Report
-
-_PLACES = ("master", "remote", "conf")
-_EXIT_FINDINGS = 1
-_LINES_PER_KIND = 20
-# What pyproject.toml asks for under [spark]; a part of the versions is enough to tell what does not work.
-_Wanted = Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]  # name -> at least, and below
-_NEEDED: _Wanted = {
-    "pyspark": ((4, 2), (5,)),
-    "pandas": ((2, 2), (3,)),
-    "pyarrow": ((18,), None),
-    "numpy": ((2,), None),
-    "numba": ((0, 61), None),
-}
-_FOR_CONNECT: _Wanted = {
-    "grpcio": ((1,), None),
-    "grpcio-status": ((1,), None),
-    "googleapis-common-protos": ((1,), None),
-}
-_FOR_PAGES: _Wanted = {"jinja2": ((3,), None), "rich": ((14,), None)}
-_INSTALL = "pip install 'rocketmq-indexd[spark]'"
-_NO_PROGRAM = "which is no program that can be started"
-
-
-def uses_spark(config: Config) -> bool:
-    """Whether rebuild or audit is to run on Spark; UsageError for a flag that says where and no word that it is to."""
-    if config.spark.engine == "spark":
-        return True
-    for key in _PLACES:
-        if config.provenance.get(key) == flag_name(key):
-            raise UsageError(f"{flag_name(key)} is for Spark, and the engine is this process", "add --engine spark")
-    return False
-
-
-def spark_options(config: Config) -> SparkOptions:
-    """Where the configuration's jobs run."""
-    from indexd.spark.session import SparkOptions  # noqa: PLC0415 - no other command loads the package
-
-    keys = config.spark
-    return SparkOptions(keys.master, keys.remote, keys.conf, keys.java_home)
-
-
-@contextmanager
-def spark_session(
-    config: Config,
-    app: str,
-    *,
-    memory: str = "1g",
-    warm: Callable[[], object] | None = None,
-    has_other_engine: bool = False,
-) -> Iterator[SparkSession]:
-    """A session for the body, as :func:`indexd.spark.session.open_session`, the kernels' cache being known by then.
-
-    `warm` compiles the kernels of the workers, or loads them: once here, while the JVM starts, in place of once in each
-    of them at the same time. It is not called where the workers are on other machines. With `has_other_engine` the
-    command can do without Spark, and says so where that is missing.
-    """
-    prepare_compiler()
-    from indexd.spark.session import open_session  # noqa: PLC0415 - no other command loads the package
-
-    options = spark_options(config)
-    with ThreadPoolExecutor(1) as warming:
-        warmed = warming.submit(warm) if warm is not None and options.is_local else None
-        try:
-            with open_session(options, app, memory=memory) as spark:
-                if warmed is not None:
-                    warmed.result()
-                yield spark
-        except SparkMissingError as error:
-            error.hint += ", or give --engine process" if has_other_engine else ""
-            raise
 
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
-    text = "say what Spark would run with: which Java, Python and packages, and what is missing"
-    add_command(commands, "doctor", [common], text).set_defaults(function=doctor)
     parser = add_command(commands, "verify", [common], "check every output in a data directory, changing nothing")
     parser.add_argument("--deep", action="store_true", help="also compare every entry with the log, both ways")
     parser.set_defaults(function=verify)
@@ -173,7 +89,7 @@ def _left(building: Path) -> list[str]:
 def _here(config: Config, out: Path) -> Rebuilt:
     prepare_compiler()
     from indexd.recovery.rebuild import rebuild as build  # noqa: PLC0415 - loads numba
-    from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - the same
+    from indexd.service.broker import suspects_limit  # noqa: PLC0415 - the same
 
     disk = Disk()
     with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
@@ -182,7 +98,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
 
 def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
-        from indexd.service.broker_watch import suspects_limit  # noqa: PLC0415 - loads numba
+        from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
@@ -252,27 +168,12 @@ def verify(args: argparse.Namespace, config: Config) -> int:
     with ProgressBar("verify") as bar:
         report = check(config, Disk(), deep=args.deep, on_progress=bar.to)
     with until_reader_leaves():
+        print_findings(report.findings, json_lines=wants_json(args))
         if wants_json(args):
-            for finding in report.findings.kept:
-                row = {"file": finding.file, "position": finding.position, "what": finding.what, "text": finding.text}
-                print_json({"kind": "finding", **row})
             print_json(report.to_json() | {"data": str(config.store.data)})
         else:
-            _print_findings(report)
             _print_summary(report, str(config.store.data))
-    return _EXIT_FINDINGS if len(report.findings) else 0
-
-
-def _print_findings(report: Report) -> None:
-    shown: Counter[str] = Counter()
-    for finding in report.findings.kept:
-        shown[finding.what] += 1
-        if shown[finding.what] <= _LINES_PER_KIND:
-            print_line(f"{finding.file} byte {finding.position}: {printable(finding.text)}")
-    for what, count in report.findings.counts.items():
-        more = count - min(shown[what], _LINES_PER_KIND)
-        if more > 0:
-            print_line(f"and {more:,} more of the kind {what}")
+    return EXIT_FINDINGS if len(report.findings) else 0
 
 
 def _print_summary(report: Report, data: str) -> None:
@@ -282,138 +183,11 @@ def _print_summary(report: Report, data: str) -> None:
     if report.queues:
         words.append(f"{report.units:,} units of {report.queues:,} queues")
     if report.segments:
-        words.append(f"sparse indexes of {report.segments:,} segment{'s' if report.segments > 1 else ''}")
+        words.append(f"sparse indexes of {counted(report.segments, 'segment')}")
     if report.compared is not None:
         compared = report.compared
         words.append(f"{compared.entries:,} entries compared with {compared.messages:,} messages of the log")
     else:
         words.append("not compared with the log (--deep)")
-    count = len(report.findings)
-    found = "no findings" if not count else f"{count:,} finding{'s' if count > 1 else ''}"
+    found = counted(len(report.findings), "finding")
     print_line(f"{printable(data)}: {', '.join(words)}, in {report.seconds:.2f} s: {found}")
-
-
-# --- doctor
-
-
-def doctor(args: argparse.Namespace, config: Config) -> int:
-    """Look and say; 1 if a job could not be started from here."""
-    report = examine(config)
-    with until_reader_leaves():
-        if wants_json(args):
-            print_json(report)
-        else:
-            _print_report(report)
-    return 0 if report["usable"] else _EXIT_FINDINGS
-
-
-def examine(config: Config) -> dict[str, Any]:
-    """Everything that is said, under its names in --json; ``problems`` are those that keep a job from starting."""
-    remote = config.spark.remote
-    problems: list[str] = []
-    notes: list[str] = []
-    packages = _packages({**_NEEDED, **(_FOR_CONNECT if remote else {})}, problems)
-    packages |= _packages(_FOR_PAGES, notes)
-    java = None if remote else _java(config, problems)
-    _check_pythons(config, problems, notes)
-    cache, is_writable = _compiled()
-    if not is_writable:
-        notes.append("the kernels are compiled anew in each process, which takes seconds: make its cache writable")
-    return {
-        "indexd": __version__,
-        "runsOn": remote or config.spark.master,
-        "java": java,
-        "python": {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable},
-        "workerPython": _worker_python(config),
-        "packages": packages,
-        "compiled": {"directory": str(cache), "writable": is_writable},
-        "problems": problems,
-        "notes": notes,
-        "usable": not problems,
-    }
-
-
-def _packages(wanted: _Wanted, problems: list[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name, (least, below) in wanted.items():
-        found[name] = text = _version(name)
-        if text is None:
-            problems.append(f"{name} is not installed: {_INSTALL}")
-            continue
-        numbers = tuple(map(int, re.findall(r"\d+", text)[:3]))
-        if numbers < least or (below is not None and numbers >= below):
-            limit = f" and below {_dotted(below)}" if below else ""
-            problems.append(f"{name} {text} does not fit, it has to be {_dotted(least)} or newer{limit}: {_INSTALL}")
-    return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        # The client of Connect alone is a package of its own.
-        return _version("pyspark-client") if name == "pyspark" else None
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
-
-
-def _java(config: Config, problems: list[str]) -> dict[str, Any]:
-    from indexd.spark.session import INSTALL_HINT, JAVA_MIN, choose_java  # noqa: PLC0415 - no other command loads it
-
-    choice = choose_java(config.spark.java_home, os.environ)
-    if choice.java is None:
-        problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
-    taken = choice.java
-    return {
-        "home": str(taken.home) if taken else None,
-        "version": taken.version if taken else None,
-        "from": taken.source if taken else None,
-        "passedOver": list(choice.passed_over),
-    }
-
-
-def _worker_python(config: Config) -> str:
-    given = dict(config.spark.conf).get("spark.pyspark.python")
-    if config.spark.remote is not None:
-        return "the server's"
-    is_local = config.spark.master.startswith("local")
-    return given or (sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor"))
-
-
-def _check_pythons(config: Config, problems: list[str], notes: list[str]) -> None:
-    """On this machine, that what is named for a Python is one that can be started."""
-    if config.spark.remote is not None or not config.spark.master.startswith("local"):
-        return
-    conf = dict(config.spark.conf)
-    keys = ("spark.pyspark.python", "spark.pyspark.driver.python")
-    problems += [f"{key} is {conf[key]}, {_NO_PROGRAM}" for key in keys if key in conf and not shutil.which(conf[key])]
-    # A session sets these itself here, to that Python or to this one.
-    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    given = {name: os.environ[name] for name in names if os.environ.get(name)}
-    notes += [
-        f"{name} is {given[name]}, {_NO_PROGRAM}; not used here" for name in given if not shutil.which(given[name])
-    ]
-
-
-def _compiled() -> tuple[Path, bool]:
-    """The kernels' cache, made if need be, and whether it outlives this process."""
-    prepare_compiler()
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
-    is_lasting = not folder.name.startswith("indexd-compiled-")  # else it is this process's own, for want of another
-    if folder.is_dir():
-        return folder, is_lasting and os.access(folder, os.W_OK | os.X_OK)
-    parent = next(path for path in folder.absolute().parents if path.exists())
-    return folder, is_lasting and os.access(parent, os.W_OK | os.X_OK)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    for name, value in report.items():
-        if name not in ("notes", "problems", "usable"):
-            text = value or "none needed"
-            print_line(f"{name:<13} {printable(values(text) if isinstance(text, dict) else str(text))}")
-    for sign, lines in (("note", report["notes"]), ("missing", report["problems"])):
-        for line in lines:
-            print_line(f"{sign}: {printable(line)}")
-    print_line("Spark can be used" if report["usable"] else "Spark cannot be used")

@@ -16,8 +16,9 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -43,12 +44,13 @@ _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
 _REFUSED = (401, 403)
 _UNAVAILABLE = 503
-_EVENTS_MAX = _FILES_MAX = 8
+_NO_INDEXD = "what answers there is no indexd"
+_EVENTS_MAX = 8
 # Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
 _STALE_SECONDS = 120.0
 _WIDTH = 100
-# The terminal's other screen, from which it comes back as it was; and what clears it before each look.
-_OTHER_SCREEN, _FIRST_SCREEN, _CLEAR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H\x1b[2J"
+# What clears a terminal before each look.
+_CLEAR = "\x1b[H\x1b[2J"
 _LABEL_WIDTH = 10
 _NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 # What stays a text even if it is nothing but digits. All other texts of digits are numbers of 64 bits.
@@ -113,7 +115,6 @@ def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
     asker, looks, code = Asker(Disk(), config, Client(config, args.ca)), deque[Look](), 0
     is_redrawn = args.watch is not None and sys.stdout.isatty() and not wants_json(args)
-    sys.stdout.write(_OTHER_SCREEN if is_redrawn else "")
     try:
         while True:
             looks.append(asker.look())
@@ -126,11 +127,6 @@ def status(args: argparse.Namespace, config: Config) -> int:
             time.sleep(args.watch or _RATE_SECONDS)
     except BrokenPipeError:  # who reads has enough: this look was the last
         return code
-    finally:
-        if is_redrawn:
-            sys.stdout.write(_FIRST_SCREEN)
-            if looks:  # what was last seen stays
-                _show(looks[-1], rates(looks), "", args)
 
 
 def _show(look: Look, speeds: Mapping[str, float], clear: str, args: argparse.Namespace) -> None:
@@ -231,49 +227,42 @@ class Client:
             self._headers()
         trusted = authorities or config.http.http_tls_cert
         self.scheme = "http" if trusted is None else "https"
-        self._context = None
+        self._tls = None
         if trusted is not None:
             try:
-                self._context = ssl.create_default_context(cafile=trusted)
+                self._tls = ssl.create_default_context(cafile=trusted)
             except OSError as error:
                 text = f"no certificates in {trusted}: {error.strerror or error}"
                 raise UsageError(text, "it must be PEM") from error
-            if authorities is None:
-                # The very certificate that this daemon shows, whatever name it has: no other one is accepted.
-                self._context.check_hostname = False
-                self._context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if self._tls is not None and authorities is None:
+            # The very certificate that this daemon shows, whatever name it has: no other one is accepted.
+            self._tls.check_hostname = False
+            self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
     def get(self, address: str, path: str) -> Any:
         """The JSON of the answer, numbers of 64 bits as ints; NoAnswerError, UsageError without a token."""
         from http import client as http  # noqa: PLC0415 - as above
 
-        host, port = split_address(address)
-        if self._context is None:
-            connection = http.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
-        else:
-            connection = http.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=self._context)
-        headers = self._headers()
-        try:
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(_ANSWER_BYTES_MAX)
-        except TimeoutError as error:
-            raise NoAnswerError(f"no answer within {_TIMEOUT_SECONDS:g} s") from error
-        except (OSError, http.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            if tls := getattr(error, "reason", None):
-                reason = f"TLS: {tls}"
-            elif self._context is None and isinstance(error, ConnectionResetError | http.BadStatusLine):
-                reason += "; if it speaks https, name its certificate with --ca"
-            raise NoAnswerError(reason) from error
-        finally:
-            connection.close()
+        headers, (host, port) = self._headers(), split_address(address)
+        plain, secured = http.HTTPConnection, partial(http.HTTPSConnection, context=self._tls)
+        with closing((plain if self._tls is None else secured)(host, port, timeout=_TIMEOUT_SECONDS)) as connection:
+            try:
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                body = answer.read(_ANSWER_BYTES_MAX)
+            except TimeoutError as error:
+                raise NoAnswerError(f"no answer within {_TIMEOUT_SECONDS:g} s") from error
+            except (OSError, http.HTTPException) as error:
+                tls, reason = getattr(error, "reason", None), getattr(error, "strerror", None) or str(error)
+                if self._tls is None and isinstance(error, ConnectionResetError | http.BadStatusLine):
+                    reason += "; if it speaks https, name its certificate with --ca"
+                raise NoAnswerError(f"TLS: {tls}" if tls else reason) from error
         if answer.status != http.OK:
             raise NoAnswerError(f"{answer.status} {answer.reason}", answer.status)
         try:
             return from_text64(json.loads(body))
         except ValueError as error:
-            raise NoAnswerError("what answers there is no indexd") from error
+            raise NoAnswerError(_NO_INDEXD) from error
 
     def _headers(self) -> dict[str, str]:
         if self._token_file is None:
@@ -281,12 +270,11 @@ class Client:
         from indexd.serve.http.guard import read_token  # noqa: PLC0415 - loads the server
 
         try:
-            token = read_token(self._token_file)
+            return {"Authorization": f"Bearer {read_token(self._token_file).decode('ascii')}"}
         except UsageError as error:
             # The daemon's own hint makes a new token, over whatever file was named.
             hint = "name the file that holds the daemon's token with --http-token-file"
             raise UsageError(str(error), hint) from error
-        return {"Authorization": f"Bearer {token.decode('ascii')}"}
 
 
 def from_text64(value: Any, name: str = "") -> Any:
@@ -317,7 +305,11 @@ class Asker:
         pid = owner_pid(self._files.lock)
         if pid is None:
             return self._stopped()
-        state = self._state(pid)
+        state: Any = None
+        with suppress(DiskError, ValueError):
+            state = json.loads(self._disk.read(self._files.state))
+        if not isinstance(state, dict) or state.get("pid") != pid:
+            state = None
         # Where a daemon without a state listens, if somebody said so: at the default port anybody may.
         given = None if self._config.provenance.get("http") == DEFAULT else self._config.http.http
         address = given if state is None else state.get("http")
@@ -352,7 +344,7 @@ class Asker:
     def _over_http(self, address: str) -> Look:
         row = self._client.get(address, "/api/v1/status")
         if not isinstance(row, dict) or "phase" not in row:
-            raise NoAnswerError("what answers there is no indexd")
+            raise NoAnswerError(_NO_INDEXD)
         look = Look(row, f"{self._client.scheme}://{address}", findings=list(row.get("findings") or ()))
         since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
         for path, name, found in (
@@ -360,49 +352,32 @@ class Asker:
             ("/api/v1/index-files", "indexFiles", look.files),
         ):
             try:
-                found.extend(self._client.get(address, path).get(name) or ())
+                found.extend((self._client.get(address, path).get(name) or ())[-_EVENTS_MAX:])  # the newest are last
             except NoAnswerError as error:
                 if error.status != _UNAVAILABLE:  # while it opens there are none yet
                     look.notes.append(f"no {name}: {error}")
-        look.files[:] = sorted(look.files, key=lambda file: str(file["name"]), reverse=True)[:_FILES_MAX]
-        del look.events[:-_EVENTS_MAX]
+        look.files.reverse()
         return look
-
-    def _state(self, pid: int) -> Row | None:
-        try:
-            row = json.loads(self._disk.read(self._files.state))
-        except (DiskError, ValueError):
-            return None
-        return row if isinstance(row, dict) and row.get("pid") == pid else None
 
     def _written(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
         if state is None:
-            # A start is counted, then the flag goes up; a stop takes both away and the state last. What has neither
-            # stops if DATA changed since the lock was taken, else it has only begun.
-            has_begun = self._disk.exists(self._files.abort) or self._disk.exists(self._files.starts)
-            changed = self._disk.stamp(self._files.data).mtime_ns > self._disk.stamp(self._files.lock).mtime_ns
-            phase = "stopping" if changed and not has_begun else "opening"
-            row: Row = {"phase": phase, "pid": pid, "data": str(self._files.data)}
+            row: Row = {"phase": "opening", "pid": pid, "data": str(self._files.data)}
             return Look(row, str(self._files.lock), findings=findings, notes=notes)
-        row = {"phase": "recovering" if "recovering" in state else "running", **state}
-        now = time.time()
+        row, now = {"phase": "recovering" if "recovering" in state else "running", **state}, time.time()
         age = max(now - row.get("writtenAt", now * 1000) / 1000, 0.0)
         if age > _STALE_SECONDS:
             findings.append(f"it last wrote down where it stands {age:.0f} s ago")
         if findings:  # it did not answer, or is silent for long: nobody knows what it does now
             row |= {"phase": "unreachable", "lastPhase": row["phase"]}
         findings += row.get("findings") or ()
-        try:
-            marks = known_frontier(self._disk, self._files).index
-        except IndexdError:
-            marks = ()  # it has not come so far
-        return Look(row, str(self._files.state), now, _newest(marks), [], findings, notes, age)
+        files: list[Row] = []
+        with suppress(IndexdError):  # it has not come so far
+            files = _newest(known_frontier(self._disk, self._files).index)
+        return Look(row, str(self._files.state), now, files, [], findings, notes, age)
 
     def _stopped(self) -> Look:
-        frontier = known_frontier(self._disk, self._files)
-        clean = not self._disk.exists(self._files.abort)
-        how = "it crashed or was killed; the next start recovers (the abort flag is there)"
-        how = "it was stopped" if clean else how
+        frontier, clean = known_frontier(self._disk, self._files), not self._disk.exists(self._files.abort)
+        crashed = "it crashed or was killed; the next start recovers (the abort flag is there)"
         row: Row = {
             "phase": "stopped" if clean else "crashed",
             "lastShutdownClean": clean,
@@ -421,7 +396,7 @@ class Asker:
             "indexEntries": sum(max(mark.header.entries, 0) for mark in frontier.index),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in frontier.uncovered],
         }
-        notes = []
+        look = Look(row, str(self._files.frontier), files=_newest(frontier.index))
         try:
             with closing(open_index(self._disk, self._config)) as index:
                 coverage = index.look().coverage
@@ -429,9 +404,10 @@ class Asker:
             if coverage.behind is not None and coverage.behind.reason is not None:
                 row["corrupt"] = {"offset": coverage.behind.phy_offset, "reason": coverage.behind.reason}
         except IndexdError as error:
-            notes.append(f"the log cannot be looked at: {error.line()}")
-        findings = [f"no daemon runs: {how}", *findings_of(row)]
-        return Look(row, str(self._files.frontier), time.time(), _newest(frontier.index), [], findings, notes)
+            look.notes.append(f"the log cannot be looked at: {error.line()}")
+        look.findings.append(f"no daemon runs: {'it was stopped' if clean else crashed}")
+        look.findings.extend(findings_of(row))
+        return look
 
 
 def _is_address(address: object) -> TypeGuard[str]:
@@ -448,7 +424,7 @@ def _newest(marks: Sequence[FileMark]) -> list[Row]:
             "beginPhyOffset": mark.header.begin_phy_offset,
             "endPhyOffset": mark.header.end_phy_offset,
         }
-        for mark in reversed(marks[-_FILES_MAX:])
+        for mark in reversed(marks[-_EVENTS_MAX:])
     ]
 
 

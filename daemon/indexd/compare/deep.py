@@ -11,7 +11,7 @@ import numpy as np
 from indexd.commitlog.batcher import QUEUE_COLUMNS, DispatchBatch, before
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.compare.index import EntryCursor, Resync
+from indexd.compare.index import GIVE_UP_AT, EntryCursor, Resync
 from indexd.compare.queues import QueueFindings
 from indexd.compare.sparse import SparseFindings
 from indexd.config import Config
@@ -34,7 +34,7 @@ SECONDARY: tuple[type[QueueFindings] | type[SparseFindings], ...] = (QueueFindin
 class Compared:
     """How much was held against the log: messages and entries; what could not be, and why (``left_out``, in words).
 
-    ``gave_up`` are files with so many findings that the rest of them was not looked at.
+    ``gave_up``: the file of the key index with so many findings that nothing of it was compared from there on.
     """
 
     messages: int = 0
@@ -76,7 +76,7 @@ class DeepComparison:
         if not reader.log.segments:
             self._say("the log has no segments")
         self._resync = Resync(self._cursor, self._left_out, knows_first=self._start == frontier.begin_offset)
-        # A file was given up or is gone: messages up to here belong to it.
+        # A file is gone: messages up to here belong to it.
         self._resume_behind = -1
         self._lost = 0
         self._is_over = False
@@ -94,14 +94,12 @@ class DeepComparison:
             if compared.expired_entries:
                 self._say(f"{compared.expired_entries} entries of messages before {self._start}, which have expired")
         reader.position = self._start
-        batch: DispatchBatch | None = None
         while reader.position < frontier.phy_offset and (self._secondary or not self._is_over):
             position = reader.position
             poll = reader.poll()
             if isinstance(poll, DispatchBatch):
-                self._compare_batch(poll, batch)
+                self._compare_batch(poll)
                 self._take_secondary(poll)
-                batch = poll
             elif isinstance(poll, Skipped):
                 end = min(poll.end, frontier.phy_offset)
                 compared.left_out_entries += self._leave_out(poll.begin, end)
@@ -115,7 +113,7 @@ class DeepComparison:
                 break
             on_bytes(reader.position - position)
         if not self._is_over:
-            self._orphans_below(_NEVER, batch)
+            self._orphans_below(_NEVER)
         if reader.position < frontier.phy_offset:
             self._give_up_secondary(f"the comparison ended at {reader.position}")
         else:
@@ -163,7 +161,7 @@ class DeepComparison:
             self.compared.left_out_entries += self._leave_out(poll.offset, end)
             self._say(f"log bytes {poll.offset} to {end} were not compared: {poll.reason}")
             return
-        self._orphans_below(poll.offset, None)
+        self._orphans_below(poll.offset)
         if self._is_over:
             return
         entry = self._cursor.entry()
@@ -176,14 +174,13 @@ class DeepComparison:
             self._resync.add("entry-behind-log", text)
             self.compared.left_out_entries += self._cursor.skip_below(_NEVER - 1)
 
-    def _compare_batch(self, batch: DispatchBatch, last: DispatchBatch | None) -> None:
-        # Where entries are left over from the batch before, that one can say of which message they are.
+    def _compare_batch(self, batch: DispatchBatch) -> None:
         if self._is_over:
             return
         offsets = batch.columns.phy_offset[: batch.rows]
         row, end = 0, int(offsets.searchsorted(self._frontier.phy_offset))
-        if last is not None and end:
-            self._orphans_below(int(offsets[0]), last)
+        if end:
+            self._orphans_below(int(offsets[0]))
         for gap in self._frontier.left_out:
             gap_begin, gap_end = max(gap.begin, batch.begin_offset), min(gap.end, batch.end_offset)
             if gap_begin < gap_end:
@@ -227,33 +224,21 @@ class DeepComparison:
 
     def _leave_out(self, begin: int, end: int) -> int:
         # Entries that point into [begin, end) stand for themselves; those before it have had their chance.
-        self._orphans_below(begin, None)
+        self._orphans_below(begin)
         self._left_out.append((begin, end))
         return self._cursor.skip_below(end)
 
-    def _orphans_below(self, phy_offset: int, batch: DispatchBatch | None) -> None:
-        while not self._is_over:
-            self._resync.orphans_below(phy_offset, batch)
-            if not self._resync.has_enough:
-                return
+    def _orphans_below(self, phy_offset: int) -> None:
+        if not self._is_over:
+            self._resync.orphans_below(phy_offset)
             self._give_up_if_needed()
 
     def _give_up_if_needed(self) -> None:
-        if not self._resync.has_enough:
-            return
-        cursor, name = self._cursor, self._cursor.name
-        self.compared.gave_up.append(name)
-        self._say(f"{name}: {len(self._resync.found[name])} findings, so the rest of it was not compared")
-        if not cursor.done:
-            self.compared.left_out_entries += cursor.left
-            cursor.leave_file()
-        entry = cursor.entry()
-        if entry is None:
-            self._is_over = True
-            return
-        # A message may straddle two files: the next one is compared from its first whole message on.
-        self._resume_behind = entry.phy_offset
-        self.compared.left_out_entries += cursor.skip_below(entry.phy_offset + 1)
+        self._is_over = self._resync.has_enough
+        if self._is_over:
+            self.compared.gave_up.append(self._cursor.name)
+            self.compared.left_out_entries += self._cursor.left
+            self._say(f"{self._cursor.name}: {GIVE_UP_AT} findings so far, so no more of the key index was compared")
 
     def _check_times(self, mark: FileMark, header: IndexHeader) -> None:
         # The header's times to the millisecond, which no entry knows.

@@ -65,9 +65,6 @@ class EntryCursor:
         #: Files that could not be read to their end, with the entries that were left in them.
         self.lost: list[tuple[FileMark, int]] = []
 
-    def __repr__(self) -> str:
-        return f"EntryCursor({self.name}, entry {self.number}, {len(self.files)} files)"
-
     @property
     def done(self) -> bool:
         """Behind the last entry of the last file; ``load`` finds that out."""
@@ -211,7 +208,7 @@ def phy_offsets_of(entries: NDArray[np.uint32]) -> NDArray[np.int64]:
     return halves[:, 0].astype(np.int32).astype(np.int64) << 32 | halves[:, 1]
 
 
-# A file with so many findings is not the index of this log; the rest of it is not looked at.
+# With so many findings it is not the index of this log; the rest is not looked at.
 GIVE_UP_AT = 10_000
 
 
@@ -229,13 +226,10 @@ class Resync:
         self._left_out = left_out
         self._knows_first = knows_first
 
-    def __repr__(self) -> str:
-        return f"Resync({self.found}, {self._cursor})"
-
     @property
     def has_enough(self) -> bool:
-        """Whether the file that the cursor stands in is to be given up."""
-        return len(self.found.get(self._cursor.name, ())) >= GIVE_UP_AT
+        """Whether the comparison is to be given up."""
+        return sum(map(len, self.found.values())) >= GIVE_UP_AT
 
     def add(self, what: str, text: str, member: int = 0) -> None:
         """A finding at the cursor's entry; ``member`` is where in it."""
@@ -260,15 +254,8 @@ class Resync:
                     break
                 if entry.phy_offset > phy_offset and not cursor.is_outlier(entry.phy_offset):
                     break
-                if entry.key_hash != wanted[len(got)]:
-                    self.orphan(entry, batch)
-                    continue
-                self.add(
-                    "entry-phy-offset",
-                    f"entry {cursor.number}: the phy offset is {entry.phy_offset}, but its key is one of the message "
-                    f"at {phy_offset}",
-                    4,
-                )
+                self.orphan(entry)
+                continue
             self._check_time(entry, phy_offset, timestamp)
             if missing[entry.key_hash] > 0:
                 missing[entry.key_hash] -= 1
@@ -279,26 +266,16 @@ class Resync:
         if len(cursor.lost) == lost:  # else its entries may have been in the file that is gone
             self._judge(phy_offset, wanted, got, wrong, list(missing.elements()))
 
-    def orphans_below(self, phy_offset: int, batch: DispatchBatch | None = None) -> None:
+    def orphans_below(self, phy_offset: int) -> None:
         """Entries that point below ``phy_offset`` and to no message that is still to come."""
         while (entry := self._cursor.entry()) is not None and entry.phy_offset < phy_offset and not self.has_enough:
             if not self._leaves_out(entry.phy_offset, phy_offset):
-                self.orphan(entry, batch)
+                self.orphan(entry)
 
-    def orphan(self, entry: IndexEntry, batch: DispatchBatch | None) -> None:
-        """An entry where none is due: of no message, of none of its keys, or once more."""
-        what, why = "entry-without-message", "where no message is due"
-        if batch is not None:
-            columns = batch.columns
-            row = int(columns.phy_offset[: batch.rows].searchsorted(entry.phy_offset))
-            if row < batch.rows and int(columns.phy_offset[row]) == entry.phy_offset:
-                first, last = (int(at) for at in columns.key_start[row : row + 2])
-                if entry.key_hash in columns.key_hash[first:last].tolist():
-                    what, why = "entry-twice", "whose message comes elsewhere and has its entries there"
-                else:
-                    what, why = "entry-without-key", "whose message has no such key"
-        number = self._cursor.number
-        self.add(what, f"entry {number}: key hash {entry.key_hash}, phy offset {entry.phy_offset}, {why}")
+    def orphan(self, entry: IndexEntry) -> None:
+        """An entry where none is due: of no message, or once too often."""
+        text = f"entry {self._cursor.number}: key hash {entry.key_hash}, phy offset {entry.phy_offset}"
+        self.add("entry-without-message", f"{text}, where none is due")
         self._cursor.orphan()
 
     def _leaves_out(self, phy_offset: int, below: int) -> bool:
@@ -332,16 +309,11 @@ class Resync:
         # A key without an entry and an entry without a key are one wrong hash.
         message = f"the message at {phy_offset}"
         for file, place, number, key_hash in wrong:
-            findings = self.found.setdefault(file, Findings())
+            what, text = "entry-without-key", f"entry {number}: {message} has no further key with hash {key_hash}"
             if missing:
-                text = f"key hash {key_hash}, but {message} has the key {missing.pop(0)}"
-                findings.add(file, place, "entry-hash", f"entry {number}: {text}")
-            elif key_hash in wanted:
-                findings.add(file, place, "entry-twice", f"entry {number}: key hash {key_hash} of {message} once more")
-            else:
-                findings.add(
-                    file, place, "entry-without-key", f"entry {number}: {message} has no key with hash {key_hash}"
-                )
+                text = f"entry {number}: key hash {key_hash}, but {message} has the key {missing.pop(0)}"
+                what = "entry-hash"
+            self.found.setdefault(file, Findings()).add(file, place, what, text)
         for key_hash in missing:
             self.add("key-without-entry", f"{message} has a key with hash {key_hash}, and no entry for it here")
         if not wrong and not missing and got != wanted:

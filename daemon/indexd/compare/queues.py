@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.config import Config
-from indexd.consumequeue.check import sound_marks
-from indexd.consumequeue.files import QueueFiles
+from indexd.consumequeue.check import kept_queues, sound_marks
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueuesMark, Unit, file_name, queue_directory
-from indexd.consumequeue.recover import kept_queues
-from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.consumequeue.store import ConsumeQueueStore, QueueFiles
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
@@ -38,9 +36,6 @@ class QueueComparison:
         self._store = ConsumeQueueStore(disk, directory, marks.file_size, queues_max, self._files)
         self._begins = {mark[:2]: mark for mark in begins.queues}
         self._store.load(begins._replace(queues=tuple(self._begins.values()), limit=None))
-
-    def __repr__(self) -> str:
-        return f"QueueComparison({self._store}, differences={len(self._files.differences)})"
 
     def differs(self, batch: DispatchBatch) -> int | None:
         """The lowest physical offset that the units of ``batch``, or those in their places, name; None if all agree."""

@@ -20,12 +20,12 @@ import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
 from indexd.config.model import ENV_PREFIX, KEYS, SECTIONS, BrokerFacts, Config, env_name, flag_name, state_directory
-from indexd.config.units import ConflictError, parse_choice, parse_path, printable, shown
+from indexd.config.units import ConflictError, parse_choice, parse_java_int, parse_path, printable, shown
 from indexd.errors import UnsafeStoreError, UsageError
 
 if TYPE_CHECKING:
@@ -96,8 +96,12 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def from_toml(path: Path, source: str) -> dict[str, Given]:
     """The keys that the file sets. UsageError names file and line of what is not TOML or not a key."""
-    text = _decode(path, read_file(path, source))
-    file = printable(str(path))
+    data, file = read_file(path, source), printable(str(path))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{file} line {line} is not UTF-8 text", "name a TOML file") from None
     try:
         tables = tomllib.loads(text)
     except RecursionError:
@@ -120,21 +124,12 @@ def from_toml(path: Path, source: str) -> dict[str, Given]:
     return given
 
 
-def _decode(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{printable(str(path))} line {line} is not UTF-8 text", "name a TOML file") from None
-
-
 def _not_toml(file: str, text: str, error: ValueError) -> UsageError:
     hint = _BROKER_HINT if _CAMEL_KEY.search(text) else "correct the file: it is not TOML"
     if match := _TOML_LINE.fullmatch(str(error)):
         return UsageError(f"{file} line {match[2]}, column {match[3]}: {printable(match[1])}", hint)
-    if str(error).endswith("(at end of document)"):
-        return UsageError(f"{file} line {text.count(chr(10)) + 1}: {printable(str(error))}", hint)
-    return UsageError(f"{file}: {printable(str(error))}", hint)
+    end = f" line {text.count(chr(10)) + 1}" if str(error).endswith("(at end of document)") else ""
+    return UsageError(f"{file}{end}: {printable(str(error))}", hint)
 
 
 def _unknown(name: str, place: str, known: Iterable[str], what: str) -> UsageError:
@@ -209,7 +204,6 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _NAMED_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "f": "\f"}
 _JAVA_TRIM = "".join(map(chr, range(0x21)))  # String.trim cuts every character up to the space
-_JAVA_INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,47 +293,30 @@ def read_broker_conf(
         if entry is None or key in taken:
             continue
         value: object = entry.value.strip(_JAVA_TRIM)
-        if name in INT_KEYS:
-            value = _java_int(name, entry, path)
-        elif "${" in entry.value:
-            _refuse(name, entry, path, "is not expanded, by Java's properties no more than here: write the path out")
+        try:
+            if name in INT_KEYS:
+                value = parse_java_int(entry.value)
+            elif "${" in entry.value:
+                raise ValueError("is not expanded, by Java's properties no more than here: write the path out")
+        except ValueError as error:
+            raise _refused(name, entry, path, str(error)) from None
         given[key] = Given(value, f"{printable(str(path))} line {entry.line}, {name}")
-    return given, _facts(entries, path)
+    java = {key: name for name, key in FACT_KEYS.items() if name in entries}
+    texts = {key: entries[name].value for key, name in java.items()}
+    for key in texts.keys() & {"store_type", "flush_disk_type", "broker_role", "broker_ip1"}:
+        texts[key] = texts[key].strip(_JAVA_TRIM)
+    try:
+        return given, BrokerFacts.model_validate(texts)
+    except ValidationError as errors:
+        problem = errors.errors(include_url=False)[0]
+        key = str(problem["loc"][0])
+        words = ", ".join(get_args(BrokerFacts.model_fields[key].annotation))
+        why = f"is not one of {words}" if words else str(problem["ctx"]["error"])
+        raise _refused(java[key], entries[java[key]], path, why) from None
 
 
-def _facts(entries: Mapping[str, Entry], path: Path) -> BrokerFacts:
-    facts: dict[str, object] = {}
-    for name, attribute in FACT_KEYS.items():
-        if (entry := entries.get(name)) is None:
-            continue
-        words = get_args(BrokerFacts.model_fields[attribute].annotation)
-        text = entry.value.strip(_JAVA_TRIM)
-        if BrokerFacts.model_fields[attribute].annotation is bool:
-            facts[attribute] = _java_boolean(name, entry, path)
-        elif BrokerFacts.model_fields[attribute].annotation is int:
-            facts[attribute] = _java_int(name, entry, path)
-        elif words and text not in words:
-            _refuse(name, entry, path, f"is not one of {', '.join(words)}")
-        else:
-            facts[attribute] = text
-    return BrokerFacts.model_validate(facts)
-
-
-def _java_int(name: str, entry: Entry, path: Path) -> int:
-    number = int(entry.value) if _JAVA_INT.fullmatch(entry.value) else None
-    if number is None or not -(2**31) <= number < 2**31:
-        _refuse(name, entry, path, "is not a whole number of 32 bits; the broker ignores it and uses its default")
-    return number
-
-
-def _java_boolean(name: str, entry: Entry, path: Path) -> bool:
-    if entry.value.lower() not in ("true", "false"):  # Boolean.parseBoolean: all but "true" is false, "true " as well
-        _refuse(name, entry, path, "is not true or false; the broker reads it as false")
-    return entry.value.lower() == "true"
-
-
-def _refuse(name: str, entry: Entry, path: Path, why: str) -> NoReturn:
-    raise UsageError(
+def _refused(name: str, entry: Entry, path: Path, why: str) -> UsageError:
+    return UsageError(
         f"{name} = {shown(entry.value)} (from {printable(str(path))} line {entry.line}) {why}", "correct it there"
     )
 

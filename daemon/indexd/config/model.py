@@ -35,6 +35,8 @@ from indexd.config.units import (
     Stage,
     parse_choice,
     parse_delay_levels,
+    parse_java_flag,
+    parse_java_int,
 )
 from indexd.errors import UsageError
 
@@ -67,27 +69,41 @@ def state_directory(environ: Mapping[str, str]) -> Path:
         raise UsageError("there is no home directory to keep data in", "give --data") from None
 
 
+JavaBool = Annotated[bool, BeforeValidator(parse_java_flag)]
+JavaInt = Annotated[int, BeforeValidator(parse_java_int)]
+
+
 class BrokerFacts(Stage):
     """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
 
-    message_index_enable: bool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
-    message_index_safe: bool = Field(default=False, description="messageIndexSafe: its recovery builds the index, too")
-    index_file_write_enable: bool = Field(default=True, description="indexFileWriteEnable (5.4): it writes index files")
-    index_rocksdb_enable: bool = Field(default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB")
+    message_index_enable: JavaBool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
+    message_index_safe: JavaBool = Field(
+        default=False, description="messageIndexSafe: its recovery builds the index, too"
+    )
+    index_file_write_enable: JavaBool = Field(
+        default=True, description="indexFileWriteEnable (5.4): it writes index files"
+    )
+    index_rocksdb_enable: JavaBool = Field(
+        default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB"
+    )
     store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
-    enable_dledger_commit_log: bool = Field(default=False, description="enableDLegerCommitLog: DLedger's own format")
-    enable_controller_mode: bool = Field(default=False, description="enableControllerMode: a failover may cut the tail")
-    duplication_enable: bool = Field(
+    enable_dledger_commit_log: JavaBool = Field(
+        default=False, description="enableDLegerCommitLog: DLedger's own format"
+    )
+    enable_controller_mode: JavaBool = Field(
+        default=False, description="enableControllerMode: a failover may cut the tail"
+    )
+    duplication_enable: JavaBool = Field(
         default=False, description="duplicationEnable: only confirmed messages are dispatched"
     )
-    transient_store_pool_enable: bool = Field(
+    transient_store_pool_enable: JavaBool = Field(
         default=False, description="transientStorePoolEnable: bytes appear at commit"
     )
     flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = Field(default="ASYNC_FLUSH", description="flushDiskType")
     broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
         default="ASYNC_MASTER", description="brokerRole"
     )
-    listen_port: int = Field(default=10911, description="listenPort: where it listens")
+    listen_port: JavaInt = Field(default=10911, description="listenPort: where it listens")
     broker_ip1: str = Field(default="", description="brokerIP1: the address that clients are told, else its host's")
 
 

@@ -20,6 +20,7 @@ from indexd.config.units import (
     Size,
     Stage,
     listed,
+    matching,
     optional,
     parse_choice,
     parse_ratio,
@@ -38,9 +39,6 @@ _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(0|[1-9][0-9]{0,4})", re.AS
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
 _NAME = re.compile(r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?", re.ASCII)
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
-_ORIGIN = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", re.ASCII)
-_PREFIX = re.compile(r"[^$+#/][^+#/]*(/[^+#/]+)*")
-_PREFIX_BYTES_MAX = 1024
 _NAME_MAX = 253
 
 
@@ -102,30 +100,13 @@ def _parse_host(value: object) -> str:
     return value
 
 
-def _parse_text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError("is not text of one line")
-    return value
-
-
-def _parse_origin(value: object) -> str:
-    # What a browser sends, letter by letter: another spelling would never meet it.
-    if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
-        raise ValueError(_NOT_ORIGINS)
-    return value
-
-
-def _parse_prefix(value: object) -> str:
-    if (
-        not isinstance(value, str)
-        or not value.isprintable()
-        or not _PREFIX.fullmatch(value)
-        or len(value.encode()) > _PREFIX_BYTES_MAX
-    ):
-        raise ValueError(
-            "is no beginning of an MQTT topic: write words with / between them, without +, # and a first $"
-        )
-    return value
+# What a browser sends, letter by letter: another spelling would never meet it.
+_parse_origin = matching(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", _NOT_ORIGINS)
+_parse_text = matching(r".*\S.*", "is not text of one line")
+_parse_prefix = matching(
+    r"(?=.{1,256}$)[^$+#/][^+#/]*(/[^+#/]+)*",
+    "is no beginning of an MQTT topic: write words with / between them, without +, # and a first $",
+)
 
 
 Listen = Annotated[str, BeforeValidator(parse_listen), Kind("HOST:PORT|off", str)]
@@ -183,9 +164,7 @@ class HttpConfig(Stage):
 
     @model_validator(mode="after")
     def _both(self) -> Self:
-        if (self.http_tls_cert is None) != (self.http_tls_key is None):
-            raise ConflictError(("http_tls_cert", "http_tls_key"), "TLS needs certificate and key")
-        return self
+        return self.together("http_tls_cert", "http_tls_key", "TLS needs certificate and key")
 
 
 class MqttConfig(Stage):
@@ -212,11 +191,8 @@ class MqttConfig(Stage):
     @model_validator(mode="after")
     def _together(self) -> Self:
         # Without these a password would go out in the clear, or not at all, and nobody would be told.
-        if self.mqtt_ca_file is not None and not self.mqtt_tls:
-            raise ConflictError(("mqtt_ca_file", "mqtt_tls"), "authorities vouch with TLS only: set mqtt_tls")
-        if self.mqtt_password_file is not None and self.mqtt_username is None:
-            raise ConflictError(("mqtt_password_file", "mqtt_username"), "a password needs a name to log in with")
-        return self
+        self.needs("mqtt_ca_file", "mqtt_tls", "authorities vouch with TLS only: set mqtt_tls")
+        return self.needs("mqtt_password_file", "mqtt_username", "a password needs a name to log in with")
 
 
 class LimitsConfig(Stage):
@@ -260,33 +236,9 @@ def _parse_network(value: object) -> Network:
 
 def _parse_advertise(value: object) -> str:
     address = parse_peer(value)
-    if _is_any(split_address(address)[0]):
+    if split_address(address)[0] in ("0", "0.0.0.0", "::", "::ffff:0.0.0.0"):
         raise ValueError(_NOT_REACHED)
     return address
-
-
-def _is_any(host: str) -> bool:
-    number = _number(host)
-    return number is not None and number.is_unspecified
-
-
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return ipaddress.IPv4Address(0) if host == "0" else None  # as getaddrinfo reads it
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def _is_same(listening: str, peer: str) -> bool:
-    # As far as it can be told without asking anybody for names.
-    (host, port), (peer_host, peer_port) = split_address(listening), split_address(peer)
-    if port != peer_port:
-        return False
-    own, other = _number(host), _number(peer_host)
-    if own is None or other is None:
-        return host.lower() == peer_host.lower()
-    return own == other or (own.is_unspecified and other.is_loopback)
 
 
 Peers = Annotated[
@@ -347,18 +299,13 @@ class RemotingConfig(Stage):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if (self.remoting_tls_cert is None) != (self.remoting_tls_key is None):
-            raise ConflictError(("remoting_tls_cert", "remoting_tls_key"), "TLS needs certificate and key")
-        if (self.remoting_access_key is None) != (self.remoting_secret_key_file is None):
-            pair = ("remoting_access_key", "remoting_secret_key_file")
-            raise ConflictError(pair, "a signature needs an access key and a secret key")
-        if any(_is_same(self.remoting, peer) for peer in self.upstream_namesrv if self.remoting != OFF):
+        self.together("remoting_tls_cert", "remoting_tls_key", "TLS needs certificate and key")
+        pair = ("remoting_access_key", "remoting_secret_key_file")
+        self.together(*pair, "a signature needs an access key and a secret key")
+        self.needs("upstream_ca_file", "upstream_tls", "authorities vouch with TLS only: set upstream_tls")
+        if self.remoting in self.upstream_namesrv:
             pair = ("upstream_namesrv", "remoting")
             raise ConflictError(pair, "the daemon cannot stand in front of itself: give the real name servers")
-        if self.upstream_ca_file is not None and not self.upstream_tls:
-            raise ConflictError(
-                ("upstream_ca_file", "upstream_tls"), "authorities vouch with TLS only: set upstream_tls"
-            )
         return self
 
     @property
@@ -375,22 +322,17 @@ Engine = Literal["process", "spark"]
 _COUNT = "[1-9][0-9]{0,4}"  # of threads; Spark itself falls over 0, and over what is no int
 LOCAL = re.compile(rf"local(?:\[(\*|{_COUNT})(?: *, *{_COUNT})?\])?")
 """The masters in this process; group 1 is how many tasks run at once, ``*`` or none."""
-_MASTER = re.compile(rf"{LOCAL.pattern}|local-cluster\[ *{_COUNT} *, *{_COUNT} *, *[0-9]+ *\]|spark://.+|yarn|k8s://.+")
-_REMOTE = re.compile(r"sc://[^/].*")
 _CONF = re.compile(r"\s*(spark\.[\w.*-]+)\s*=(.*)")
 
 
-def parse_master(value: object) -> str:
-    """A master as spark-submit takes it."""
-    if not isinstance(value, str) or not _MASTER.fullmatch(value) or not value.isprintable():
-        raise ValueError("is not a master of Spark: write local[*], spark://host:7077, yarn or k8s://https://host:443")
-    return value
-
-
-def _parse_remote(value: object) -> str:
-    if not isinstance(value, str) or not _REMOTE.fullmatch(value) or not value.isprintable():
-        raise ValueError("is not the address of a Spark Connect server: write sc://host, or sc://host:15002/;token=...")
-    return value
+#: A master as spark-submit takes it.
+parse_master = matching(
+    rf"{LOCAL.pattern}|local-cluster\[ *{_COUNT} *, *{_COUNT} *, *[0-9]+ *\]|spark://.+|yarn|k8s://.+",
+    "is not a master of Spark: write local[*], spark://host:7077, yarn or k8s://https://host:443",
+)
+_parse_remote = matching(
+    r"sc://[^/].*", "is not the address of a Spark Connect server: write sc://host, or sc://host:15002/;token=..."
+)
 
 
 def parse_conf(value: object) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PosixPath
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -34,6 +34,7 @@ SIZE_UNITS = {
 MILLIS_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _NUMBER = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z%]*)", re.ASCII)
+_JAVA_INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _LONGEST_NUMBER = 40  # characters; no value of a configuration needs more, and int() of a long text is quadratic
 _LARGEST = 2**64  # a TOML integer has no bound; past this only the message about it matters
 
@@ -100,6 +101,21 @@ def parse_flag(value: object) -> bool:
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
     raise ValueError("is not true or false")
+
+
+def parse_java_int(value: object) -> int:
+    """A number of broker.conf as Java reads it: 32 bits, without a unit."""
+    number = int(value) if isinstance(value, int) or (isinstance(value, str) and _JAVA_INT.fullmatch(value)) else None
+    if number is not None and -(2**31) <= number < 2**31:
+        return number
+    raise ValueError("is not a whole number of 32 bits; the broker ignores it and uses its default")
+
+
+def parse_java_flag(value: object) -> bool:
+    """A flag of broker.conf: for Boolean.parseBoolean all but "true" is false, "true " as well."""
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise ValueError("is not true or false; the broker reads it as false")
 
 
 def parse_choice(value: object) -> object:
@@ -169,6 +185,18 @@ def parse_delay_text(value: object) -> str:
     return value
 
 
+def matching(pattern: str, complaint: str) -> Callable[[object], str]:
+    """A parser of texts of one line, left as they are written, that match ``pattern`` as a whole."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not value.isprintable() or not compiled.fullmatch(value):
+            raise ValueError(complaint)
+        return value
+
+    return parse
+
+
 def show_size(value: int) -> str:
     """The shortest exact way to write a size: ``4MiB``, ``6000000``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -212,6 +240,18 @@ class Stage(BaseModel):
 
     # Built at first use: Config's one validator covers every stage, and each stage's own would double the start-up.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+    def needs(self, key: str, other: str, why: str) -> Self:
+        """Itself; ConflictError if ``key`` is set and ``other`` is not."""
+        if getattr(self, key) is not None and not getattr(self, other):
+            raise ConflictError((key, other), why)
+        return self
+
+    def together(self, key: str, other: str, why: str) -> Self:
+        """Itself; ConflictError if one of them is set and the other is not."""
+        if (getattr(self, key) is None) != (getattr(self, other) is None):
+            raise ConflictError((key, other), why)
+        return self
 
 
 class ConflictError(ValueError):

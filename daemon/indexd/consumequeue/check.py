@@ -1,6 +1,8 @@
-"""Checks ConsumeQueues against what the frontier says of them: marks, files, every unit, nothing else there.
+"""Holds the files of ConsumeQueues against their marks: every unit for a check, what is left of them for recovery.
 
-Reads only, by pread, a window at a time; never the log.
+What the marks of a durable frontier say was synced before it was written, so their units are there. Behind them
+anything may lie: pages of units that were never durable, files that no mark names. A queue that is not what its mark
+says is built again from the log's begin. Both only read, by pread, a window at a time; never the log.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.consumequeue.format import (
@@ -20,24 +23,56 @@ from indexd.consumequeue.format import (
     queue_folders,
     unnamed_files,
 )
-from indexd.consumequeue.kernel import END, FOUND, check_units
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import DiskError
-from indexd.findings import Findings
-from indexd.output import LogBounds, find_nonzero
-from indexd.storage.disk import Disk, DiskFile
+from indexd.findings import KEPT_MAX, Findings
+from indexd.output import LogBounds, OutputRecovery, RecoveryScope, find_nonzero
+from indexd.storage.disk import Disk
 
 #: A unit as it lies in a file.
 UNIT_TYPE = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-
+_BLANK_SIZE = 2147483647
 _UNITS_PER_READ = 1 << 16
-_FOUND_MAX = 1000
-# What the kernel's codes are called, and where in the unit the number stands that is wrong.
-UNIT_KINDS = (
+_REASONS_MAX = 10
+# What is wrong with a unit, and where in it the number stands.
+_NEGATIVE, _ORDER, _SIZE, _BLANK = range(4)
+_UNIT_KINDS = (
     ("unit-phy-offset", 0, "the phy offset {value} is negative"),
     ("unit-order", 0, "the phy offset {value} lies before the end of the message before it, {least}"),
     ("unit-size", 8, "the size {value} is not more than 0"),
     ("unit-blank", 0, "a blank unit stands where a message's should"),
 )
+
+
+class _Units:
+    # Judges the units of a queue, window by window.
+    def __init__(self, min_offset: int) -> None:
+        self._min_offset = min_offset
+        #: Where the last message ends in the log; whether a unit that is not blank has been seen.
+        self.end, self._is_begun = 0, False
+
+    def judge(self, data: bytes, offset: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of the whole units of ``data``, from unit ``offset`` on: the kind of what is wrong or -1, what stands there,
+        and what is the least.
+
+        Blank units may stand before ``min_offset``, and only before all others.
+        """
+        units = np.frombuffer(data, UNIT_TYPE, len(data) // UNIT_SIZE)
+        phy, size = units["phy_offset"].astype(np.int64), units["size"].astype(np.int64)
+        numbers = np.arange(len(units))
+        is_blank = (phy == 0) & (size == _BLANK_SIZE)
+        is_valid = ~is_blank & (phy >= 0) & (size > 0)
+        # Also of one that stands too low: one that stands too high must not make all behind it look wrong.
+        ends = np.concatenate(([self.end], phy + size))
+        last = np.maximum.accumulate(np.concatenate(([0], np.where(is_valid, numbers + 1, 0))))
+        begun = np.logical_or.accumulate(np.concatenate(([self._is_begun], ~is_blank)))
+        least, kinds = ends[last[:-1]], np.full(len(units), -1)
+        kinds[is_valid & (phy < least)] = _ORDER
+        kinds[~is_blank & (size <= 0)] = _SIZE
+        kinds[~is_blank & (phy < 0)] = _NEGATIVE
+        kinds[is_blank & (begun[:-1] | (offset + numbers >= self._min_offset))] = _BLANK
+        self.end, self._is_begun = int(ends[last[-1]]), bool(begun[-1])
+        return kinds, np.where(kinds == _SIZE, size, phy), least
 
 
 def check_queues(
@@ -55,83 +90,68 @@ def check_queues(
     ``is_at_rest``: no daemon runs and the last one stopped cleanly, so zeros stand behind the last unit of each queue.
     ``is_owned``: a daemon runs or died, so there may be files that ``marks`` do not name yet.
     """
-    findings, name = Findings(), "consumequeue"
+    findings, file_units = Findings(), file_size // UNIT_SIZE
     for mark in marks:
-        _Queue(disk, directory, file_size, mark, name, findings).check(on_bytes, is_at_rest=is_at_rest)
+        name, before, units = f"consumequeue/{mark.topic}/{mark.queue_id}", len(findings), _Units(mark.min_offset)
+        if mark.first_offset % file_units or not 0 <= mark.first_offset <= mark.min_offset <= mark.max_offset:
+            findings.add(name, 0, "queue-mark", f"units {mark[2:5]} of the frontier contradict each other")
+            continue
+        for first in range(mark.first_offset, mark.max_offset, file_units):
+            path = queue_directory(directory, mark.topic, mark.queue_id) / file_name(first * UNIT_SIZE)
+            try:
+                _check_file(
+                    disk, path, f"{name}/{path.name}", file_size, mark, first, units, findings, on_bytes, is_at_rest
+                )
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                findings.add(f"{name}/{path.name}", 0, "file-missing", "the frontier names it, but it is not there")
+        if mark.max_offset > mark.first_offset and len(findings) == before and units.end != mark.max_phy_offset:
+            text = f"the newest message ends at {units.end}, not at {mark.max_phy_offset} as the frontier says"
+            findings.add(name, 0, "queue-end", text)
     if not is_owned:
         for path in unnamed_files(directory, file_size, marks, queue_folders(disk, directory)):
             text = "the frontier does not name it, and no daemon runs"
-            findings.add(f"{name}/{path.relative_to(directory)}", 0, "file-unnamed", text)
+            findings.add(f"consumequeue/{path.relative_to(directory)}", 0, "file-unnamed", text)
     return findings
 
 
-class _Queue:
-    # One queue and its files, oldest first.
-
-    def __init__(self, disk: Disk, root: Path, file_size: int, mark: QueueMark, name: str, findings: Findings) -> None:
-        self._disk, self._file_size, self._mark = disk, file_size, mark
-        self._folder = queue_directory(root, mark.topic, mark.queue_id)
-        self._name = f"{name}/{mark.topic}/{mark.queue_id}"
-        self._findings = findings
-        self._state = np.zeros(3, dtype=np.int64)
-        self._counts = np.zeros(len(UNIT_KINDS), dtype=np.int64)
-        self._found = np.empty((_FOUND_MAX, 4), dtype=np.int64)
-
-    def check(self, on_bytes: Callable[[int], None], *, is_at_rest: bool) -> None:
-        """Add to the findings what does not hold."""
-        mark, units, before = self._mark, self._file_size // UNIT_SIZE, len(self._findings)
-        if mark.first_offset % units or not 0 <= mark.first_offset <= mark.min_offset <= mark.max_offset:
-            self._findings.add(self._name, 0, "queue-mark", f"units {mark[2:5]} of the frontier contradict each other")
-            return
-        for first in range(mark.first_offset, mark.max_offset, units):
-            self._check_file(first, min(units, mark.max_offset - first), on_bytes, is_at_rest=is_at_rest)
-        self._put_into_words()
-        end = int(self._state[END])
-        if mark.max_offset > mark.first_offset and len(self._findings) == before and end != mark.max_phy_offset:
-            text = f"the newest message ends at {end}, not at {mark.max_phy_offset} as the frontier says"
-            self._findings.add(self._name, 0, "queue-end", text)
-
-    def _check_file(self, first: int, count: int, on_bytes: Callable[[int], None], *, is_at_rest: bool) -> None:
-        name = f"{self._name}/{file_name(first * UNIT_SIZE)}"
-        try:
-            with self._disk.open_read(self._folder / file_name(first * UNIT_SIZE)) as file:
-                size = file.size()
-                # Recovery that was broken off between cutting the last file and giving it its size again mends it.
-                is_cut = not is_at_rest and first + count == self._mark.max_offset and size >= count * UNIT_SIZE
-                if size > self._file_size or (size < self._file_size and not is_cut):
-                    text = f"{size} bytes, not {self._file_size}"
-                    self._findings.add(name, min(size, self._file_size), "file-size", text)
-                for index in range(0, count, _UNITS_PER_READ):
-                    data = file.pread(min(count - index, _UNITS_PER_READ) * UNIT_SIZE, index * UNIT_SIZE)
-                    self._check_units(data, first + index)
-                    on_bytes(len(data))
-                if is_at_rest:
-                    self._check_rest(file, name, count * UNIT_SIZE)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            self._findings.add(name, 0, "file-missing", "the frontier names it, but it is not there")
-
-    def _check_units(self, data: bytes, offset: int) -> None:
-        units = np.frombuffer(data, dtype=np.uint8)
-        check_units(units, offset, self._mark.min_offset, self._state, self._counts, self._found)
-
-    def _check_rest(self, file: DiskFile, name: str, position: int) -> None:
-        first, found = find_nonzero(file, position, min(file.size(), self._file_size))
-        if found:
-            text = f"{found} bytes behind the last unit, {self._mark.max_offset - 1}, are not zero"
-            self._findings.add(name, first, "behind-last-unit", text)
-
-    def _put_into_words(self) -> None:
-        for offset, code, value, least in self._found[: int(self._state[FOUND])].tolist():
-            what, at, text = UNIT_KINDS[code]
-            begin = offset * UNIT_SIZE // self._file_size * self._file_size
-            words = f"unit {offset}: {text.format(value=value, least=least)}"
-            position = offset * UNIT_SIZE - begin + at
-            self._findings.add(f"{self._name}/{file_name(begin)}", position, what, words)
-            self._counts[code] -= 1
-        for (what, _, _), left in zip(UNIT_KINDS, self._counts.tolist(), strict=True):
-            self._findings.count(what, left)
+def _check_file(
+    disk: Disk,
+    path: Path,
+    name: str,
+    file_size: int,
+    mark: QueueMark,
+    first: int,
+    units: _Units,
+    findings: Findings,
+    on_bytes: Callable[[int], None],
+    is_at_rest: bool,
+) -> None:
+    end = min(mark.max_offset - first, file_size // UNIT_SIZE) * UNIT_SIZE
+    with disk.open_read(path) as file:
+        size = file.size()
+        # Recovery that was broken off between cutting the last file and giving it its size again mends it.
+        is_cut = not is_at_rest and first + end // UNIT_SIZE == mark.max_offset and size >= end
+        if size > file_size or (size < file_size and not is_cut):
+            findings.add(name, min(size, file_size), "file-size", f"{size} bytes, not {file_size}")
+        for position in range(0, end, _UNITS_PER_READ * UNIT_SIZE):
+            data = file.pread(min(end - position, _UNITS_PER_READ * UNIT_SIZE), position)
+            on_bytes(len(data))
+            offset = first + position // UNIT_SIZE
+            kinds, values, least = units.judge(data, offset)
+            wrong = np.flatnonzero(kinds >= 0)
+            for row in wrong[:KEPT_MAX].tolist():
+                what, at, text = _UNIT_KINDS[kinds[row]]
+                words = f"unit {offset + row}: {text.format(value=values[row], least=least[row])}"
+                findings.add(name, position + row * UNIT_SIZE + at, what, words)
+            for kind, count in zip(*np.unique(kinds[wrong[KEPT_MAX:]], return_counts=True), strict=True):
+                findings.count(_UNIT_KINDS[kind][0], int(count))
+        if is_at_rest:
+            at, count = find_nonzero(file, end, min(size, file_size))
+            if count:
+                text = f"{count} bytes behind the last unit, {mark.max_offset - 1}, are not zero"
+                findings.add(name, at, "behind-last-unit", text)
 
 
 def sound_marks(held: QueuesMark, bounds: LogBounds | None = None) -> tuple[QueueMark, ...]:
@@ -169,3 +189,134 @@ def _can_be(mark: QueueMark, file_size: int, bounds: LogBounds | None) -> bool:
         and 0 <= mark.begin_offset <= mark.max_offset
         and (bounds is None or messages * FRAME_SIZE_MIN <= bounds.phy_offset + bounds.segment_size)
     )
+
+
+def recover_queues(
+    disk: Disk, directory: Path, held: QueuesMark | None, file_size: int, scope: RecoveryScope, queues_max: int
+) -> OutputRecovery[QueuesMark]:
+    """What is left of ``held``, if reading the log goes on at ``scope.phy_offset``. Reads only; raises DiskError.
+
+    The marks that are kept are in the order of those that were given. Queues that have lost nothing pass over what
+    they have when the log is read again for others.
+    """
+    limit, refill_from = None, scope.believed
+    if held is not None and held.limit is not None and not scope.is_forced and queues_max <= held.limit:
+        limit = held.limit
+    elif held is None or held.limit is not None:
+        refill_from = min(refill_from, scope.log_begin)  # there is room now for queues that were left out
+    keeping = _Keeping(disk, directory, held or QueuesMark(file_size), scope)
+    refill_from = scope.log_begin if keeping.is_lost else max(refill_from, scope.log_begin)
+    # What no mark names: files, then folders, each after what is in it.
+    found = queue_folders(disk, directory)
+    named = {queue_directory(directory, mark.topic, mark.queue_id) for mark in keeping.kept}
+    queues = [folder for folder in found if folder not in named]
+    topics = {folder.parent for folder in queues} - {folder.parent for folder in named}
+    return OutputRecovery(
+        QueuesMark(file_size, tuple(keeping.kept), limit),
+        refill_from if refill_from < scope.phy_offset else None,
+        tuple(unnamed_files(directory, file_size, keeping.kept, found)),
+        (*queues, *sorted(topics)),
+        tuple(keeping.cut),
+        keeping.reasons,
+    )
+
+
+def kept_queues(disk: Disk, directory: Path, held: QueuesMark, scope: RecoveryScope) -> tuple[QueuesMark, bool]:
+    """What ``held`` has of messages before ``scope.believed``, and whether all files for that are there."""
+    keeping = _Keeping(disk, directory, held, scope)
+    is_whole = not keeping.is_lost or scope.log_begin >= scope.believed
+    return held._replace(queues=tuple(keeping.kept)), is_whole
+
+
+class _Keeping:
+    # Mark by mark, what of it is kept; files that are cut; whether the log has to be read again, from its begin, and
+    # the first reasons for that.
+    def __init__(self, disk: Disk, root: Path, held: QueuesMark, scope: RecoveryScope) -> None:
+        self._disk, self._root, self._file_size, self._scope = disk, root, held.file_size, scope
+        self._file_units = held.file_size // UNIT_SIZE
+        self.kept: list[QueueMark] = []
+        self.cut: list[tuple[Path, int, int]] = []
+        self.is_lost, reasons = False, list[str]()
+        if held.queues and scope.believed < scope.log_begin:
+            text = f"the log begins at {scope.log_begin}, behind all that the queues hold: they begin anew"
+            self.reasons: tuple[str, ...] = (text,)
+            return
+        folders = queue_folders(disk, root)
+        for mark in held.queues:
+            sizes = folders.get(queue_directory(root, mark.topic, mark.queue_id), {})
+            reason = self._fault(mark, sizes)
+            if reason is not None:
+                reasons.append(f"ConsumeQueue {mark.topic}/{mark.queue_id}: {reason}")
+                self.is_lost |= mark.max_phy_offset > scope.log_begin  # else all of it has expired
+            elif (kept := self._before(mark)) is not None:
+                self.kept.append(kept)
+                self._cut(kept, mark, sizes)
+        if (more := len(reasons) - _REASONS_MAX) > 0:
+            reasons[_REASONS_MAX:] = [f"{more} more queues that are not whole"]
+        self.reasons = tuple(reasons)
+
+    def _fault(self, mark: QueueMark, sizes: dict[int, int]) -> str | None:
+        # Why the queue is not what its mark says; ``sizes``: bytes of its files, by the file's name.
+        first, end = mark.first_offset, mark.max_offset
+        is_empty = first == end and mark.begin_offset >= first
+        if first < 0 or first % self._file_units or not first <= mark.min_offset <= end or is_empty:
+            return "its mark contradicts itself"
+        for begin in range(first, end, self._file_units):
+            name, size = file_name(begin * UNIT_SIZE), sizes.get(begin * UNIT_SIZE)
+            if size is None:
+                return f"file {name} is missing"
+            least = min((end - begin) * UNIT_SIZE, self._file_size)
+            if not least <= size <= self._file_size or (size < self._file_size and end > begin + self._file_units):
+                return f"file {name} has {size} bytes, not {self._file_size}"
+            if size < self._file_size:
+                # One that a broken-off recovery left shorter has all its units; one that somebody cut has a hole.
+                with self._disk.open_read(self._path(mark, begin)) as file:
+                    kinds, *_ = _Units(mark.min_offset).judge(file.pread((end - begin) * UNIT_SIZE, 0), begin)
+                if (kinds >= 0).any():
+                    return f"file {name} was cut, and written on"
+        if self._scope.is_unclean and end > first:
+            with self._reader(mark) as reader:
+                last = reader.unit(end - 1)
+            if last.phy_offset + last.size != mark.max_phy_offset or last.is_blank:
+                return f"unit {end - 1} is not the one that was written"
+        return None
+
+    def _before(self, mark: QueueMark) -> QueueMark | None:
+        # The queue with the units of what is believed; None if there never was a message among them.
+        if mark.max_phy_offset <= self._scope.believed:
+            return mark
+        with self._reader(mark._replace(min_offset=mark.first_offset)) as reader:
+            # They rise, but for blank ones, which come first and say 0.
+            reader.correct_min_offset(self._scope.believed)
+            end = reader.min_offset
+            last = reader.unit(end - 1) if end > mark.first_offset else None
+        if last is None:
+            if mark.begin_offset >= mark.first_offset:
+                return None
+            # Messages that have expired stood before: what comes next goes on behind them.
+            first, log_begin = mark.first_offset, self._scope.log_begin
+            return mark._replace(min_offset=first, max_offset=first, max_phy_offset=log_begin, moved_from=-1)
+        if last.is_blank or not last.is_valid:
+            return None
+        end_phy_offset = last.phy_offset + last.size
+        return mark._replace(
+            min_offset=min(mark.min_offset, end),
+            max_offset=end,
+            max_phy_offset=end_phy_offset,
+            moved_from=mark.moved_from if mark.moved_from < end_phy_offset else -1,
+        )
+
+    def _cut(self, kept: QueueMark, mark: QueueMark, sizes: dict[int, int]) -> None:
+        # Also where nothing is taken back: a drain that was broken off may have left units behind it.
+        begin = (kept.max_offset - 1) // self._file_units * self._file_units
+        size = (kept.max_offset - begin) * UNIT_SIZE
+        if kept.max_offset > kept.first_offset and size < self._file_size:
+            is_short = sizes[begin * UNIT_SIZE] < self._file_size
+            if self._scope.is_unclean or kept.max_offset < mark.max_offset or is_short:
+                self.cut.append((self._path(kept, begin), size, self._file_size))
+
+    def _reader(self, mark: QueueMark) -> ConsumeQueueReader:
+        return ConsumeQueueReader.of_mark(self._disk, self._root, mark, self._file_size)
+
+    def _path(self, mark: QueueMark, begin: int) -> Path:
+        return queue_directory(self._root, mark.topic, mark.queue_id) / file_name(begin * UNIT_SIZE)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.decoder import decode_utf8
 from indexd.consumequeue.format import OFFSET_MAX, UNIT_SIZE, QueueMark, file_name, is_topic_name, queue_directory
-from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, UNITS, add_queues, group_units, put_units
-from indexd.storage.disk import Disk, DiskFile
+from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_queues, group_units, put_units
+from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.storage.disk import Disk
 
 _QUEUES_FIRST = 64
 _LOW_32 = 0xFFFFFFFF
@@ -54,9 +55,6 @@ class Queues:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def __repr__(self) -> str:
-        return f"Queues({len(self)} of {self.queues_max}, topics={len(self._numbers)})"
 
     @property
     def is_closed(self) -> bool:
@@ -144,62 +142,27 @@ def expire_queue(disk: Disk, queues: Queues, slot: int, min_phy_offset: int) -> 
     All units must be written. A message never reaches over the begin of a segment, so the one that ends at or before
     ``min_phy_offset`` also stands before it.
     """
-    if queues.min_phy[slot] >= min_phy_offset or queues.min[slot] >= queues.written[slot]:
+    old_first, old_min, end = queues.first[slot], queues.min[slot], queues.written[slot]
+    if queues.min_phy[slot] >= min_phy_offset or old_min >= end:
         return None
-    end = queues.written[slot]
-    last_file = (end - 1) // queues.file_units * queues.file_units
-    if queues.state[slot, MAX_PHY_OFFSET] <= min_phy_offset:
-        return _move(queues, slot, last_file, end, -1)
-    first = queues.first[slot]
-    while first < last_file and _phy_offset(disk, queues, slot, first + queues.file_units - 1) < min_phy_offset:
-        first += queues.file_units
-    begin = max(first, queues.min[slot])
-    with disk.open_read(_path(queues, slot, first)) as file:
-        minimum, phy_offset = first_at(file, begin - first, min(end - first, queues.file_units), min_phy_offset)
-    return _move(queues, slot, first, first + minimum, phy_offset)
-
-
-def _move(queues: Queues, slot: int, first: int, minimum: int, phy_offset: int) -> list[Path] | None:
-    old_first, old_min = queues.first[slot], queues.min[slot]
+    minimum, phy_offset = end, -1
+    if queues.state[slot, MAX_PHY_OFFSET] > min_phy_offset:
+        file_size = queues.file_units * UNIT_SIZE
+        with ConsumeQueueReader.of_mark(disk, queues.root, queues.mark(slot), file_size) as reader:
+            reader.correct_min_offset(min_phy_offset)
+            minimum, phy_offset = reader.min_offset, reader.unit(reader.min_offset).phy_offset
+    # The last file stays, whatever is in it.
+    first = min(minimum, end - 1) // queues.file_units * queues.file_units
     queues.first[slot], queues.min[slot], queues.min_phy[slot] = first, minimum, phy_offset
     if (first, minimum) == (old_first, old_min):
         return None
-    return [_path(queues, slot, offset) for offset in range(old_first, first, queues.file_units)]
+    offsets = range(old_first, first, queues.file_units)
+    return [queues.directories[slot] / file_name(offset * UNIT_SIZE) for offset in offsets]
 
 
-def _path(queues: Queues, slot: int, first: int) -> Path:
-    return queues.directories[slot] / file_name(first * UNIT_SIZE)
-
-
-def _phy_offset(disk: Disk, queues: Queues, slot: int, offset: int) -> int:
-    begin = offset // queues.file_units * queues.file_units
-    with disk.open_read(_path(queues, slot, begin)) as file:
-        return _phy_offset_at(file, offset - begin)
-
-
-def _phy_offset_at(file: DiskFile, index: int) -> int:
-    return int.from_bytes(file.pread(8, index * UNIT_SIZE), "big", signed=True)
-
-
-def first_at(file: DiskFile, low: int, high: int, phy_offset: int) -> tuple[int, int]:
-    """The first of the file's units ``[low, high)`` at ``phy_offset`` or behind it, and where its message stands.
-
-    ``high`` and -1 without one. The units' physical offsets rise; blank ones come first and say 0.
-    """
-    found = -1
-    while low < high:
-        middle = (low + high) // 2
-        here = _phy_offset_at(file, middle)
-        if here < phy_offset:
-            low = middle + 1
-        else:
-            high, found = middle, here
-    return low, found
-
-
-# Units that are collected before they are written: 1.25 MiB, or more if there are many queues, so that an open and a
+# Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
 # write are worth it. The memory of the longest buffers is the system's until it is used.
-UNITS_PER_WRITE = 1 << 16
+UNITS_PER_WRITE = 1 << 18
 _UNITS_A_QUEUE = 128
 _UNITS_MAX = 1 << 20
 
@@ -216,9 +179,6 @@ class PendingUnits:
         self.grouped = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
         #: See the kernel; they only grow.
         self.counts = np.zeros(6, dtype=np.int64)
-
-    def __repr__(self) -> str:
-        return f"PendingUnits({self._used[0]} of {self._used[1]} queues, {self.counts[UNITS]} so far)"
 
     def clear(self) -> None:
         """Forget what is there."""

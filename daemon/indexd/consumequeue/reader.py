@@ -1,7 +1,7 @@
 """ConsumeQueueReader: the units of one queue, read with pread while they are being written (spec rocketmq-store 5).
 
-Imports no numpy: queries start in a fraction of a second. It reads our own queues, whose bounds a mark says and a
-running daemon moves on, and a broker's own, whose bounds are found as the broker finds them when it starts.
+Imports no numpy: queries start in a fraction of a second. A queue's bounds are those of its mark, and a running daemon
+moves them on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections import OrderedDict
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
 from indexd.errors import CorruptDataError, DiskError
@@ -19,34 +18,6 @@ from indexd.storage.disk import Disk, DiskFile
 _OPEN_FILES_MAX = 4
 # Units that one read brings at most: 1 MiB.
 _UNITS_PER_READ = 52_428
-# Files that a broker looks at when it starts, the newest ones.
-_RECOVERED_FILES = 3
-
-
-class UnitSource(Protocol):
-    """What a search in a queue needs; ConsumeQueueReader is one. Everything counts in units, ``file_units`` too."""
-
-    @property
-    def file_units(self) -> int:
-        """Units in a file."""
-
-    @property
-    def first_offset(self) -> int:
-        """The first unit of the oldest file."""
-
-    @property
-    def min_offset(self) -> int:
-        """The first unit whose message may still be in the log."""
-
-    @property
-    def max_offset(self) -> int:
-        """Behind the last unit."""
-
-    def file_offsets(self) -> range:
-        """The first unit of each file."""
-
-    def unit(self, offset: int) -> Unit:
-        """One unit."""
 
 
 class ConsumeQueueReader:
@@ -64,10 +35,6 @@ class ConsumeQueueReader:
         self._disk = disk
         self._directory = queue_directory(root, topic, queue_id)
         self._files: OrderedDict[int, DiskFile] = OrderedDict()
-        self._last_file: int | None = None  # its first unit
-
-    def __repr__(self) -> str:
-        return f"ConsumeQueueReader({self._directory}, [{self.min_offset}, {self.max_offset}))"
 
     @classmethod
     def of_mark(
@@ -81,7 +48,6 @@ class ConsumeQueueReader:
             reader = opened.enter_context(cls(disk, root, mark.topic, mark.queue_id, file_size))
             reader.first_offset, reader.min_offset = mark.first_offset, mark.min_offset
             reader.max_offset = mark.max_offset
-            reader._note_last_file()
             if published is not None:
                 reader._follow(published)
             opened.pop_all()
@@ -109,34 +75,9 @@ class ConsumeQueueReader:
             opened.pop_all()
         return reader
 
-    @classmethod
-    def of_broker(
-        cls, disk: Disk, root: Path, topic: str, queue_id: int, file_size: int, log_begin: int = 0
-    ) -> ConsumeQueueReader | None:
-        """A broker's own queue with the bounds that it has after a start (spec 5.3, 5.5); None if there is none.
-
-        ``log_begin`` is where its log begins. Like the broker this takes blank units for valid ones.
-        """
-        with ExitStack() as opened:
-            reader = opened.enter_context(cls(disk, root, topic, queue_id, file_size))
-            offsets = reader._list()
-            if not offsets:
-                return None
-            reader.first_offset = reader.min_offset = offsets[0]
-            for offset in offsets[-_RECOVERED_FILES:]:
-                reader._last_file = offset
-                reader.max_offset = offset + reader._valid_units(offset)
-                if reader.max_offset < offset + reader.file_units:
-                    break
-            reader.correct_min_offset(log_begin)
-            opened.pop_all()
-        return reader
-
     def file_offsets(self) -> range:
-        """The first unit of each file, oldest first; the newest one may hold no unit yet."""
-        if self._last_file is None:
-            return range(0)
-        return range(self.first_offset, self._last_file + 1, self.file_units)
+        """The first unit of each file, oldest first."""
+        return range(self.first_offset, self.max_offset, self.file_units)
 
     def unit(self, offset: int) -> Unit:
         """The unit of a message's queue offset; CorruptDataError if nothing was written there."""
@@ -178,10 +119,6 @@ class ConsumeQueueReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note_last_file(self) -> None:
-        if self.max_offset > self.first_offset:
-            self._last_file = (self.max_offset - 1) // self.file_units * self.file_units
-
     def _follow(self, published: int) -> None:
         # Units are written in order, and all of those for messages before ``published`` are whole. A unit behind them
         # may be half there, its front first: without its size, then, or with an offset that is not published.
@@ -197,7 +134,6 @@ class ConsumeQueueReader:
             low += step
             step *= 2
         self.max_offset = low + 1 + bisect_left(range(low + 1, low + step), True, key=lambda q: not is_there(q))
-        self._note_last_file()
 
     def _peek(self, offset: int) -> Unit | None:
         try:
@@ -221,15 +157,6 @@ class ConsumeQueueReader:
             first += here
             count -= here
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _valid_units(self, offset: int) -> int:
-        # How many units of the file hold, as the broker counts them when it starts.
-        data = self._open(offset).pread(self._file_size, 0)
-        data = data[: len(data) // UNIT_SIZE * UNIT_SIZE]
-        for number, (phy_offset, size, _) in enumerate(UNIT.iter_unpack(data)):
-            if phy_offset < 0 or size <= 0:
-                return number
-        return len(data) // UNIT_SIZE
 
     def _list(self) -> list[int]:
         try:

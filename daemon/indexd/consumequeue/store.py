@@ -1,6 +1,8 @@
 """ConsumeQueueStore: all ConsumeQueues of a data directory, built from batches (spec rocketmq-store 5).
 
-Units are collected until a buffer is full or ``publish`` is called, and then written queue by queue.
+Units are collected until a buffer is full or ``publish`` is called, and then written queue by queue. There may be
+thousands of queues, so a file is open only for as long as a write takes. It is made with its whole size and lies on the
+disk only where it was written: a disk that is full shows at a write, as a DiskError, and what was written before stays.
 Messages of BatchConsumeQueue topics (inner batches) are recognised and get no unit: their files are not built.
 ConsumeQueueExt is off in a broker unless it is asked for, and is not built either: a tags code is always the hash.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +19,58 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
-from indexd.consumequeue.check import check_queue_marks, check_queues, sound_marks
-from indexd.consumequeue.files import QueueFiles
-from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark, QueuesMark
-from indexd.consumequeue.kernel import (
-    BATCH_MESSAGES,
-    GAPS,
-    LEFT_OUT,
-    NAMELESS,
-    NEW_QUEUE,
-    REPEATS,
-    UNITS,
-)
+from indexd.consumequeue.check import check_queue_marks, check_queues, recover_queues, sound_marks
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark, QueuesMark, file_name
+from indexd.consumequeue.kernel import LEFT_OUT, NEW_QUEUE
 from indexd.consumequeue.queues import PendingUnits, Queues, expire_queue, load_kernels
-from indexd.consumequeue.recover import recover_queues
+from indexd.errors import DiskError
 from indexd.findings import Findings
-from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row
-from indexd.storage.disk import Disk
+from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, Unsynced
+from indexd.storage.disk import Disk, DiskFile
+
+if TYPE_CHECKING:
+    from indexd.storage.disk import Buffer
+
+
+class QueueFiles:
+    """Writes the files of queues below ``root``, noting in ``unsynced`` what was changed.
+
+    Raises DiskError; after one the same write may be tried again. One owner, no locks.
+    """
+
+    def __init__(self, disk: Disk, root: Path, file_size: int, unsynced: Unsynced) -> None:
+        self._disk, self._root, self._file_size, self._unsynced = disk, root, file_size, unsynced
+        self._has_root = False
+
+    def write(self, directory: Path, offset: int, units: Buffer) -> None:
+        """Write whole units, all of one file, at unit ``offset`` of the queue; a file that begins there is made."""
+        path, position = self.path(directory, offset), offset * UNIT_SIZE % self._file_size
+        with self._made(path) if position == 0 else self._disk.open_write(path) as file:
+            file.pwrite(units, position)
+        self._unsynced.add(path)
+
+    def path(self, directory: Path, offset: int) -> Path:
+        """The file that holds unit ``offset`` of the queue in ``directory``."""
+        return directory / file_name(offset * UNIT_SIZE // self._file_size * self._file_size)
+
+    def _made(self, path: Path) -> DiskFile:
+        if not self._has_root:
+            self._disk.make_dir(self._root)
+            self._has_root = True
+        # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
+        # for those that are there already, too: whoever made them may have died before.
+        self._disk.make_dir(path.parent, durable=False)
+        for directory in (path.parent.parent, self._root, path.parent):
+            self._unsynced.add_directory(directory)
+        # Left of an attempt that failed, it holds nothing.
+        file, _ = self._disk.open_or_create(path)
+        try:
+            file.truncate(0)
+            file.truncate(self._file_size)
+        except DiskError:
+            file.close()
+            raise
+        return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +130,6 @@ class ConsumeQueueStore(Output[QueuesMark]):
         # Of so many queues as there may be, counted once while they stay the same.
         self._totals: tuple[tuple[QueueMark, ...], Row] = ((), {})
 
-    def __repr__(self) -> str:
-        return f"ConsumeQueueStore({self.directory}, queues={len(self._queues)}, {self.counters})"
-
     @classmethod
     def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
         """An empty one, as configured."""
@@ -111,16 +145,9 @@ class ConsumeQueueStore(Output[QueuesMark]):
     @property
     def counters(self) -> QueueCounters:
         """What has been done so far."""
-        counts = self._pending.counts.tolist()
+        units, repeats, gaps, batch_messages, nameless, left_out = self._pending.counts.tolist()
         return QueueCounters(
-            self._messages,
-            counts[UNITS],
-            counts[REPEATS],
-            counts[GAPS],
-            counts[BATCH_MESSAGES],
-            counts[NAMELESS],
-            counts[LEFT_OUT],
-            self._expired_files,
+            self._messages, units, repeats, gaps, batch_messages, nameless, left_out, self._expired_files
         )
 
     def __len__(self) -> int:
@@ -199,17 +226,12 @@ class ConsumeQueueStore(Output[QueuesMark]):
             if paths is None:
                 continue
             self._changed.add(slot)
-            self._expire(paths)
+            self._unreported += self._leave_out(paths)
         self._min_phy_offset = max(min_phy_offset, self._min_phy_offset)
         self._rolled.clear()
         names, self._unreported = self._unreported, []
         self._expired_files += len(names)
         return names
-
-    def _expire(self, paths: list[Path]) -> None:
-        for path in paths:
-            self._files.expire(path)
-        self._unreported += self._leave_out(paths)
 
     def begin_anew(self) -> None:
         """The log from here on goes on behind messages that nobody has read and that have expired.
@@ -220,7 +242,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         queues = self._queues
         for slot in range(len(queues)):
             offsets = range(queues.first[slot], queues.written[slot], self._file_units)
-            self._expire([self._files.path(queues.directories[slot], offset) for offset in offsets])
+            self._unreported += self._leave_out(self._files.path(queues.directories[slot], at) for at in offsets)
         self._queues = Queues(self.directory, self._file_units, queues.queues_max)
         self._pending.clear()
         self._rolled.clear()
@@ -231,8 +253,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         self._marked = None
 
     def close(self) -> None:
-        """Close what is open; writes nothing."""
-        self._files.close()
+        """Nothing is open."""
 
     def recover(self, held: QueuesMark | None, scope: RecoveryScope) -> OutputRecovery[QueuesMark]:
         """What is left of the queues; those that were left out for want of room begin now where there is some."""

@@ -46,24 +46,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from indexd.errors import BusyError, DiskError, UsageError
-from indexd.sparse.format import (
-    INT64_MAX,
-    NAME_DIGITS,
-    OFFSET_SUFFIX,
-    PASSING_SUFFIXES,
-    TIME_SUFFIX,
-    index_name,
-    time_index_name,
-)
+from indexd.findings import Findings
+from indexd.sparse.format import INT32_MAX, INT64_MAX, PASSING_SUFFIXES
 from indexd.storage.disk import Disk
 
 MAGIC_V2 = 2
@@ -75,8 +69,9 @@ HEAD_SIZE_UP_TO_MAGIC = 17
 HEAD_SIZE_V2 = 61
 RECORD_OVERHEAD_V0 = 14
 # A log is opened by Kafka only up to here: its positions are int32.
-LOG_SIZE_MAX = (1 << 31) - 1
-LOG_SUFFIX = ".log"
+LOG_SIZE_MAX = INT32_MAX
+LOCK_NAME = ".lock"
+_SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex)")
 
 
 class Outcome(IntEnum):
@@ -97,27 +92,6 @@ class Fault(IntEnum):
     SIZE = 3  # too short for a batch of its magic
 
 
-#: Bytes done, bytes in all.
-OnProgress = Callable[[int, int], None]
-
-
-class Progress:
-    """How far a pass over several logs is, told to ``on_progress`` if there is one."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        self._on_progress, self._total, self._done = on_progress, total, 0
-
-    def within(self, size: int) -> None:
-        """``size`` bytes of the present log."""
-        if self._on_progress is not None:
-            self._on_progress(self._done + size, self._total)
-
-    def finish(self, size: int) -> None:
-        """The present log of ``size`` bytes is done with."""
-        self.within(size)
-        self._done += size
-
-
 class Note(NamedTuple):
     """Something worth knowing that is not wrong, or could not be asked; as in a Finding, ``what`` is for programs."""
 
@@ -126,35 +100,39 @@ class Note(NamedTuple):
     text: str
 
 
-LOCK_NAME = ".lock"
-CLEAN_STOP_NAME = ".kafka_cleanshutdown"
-_TO_BE_REMOVED = "-delete"
+@dataclass(slots=True)
+class Report:
+    """What a pass over partitions has found: ``findings`` do not hold, or could not be rebuilt."""
+
+    partitions: int = 0
+    findings: Findings = field(default_factory=Findings)
+    notes: list[Note] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def summary(self, findings: str, figures: dict[str, int]) -> dict[str, Any]:
+        """The last line of ``--json``; ``findings`` is what they are called."""
+        return {
+            "kind": "summary",
+            "partitions": self.partitions,
+            **figures,
+            "seconds": round(self.seconds, 3),
+            findings: len(self.findings),
+            "counts": dict(sorted(self.findings.counts.items())),
+            "notes": len(self.notes),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One ``.log`` and what stands beside it. ``is_last``: the partition's newest, which a broker appends to."""
+    """One ``.log`` and its two indexes, there or not. ``is_last``: the newest one, which a broker appends to."""
 
-    directory: Path
     base: int
     is_last: bool
+    log: Path
+    index: Path
+    time_index: Path
     has_index: bool
     has_time_index: bool
-
-    @property
-    def log(self) -> Path:
-        """The file of batches."""
-        return self.directory / f"{self.base:0{NAME_DIGITS}d}{LOG_SUFFIX}"
-
-    @property
-    def index(self) -> Path:
-        """The OffsetIndex, there or not."""
-        return self.directory / index_name(self.base)
-
-    @property
-    def time_index(self) -> Path:
-        """The TimeIndex, there or not."""
-        return self.directory / time_index_name(self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +165,13 @@ def find_partitions(disk: Disk, directory: Path) -> list[Partition]:
         raise UsageError(f"there is nothing at {directory}", "check the path")
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", "give a partition's directory, or a Kafka log directory")
-    own = _partition(disk, directory, "", _log_directories(directory))
-    if own is not None:
+    if (own := _partition(disk, directory, "", _log_directories(directory))) is not None:
         return [own]
-    found = []
-    for path in _subdirectories(directory):
-        partition = None if path.name.endswith(_TO_BE_REMOVED) else _partition(disk, path, path.name, [directory])
-        if partition is not None:
-            found.append(partition)
+    try:
+        folders = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.endswith("-delete"))
+    except OSError as error:
+        raise DiskError("list", directory, error) from error
+    found = [one for path in folders if (one := _partition(disk, path, path.name, [directory])) is not None]
     if not found:
         raise UsageError(
             f"{directory} holds no segment of Kafka's, and no partition",
@@ -216,40 +193,30 @@ def lock_paths(disk: Disk, directory: Path) -> list[Path]:
 
 
 def _log_directories(partition: Path) -> list[Path]:
-    """Where the log directory of a partition may be: its parent as named, and as it is once links are followed."""
+    # Where the log directory of a partition may be: its parent as named, and as it is once links are followed.
     return list(dict.fromkeys((partition.absolute().parent, partition.resolve().parent)))
-
-
-def _subdirectories(directory: Path) -> list[Path]:
-    try:
-        return sorted(path for path in directory.iterdir() if path.is_dir())
-    except OSError as error:
-        raise DiskError("list", directory, error) from error
-
-
-def _base(name: str, suffix: str) -> int | None:
-    digits = name.removesuffix(suffix)
-    is_base = name.endswith(suffix) and len(digits) == NAME_DIGITS and digits.isascii() and digits.isdecimal()
-    return int(digits) if is_base and int(digits) <= INT64_MAX else None
 
 
 def _partition(disk: Disk, path: Path, name: str, log_directories: list[Path]) -> Partition | None:
     names = list(disk.stamps(path))
-    bases = {
-        suffix: {base for file in names if (base := _base(file, suffix)) is not None}
-        for suffix in (LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX)
-    }
-    logs = sorted(bases[LOG_SUFFIX])
-    orphans = [index_name(base) for base in bases[OFFSET_SUFFIX] - bases[LOG_SUFFIX]]
-    orphans += [time_index_name(base) for base in bases[TIME_SUFFIX] - bases[LOG_SUFFIX]]
-    if not logs and not orphans:
+    files = {match[0]: match for match in map(_SEGMENT_FILE.fullmatch, names) if match and int(match[1]) <= INT64_MAX}
+    bases = sorted(match[1] for match in files.values() if match[2] == "log")
+    orphans = sorted(name for name, match in files.items() if match[1] not in bases)
+    if not bases and not orphans:
         return None
-    segments = tuple(
-        Segment(path, base, base == logs[-1], base in bases[OFFSET_SUFFIX], base in bases[TIME_SUFFIX]) for base in logs
+    segments = []
+    for base in bases:
+        log, index, time_index = (path / f"{base}.{kind}" for kind in ("log", "index", "timeindex"))
+        is_there = index.name in files, time_index.name in files
+        segments.append(Segment(int(base), base == bases[-1], log, index, time_index, *is_there))
+    return Partition(
+        path,
+        name,
+        tuple(segments),
+        tuple(orphans),
+        tuple(file for file in names if file.endswith(PASSING_SUFFIXES)),
+        any(disk.exists(place / ".kafka_cleanshutdown") for place in log_directories),
     )
-    passing = tuple(file for file in names if file.endswith(PASSING_SUFFIXES))
-    was_stopped_cleanly = any(disk.exists(place / CLEAN_STOP_NAME) for place in log_directories)
-    return Partition(path, name, segments, tuple(sorted(orphans)), passing, was_stopped_cleanly)
 
 
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid.

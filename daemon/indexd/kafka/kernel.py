@@ -15,14 +15,6 @@ from indexd.kafka import format as log_format
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
-_8 = np.uint64(8)
-_12 = np.uint64(12)
-_16 = np.uint64(16)
-_17 = np.uint64(17)
-_18 = np.uint64(18)
-_21 = np.uint64(21)
-_23 = np.uint64(23)
-_35 = np.uint64(35)
 _ONES = np.uint32(0xFFFFFFFF)
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, the lowest bit first
 _MAGIC_V2 = np.uint64(log_format.MAGIC_V2)
@@ -62,60 +54,6 @@ def _crc32c_table() -> NDArray[np.uint32]:
 CRC32C_TABLES = crc_tables(_crc32c_table())
 
 
-@numba.njit(nogil=True)
-def _fields(buffer, i, position, total, row):  # type: ignore[no-untyped-def]
-    # What the head of the batch at i says; of magic 2 all 61 bytes are there, of others 26 or the whole record.
-    magic = np.uint64(buffer[i + _16])
-    row[POSITION] = position
-    row[SIZE] = total
-    row[MAGIC] = np.int64(magic)
-    row[FAULT] = _NONE
-    row[BASE_OFFSET] = np.int64(load_u64(buffer, i))
-    row[LAST_OFFSET] = row[BASE_OFFSET]
-    row[MAX_TIMESTAMP] = np.int64(-1)
-    if magic == _MAGIC_V2:
-        if total < _HEAD_SIZE_V2:
-            row[FAULT] = _SIZE
-            return
-        delta = np.uint64(signed_32(load_u32(buffer, i + _23)))
-        row[LAST_OFFSET] = np.int64(load_u64(buffer, i) + delta)
-        row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + _35))
-    elif magic > _MAGIC_V2:
-        row[FAULT] = _MAGIC
-    elif magic == _1:
-        row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + _18))
-
-
-@numba.njit(nogil=True)
-def _head(buffer, i, limit, position, log_size, row):  # type: ignore[no-untyped-def]
-    # GO_ON with the row filled, or an outcome; BEHIND_BUFFER if even the head does not end within the buffer.
-    left = log_size - position
-    if left <= np.int64(0):
-        return _END
-    if left <= _TOO_SHORT_FOR_A_HEAD:
-        return _HALF
-    there = np.int64(limit - i)
-    if there < min(left, _HEAD_SIZE_V2):
-        return BEHIND_BUFFER
-    size = signed_32(load_u32(buffer, i + _8))
-    if size < _RECORD_OVERHEAD_V0:
-        return _CORRUPT
-    total = size + _LOG_OVERHEAD
-    if total > left:
-        return _HALF if np.uint64(buffer[i + _16]) <= _MAGIC_V2 else _CORRUPT
-    _fields(buffer, i, position, total, row)
-    return GO_ON
-
-
-@numba.njit(nogil=True, cache=True)
-def batch_sum(buffer, start):  # type: ignore[no-untyped-def]
-    """(checksum that the batch at ``start`` carries as uint32, where the bytes that it covers begin)."""
-    i = np.uint64(start)
-    if np.uint64(buffer[i + _16]) == _MAGIC_V2:
-        return np.uint32(load_u32(buffer, i + _17)), i + _21
-    return np.uint32(load_u32(buffer, i + _12)), i + _16
-
-
 @numba.njit(nogil=True, cache=True)
 def walk(buffer, start, limit, position, log_size, crc32c_tables, crc32_tables, rows):  # type: ignore[no-untyped-def]
     """Batch by batch from ``buffer[start]``, which is byte ``position`` of a log of ``log_size`` bytes, to ``limit``.
@@ -125,28 +63,45 @@ def walk(buffer, start, limit, position, log_size, crc32c_tables, crc32_tables, 
     one more row holds the head of the batch that goes on there, its checksum not looked at; its FAULT is -1 if not even
     the head is there.
     """
-    i = np.uint64(start)
-    end = np.uint64(limit)
-    at = np.int64(position)
-    size = np.int64(log_size)
-    count = _0
+    i, end, count = np.uint64(start), np.uint64(limit), _0
+    left = np.int64(log_size) - np.int64(position)
     while count < np.uint64(len(rows)):
         row = rows[count]
         row[FAULT] = np.int64(-1)
-        outcome = _head(buffer, i, end, at, size, row)
-        if outcome != GO_ON:
-            return count, outcome
-        total = np.uint64(row[SIZE])
+        if left <= np.int64(0):
+            return count, _END
+        if left <= _TOO_SHORT_FOR_A_HEAD:
+            return count, _HALF
+        if np.int64(end - i) < min(left, _HEAD_SIZE_V2):
+            return count, BEHIND_BUFFER
+        total = signed_32(load_u32(buffer, i + np.uint64(8))) + _LOG_OVERHEAD
+        magic = np.uint64(buffer[i + np.uint64(16)])
+        if total < _RECORD_OVERHEAD_V0 + _LOG_OVERHEAD or (total > left and magic > _MAGIC_V2):
+            return count, _CORRUPT
+        if total > left:
+            return count, _HALF
+        base_offset = load_u64(buffer, i)
+        row[POSITION], row[SIZE], row[MAGIC], row[FAULT] = np.int64(log_size) - left, total, np.int64(magic), _NONE
+        row[BASE_OFFSET], row[LAST_OFFSET], row[MAX_TIMESTAMP] = np.int64(base_offset), np.int64(base_offset), -1
+        crc, covered, tables = load_u32(buffer, i + np.uint64(12)), i + np.uint64(16), crc32_tables
+        if magic == _MAGIC_V2 and total >= _HEAD_SIZE_V2:
+            # The head's 61 bytes are in the buffer.
+            delta = np.uint64(signed_32(load_u32(buffer, i + np.uint64(23))))
+            row[LAST_OFFSET] = np.int64(base_offset + delta)
+            row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + np.uint64(35)))
+            crc, covered, tables = load_u32(buffer, i + np.uint64(17)), i + np.uint64(21), crc32c_tables
+        elif magic >= _MAGIC_V2:
+            row[FAULT] = _SIZE if magic == _MAGIC_V2 else _MAGIC
+        elif magic == _1:
+            row[MAX_TIMESTAMP] = np.int64(load_u64(buffer, i + np.uint64(18)))
         if row[FAULT] == _NONE:
-            if total > end - i:
+            if np.uint64(total) > end - i:
                 return count, BEHIND_BUFFER
-            crc, covered = batch_sum(buffer, i)
-            tables = crc32c_tables if row[MAGIC] == np.int64(_MAGIC_V2) else crc32_tables
-            if crc_go_on(buffer, covered, i + total, _ONES, tables) ^ _ONES != crc:
+            if crc_go_on(buffer, covered, i + np.uint64(total), _ONES, tables) ^ _ONES != np.uint32(crc):
                 row[FAULT] = _CRC
         count += _1
         if row[FAULT] != _NONE:
             break
-        at += row[SIZE]
-        i += total
+        left -= total
+        i += np.uint64(total)
     return count, GO_ON

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,22 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.errors import CorruptDataError, DiskError, UsageError
-from indexd.findings import Findings
+from indexd.kafka import kernel
 from indexd.kafka.format import (
     LOG_SIZE_MAX,
     Fault,
     Note,
-    OnProgress,
     Outcome,
     Partition,
-    Progress,
+    Report,
     Segment,
     find_partitions,
     lock_log_directory,
     log_bytes,
     refuse_while_locked,
 )
-from indexd.kafka.records import Batches, LogWalk
+from indexd.kafka.records import LogWalk
+from indexd.output import Progress
 from indexd.sparse.format import INT32_MAX, OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from indexd.sparse.kernel import (
     OFFSET_ENTRY_TYPE,
@@ -48,6 +49,9 @@ from indexd.sparse.kernel import (
 )
 from indexd.storage.disk import Disk
 
+#: Kafka's defaults of index.interval.bytes and segment.index.bytes.
+INTERVAL = 4096
+MAX_INDEX_SIZE = 10 << 20
 _ENDS_AS_WELL = "Kafka's recovery ends here as well"
 
 
@@ -57,99 +61,67 @@ def refuse_interval(interval: int) -> None:
         raise UsageError(f"--interval {interval} is not index.interval.bytes: 0 to {INT32_MAX}")
 
 
+@dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery makes of a segment: ``put`` its sound batches from the first on, then ``finish``.
+    """What recovery makes of a segment: the bytes of both files, from ``batches`` batches up to byte ``end``."""
 
-    ``index`` and ``time_index`` are the bytes of the files, of ``end`` bytes and ``batches`` batches of the log.
-    CorruptDataError where Kafka's own recovery fails: offsets that do not fit the base, entries whose offsets do not
-    rise. UsageError when an index would be longer than ``max_index_size`` bytes.
-    """
-
-    def __init__(self, base: int, interval: int, max_index_size: int) -> None:
-        self.index = b""
-        self.time_index = b""
-        self.end = self.batches = 0
-        self._base = base
-        self._interval = interval
-        self._max_index_size = max_index_size
-        self._state = new_state()
-        self._last = (-1, 0)  # the last offset entry's offset, and the last time entry's
-
-    @property
-    def offset_entries(self) -> int:
-        """Of ``index``."""
-        return len(self.index) // OFFSET_ENTRY_SIZE
-
-    @property
-    def time_entries(self) -> int:
-        """Of ``time_index``."""
-        return len(self.time_index) // TIME_ENTRY_SIZE
-
-    def put(self, batches: Batches) -> None:
-        """The next batches, one at least."""
-        relative = batches.last_offset - self._base
-        outside = np.flatnonzero((relative < 0) | (relative > INT32_MAX))
-        if len(outside):
-            row = int(outside[0])
-            raise CorruptDataError(
-                f"the batch at byte {batches.position[row]} ends with offset {batches.last_offset[row]}, which cannot "
-                f"be held relative to the segment's base {self._base}",
-                _ENDS_AS_WELL,
-            )
-        rows = len(batches)
-        offset_entries = np.empty((rows, 2), dtype=np.int64)
-        time_entries = np.empty((rows, 2), dtype=np.int64)
-        _, count, time_count = segment_entries(
-            batches.position, batches.size, relative, batches.max_timestamp, 0, rows, self._interval, self._state,
-            offset_entries, time_entries,
-        )  # fmt: skip
-        self._add(offset_entries[: int(count)], time_entries[: int(time_count)])
-        # The last slot is kept for the entry that recovery ends with.
-        if max(len(self.index), len(self.time_index) + TIME_ENTRY_SIZE) > self._max_index_size:
-            raise UsageError(
-                f"the segment with base {self._base} needs longer indexes than the segment.index.bytes that was given",
-                "give --max-index-size as the broker has it, and --interval as well",
-            )
-        self.end, self.batches = int(batches.position[-1] + batches.size[-1]), self.batches + rows
-
-    def finish(self) -> None:
-        """The final time entry, which may take the last slot."""
-        final = final_time_entry(self._state)
-        if final is not None:
-            self._add(np.empty((0, 2), dtype=np.int64), np.array([final], dtype=np.int64))
-
-    def _add(self, offset_entries: NDArray[np.int64], time_entries: NDArray[np.int64]) -> None:
-        last, last_time = self._last
-        for before, offsets, rise_min in ((last, offset_entries[:, 0], 1), (last_time, time_entries[:, 1], 0)):
-            row = np.flatnonzero(np.diff(offsets, prepend=before) < rise_min)
-            if len(row):
-                offset = self._base + int(offsets[row[0]])
-                raise CorruptDataError(f"the offsets of the batches do not rise at offset {offset}", _ENDS_AS_WELL)
-        self._last = (
-            int(offset_entries[-1, 0]) if len(offset_entries) else last,
-            int(time_entries[-1, 1]) if len(time_entries) else last_time,
-        )
-        self.index += pack_entries(offset_entries, OFFSET_ENTRY_TYPE)
-        self.time_index += pack_entries(time_entries, TIME_ENTRY_TYPE)
+    index: bytes
+    time_index: bytes
+    end: int
+    batches: int
 
 
 def recover_entries(walk: LogWalk, base: int, interval: int, max_index_size: int) -> Recovered:
-    """Walk a segment as recovery does: to the first batch with a fault, which recovery cuts off with all behind it."""
-    made = Recovered(base, interval, max_index_size)
-    for batches in walk:
-        faulty = np.flatnonzero(batches.fault != Fault.NONE)
-        sound = batches.first(int(faulty[0])) if len(faulty) else batches
-        if len(sound):
-            made.put(sound)
+    """Walk a segment as recovery does: to the first batch with a fault, which recovery cuts off with all behind it.
+
+    CorruptDataError where Kafka's own recovery fails: offsets that do not fit the base, entries whose offsets do not
+    rise. UsageError when an index would be longer than ``max_index_size`` bytes.
+    """
+    state, index, time_index = new_state(), b"", b""
+    last, last_time, end, count = -1, 0, 0, 0
+    for found in walk:
+        faulty = np.flatnonzero(found[kernel.FAULT] != Fault.NONE)
+        batches = found[:, : int(faulty[0])] if len(faulty) else found
+        positions, sizes, last_offsets = batches[[kernel.POSITION, kernel.SIZE, kernel.LAST_OFFSET]]
+        relative, rows = last_offsets - base, len(positions)
+        if len(outside := np.flatnonzero((relative < 0) | (relative > INT32_MAX))):
+            raise CorruptDataError(
+                f"the batch at byte {positions[outside[0]]} ends with offset {last_offsets[outside[0]]}, "
+                f"which cannot be held relative to the segment's base {base}",
+                _ENDS_AS_WELL,
+            )
+        entries = np.empty((2, rows, 2), dtype=np.int64)
+        _, *counts = segment_entries(
+            positions, sizes, relative, batches[kernel.MAX_TIMESTAMP], 0, rows, interval, state, *entries
+        )
+        offsets, times = (entries[kind, :number] for kind, number in enumerate(counts))
+        last, last_time = _rising(base, last, offsets[:, 0], 1), _rising(base, last_time, times[:, 1], 0)
+        index += pack_entries(offsets, OFFSET_ENTRY_TYPE)
+        time_index += pack_entries(times, TIME_ENTRY_TYPE)
+        # The last slot is kept for the entry that recovery ends with.
+        if max(len(index), len(time_index) + TIME_ENTRY_SIZE) > max_index_size:
+            raise UsageError(
+                f"the segment with base {base} needs longer indexes than the segment.index.bytes that was given",
+                "give --max-index-size as the broker has it, and --interval as well",
+            )
+        if rows:
+            end, count = int(positions[-1] + sizes[-1]), count + rows
         if len(faulty):
             break
-    made.finish()
-    return made
+    if (final := final_time_entry(state)) is not None:
+        rows_of = np.array([final], dtype=np.int64)
+        _rising(base, last_time, rows_of[:, 1], 0)
+        time_index += pack_entries(rows_of, TIME_ENTRY_TYPE)
+    return Recovered(index, time_index, end, count)
 
 
-#: Kafka's defaults of index.interval.bytes and segment.index.bytes.
-INTERVAL = 4096
-MAX_INDEX_SIZE = 10 << 20
+def _rising(base: int, before: int, offsets: NDArray[np.int64], least: int) -> int:
+    # The last of them; each has to be so much more than the one before it.
+    if len(rows := np.flatnonzero(np.diff(offsets, prepend=before) < least)):
+        raise CorruptDataError(
+            f"the offsets of the batches do not rise at offset {base + int(offsets[rows[0]])}", _ENDS_AS_WELL
+        )
+    return int(offsets[-1]) if len(offsets) else before
 
 
 class RebuiltSegment(NamedTuple):
@@ -165,40 +137,24 @@ class RebuiltSegment(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Its line of ``--json``, without its kind."""
-        return {
-            "file": self.file,
-            "readBytes": self.read_bytes,
-            "logBytes": self.log_bytes,
-            "batches": self.batches,
-            "offsetEntries": self.offset_entries,
-            "timeEntries": self.time_entries,
-            "changed": self.is_changed,
-        }
+        names = "file", "readBytes", "logBytes", "batches", "offsetEntries", "timeEntries", "changed"
+        return dict(zip(names, self, strict=True))
 
 
 @dataclass(slots=True)
-class RebuildReport:
-    """``problems`` are what could not be rebuilt, or not to the log's end; the rest is as Kafka's recovery makes it."""
+class RebuildReport(Report):
+    """Findings are what could not be rebuilt, or not to the log's end; the rest is as Kafka's recovery makes it."""
 
-    problems: Findings = field(default_factory=Findings)
-    notes: list[Note] = field(default_factory=list)
     segments: list[RebuiltSegment] = field(default_factory=list)
-    partitions: int = 0
-    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The summary: the last line of ``--json``."""
-        return {
-            "kind": "summary",
-            "partitions": self.partitions,
+        """The summary."""
+        figures = {
             "segments": len(self.segments),
             "changed": sum(segment.is_changed for segment in self.segments),
             "bytes": sum(segment.read_bytes for segment in self.segments),
-            "seconds": round(self.seconds, 3),
-            "problems": len(self.problems),
-            "counts": dict(sorted(self.problems.counts.items())),
-            "notes": len(self.notes),
         }
+        return self.summary("problems", figures)
 
 
 def rebuild(
@@ -208,7 +164,7 @@ def rebuild(
     out: Path | None = None,
     interval: int = INTERVAL,
     max_index_size: int = MAX_INDEX_SIZE,
-    on_progress: OnProgress | None = None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> RebuildReport:
     """Rebuild the partition that ``directory`` is, or all partitions of the log directory that it is.
 
@@ -219,24 +175,23 @@ def rebuild(
     refuse_interval(interval)
     if not TIME_ENTRY_SIZE <= max_index_size <= INT32_MAX:
         raise UsageError(f"--max-index-size {max_index_size} is not segment.index.bytes: 12 to {INT32_MAX}")
-    started = time.monotonic()
-    partitions = find_partitions(disk, directory)
-    report = RebuildReport(partitions=len(partitions))
+    started, partitions = time.monotonic(), find_partitions(disk, directory)
+    report = RebuildReport(len(partitions))
     with ExitStack() as stack:
         if out is None:
             stack.enter_context(lock_log_directory(disk, directory))
             partitions = find_partitions(disk, directory)
         else:
-            _refuse_out(out, partitions)
+            if any((out / partition.name).resolve() == partition.path.resolve() for partition in partitions):
+                raise UsageError(f"--out {out} is where the segments are", "leave it out to rebuild in place")
             refuse_while_locked(disk, directory)
         progress = Progress(on_progress, log_bytes(disk, partitions))
         for partition in partitions:
             report.notes += partition.passing_notes()
-            report.notes += [
-                Note(partition.label(partition.path / name), "orphan", "an index without a log is left as it is")
-                for name in partition.orphans
-            ]
-            target = partition.path if out is None else out / partition.name
+            for name in partition.orphans:
+                label = partition.label(partition.path / name)
+                report.notes.append(Note(label, "orphan", "an index without a log is left as it is"))
+            target = None if out is None else out / partition.name
             for segment in partition.segments:
                 _rebuild_segment(disk, partition, segment, target, report, progress, interval, max_index_size)
     if out is not None:
@@ -245,63 +200,50 @@ def rebuild(
     return report
 
 
-def _refuse_out(out: Path, partitions: list[Partition]) -> None:
-    for partition in partitions:
-        if (out / partition.name).resolve() == partition.path.resolve():
-            raise UsageError(f"--out {out} is where the segments are", "leave it out to rebuild in place")
-
-
 def _rebuild_segment(
     disk: Disk,
     partition: Partition,
     segment: Segment,
-    target: Path,
+    out: Path | None,
     report: RebuildReport,
     progress: Progress,
     interval: int,
     max_index_size: int,
 ) -> None:
-    # Builds, writes what differs into the folder ``target``, and puts into the report what came of it.
-    label, problems = partition.label(segment.log), Findings()
+    # Builds, writes what differs, and puts into the report what came of it.
+    label = partition.label(segment.log)
     try:
         with disk.open_read(segment.log) as file:
-            walk = LogWalk(file, segment.base, progress.within)
+            walk = LogWalk(file, segment.base, progress)
             if walk.log_size > LOG_SIZE_MAX:
                 raise CorruptDataError(f"{walk.log_size} bytes are more than positions of 32 bits reach")
             made = recover_entries(walk, segment.base, interval, max_index_size)
-            progress.finish(walk.log_size)
     except CorruptDataError as error:
-        problems.add(label, 0, "refused", f"its indexes are left as they are: {error}")
-    else:
-        left = walk.log_size - made.end
-        if left and walk.outcome == Outcome.ZEROS and made.end == walk.end and segment.is_last:
-            report.notes.append(Note(label, "not_closed", f"{left} zero bytes, as of a preallocated log"))
-        elif left:
-            text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
-            problems.add(label, made.end, "log_not_whole", text)
-        files = ((target / segment.index.name, made.index), (target / segment.time_index.name, made.time_index))
-        changed = [_write(disk, segment, path, data) for path, data in files]
-        counts = (made.batches, made.offset_entries, made.time_entries)
-        report.segments.append(RebuiltSegment(label, made.end, walk.log_size, *counts, any(changed)))
-    report.problems.merge(problems)
+        report.findings.add(label, 0, "refused", f"its indexes are left as they are: {error}")
+        return
+    progress(walk.log_size - walk.end)
+    left = walk.log_size - made.end
+    if left and walk.outcome == Outcome.ZEROS and made.end == walk.end and segment.is_last:
+        report.notes.append(Note(label, "not_closed", f"{left} zero bytes, as of a preallocated log"))
+    elif left:
+        text = f"built up to here; the {left} bytes behind are no whole batches, and Kafka's recovery cuts them off"
+        report.findings.add(label, made.end, "log_not_whole", text)
+    is_changed = False
+    for path, data in ((segment.index, made.index), (segment.time_index, made.time_index)):
+        is_changed |= _write(disk, segment, path if out is None else out / path.name, data, is_in_place=out is None)
+    counts = len(made.index) // OFFSET_ENTRY_SIZE, len(made.time_index) // TIME_ENTRY_SIZE
+    report.segments.append(RebuiltSegment(label, made.end, walk.log_size, made.batches, *counts, is_changed))
 
 
-def _write(disk: Disk, segment: Segment, path: Path, data: bytes) -> bool:
+def _write(disk: Disk, segment: Segment, path: Path, data: bytes, *, is_in_place: bool) -> bool:
     # Whether the file had to be written.
-    is_in_place = path.parent == segment.directory
-    if disk.exists(path):
-        if disk.stamp(path).size == len(data) and disk.read(path) == data:
-            return False
-    elif not is_in_place:
+    if disk.exists(path) and disk.stamp(path).size == len(data) and disk.read(path) == data:
+        return False
+    if not is_in_place:
         disk.make_dir(path.parent)
-    if is_in_place:
+    elif os.geteuid() not in (0, segment.log.stat().st_uid):
         # With the log's owner and mode: the broker must be able to write it, whoever runs this.
-        _refuse_owner(segment.log)
+        error = PermissionError(errno.EPERM, "its log belongs to another user")
+        raise DiskError("replace an index of", segment.log, error)
     disk.write_atomically(path, data, like=segment.log if is_in_place else None)
     return True
-
-
-def _refuse_owner(log: Path) -> None:
-    if os.geteuid() not in (0, log.stat().st_uid):
-        error = PermissionError(errno.EPERM, "its log belongs to another user")
-        raise DiskError("replace an index of", log, error)

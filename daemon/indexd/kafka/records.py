@@ -1,6 +1,6 @@
 """Reads record batches of a .log (LogWalk) and slots of an index file (Slots) as arrays, in bounded buffers.
 
-Memory does not depend on the log: batches that are larger than a buffer are summed up piece by piece. Whatever the
+Memory does not depend on the log: the buffer holds the largest batch, of 256 MiB at most. Whatever the
 bytes are, a walk ends in an Outcome; only the system's refusal to read them is an exception.
 
 What is known of a batch is what Kafka's recovery takes from it: position, size, last offset, largest timestamp, and
@@ -12,45 +12,28 @@ magic 1 carries the largest timestamp of what is in it, and magic 0 has none (-1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.commitlog.bytes_kernel import CRC_TABLES, crc_go_on
+from indexd.commitlog.bytes_kernel import CRC_TABLES
 from indexd.kafka import kernel
-from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, MAGIC_V2, Fault, Outcome
+from indexd.kafka.format import HEAD_SIZE_UP_TO_MAGIC, HEAD_SIZE_V2, Fault, Outcome
 from indexd.sparse.format import INT32_MAX
-from indexd.sparse.kernel import TIME_ENTRY_TYPE, unpack_entries
+from indexd.sparse.kernel import unpack_entries
 from indexd.storage.disk import Disk, DiskFile
 
 BUFFER_SIZE = 4 << 20
+#: No broker is set to take larger ones; a length field that says more is damaged.
+BATCH_SIZE_MAX = 1 << 28
 _ROWS = 1 << 15
-_SUM_START = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """Successive batches, a column an array of int64; ``fault`` is a Fault (spec kafka-index 8 for what they are for).
-
-    ``base_offset`` and ``last_offset`` are absolute; ``max_timestamp`` in ms, -1 for none; ``size`` the whole batch.
-    """
-
-    position: NDArray[np.int64]
-    size: NDArray[np.int64]
-    base_offset: NDArray[np.int64]
-    last_offset: NDArray[np.int64]
-    max_timestamp: NDArray[np.int64]
-    magic: NDArray[np.int64]
-    fault: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.position)
-
-    def first(self, count: int) -> Batches:
-        """The first ``count`` of them."""
-        return Batches(*(getattr(self, name)[:count] for name in self.__slots__))
+#: Successive batches: a row a column of the kernel (7, n), int64. Offsets are absolute; the largest timestamp in ms, -1
+#: for none; SIZE of the whole batch; FAULT is a Fault.
+Batches = NDArray[np.int64]
 
 
 class LogWalk:
@@ -61,7 +44,11 @@ class LogWalk:
     """
 
     def __init__(
-        self, file: DiskFile, base: int, on_bytes: Callable[[int], None] | None = None, buffer_size: int = BUFFER_SIZE
+        self,
+        file: DiskFile,
+        base: int,
+        on_bytes: Callable[[int], None] = lambda _: None,
+        buffer_size: int = BUFFER_SIZE,
     ) -> None:
         self.log_size = file.size()
         self.end = 0
@@ -74,9 +61,6 @@ class LogWalk:
         self._buffer = np.zeros(max(buffer_size, HEAD_SIZE_V2), dtype=np.uint8)
         self._buffer_start = self._buffer_end = 0  # the bytes of the log that are in it
         self._rows = np.zeros((_ROWS, kernel.COLUMNS), dtype=np.int64)
-
-    def __repr__(self) -> str:
-        return f"LogWalk({self._file.path}, {self.end} of {self.log_size} bytes, {self.outcome.name})"
 
     def __iter__(self) -> Iterator[Batches]:
         while True:
@@ -106,9 +90,11 @@ class LogWalk:
             )  # fmt: skip
             if outcome != kernel.BEHIND_BUFFER or count:
                 return int(count), kernel.GO_ON if outcome == kernel.BEHIND_BUFFER else int(outcome)
-            if self._rows[0, kernel.FAULT] >= 0 and self._buffer_start == self.end:
-                self._sum_up(self._rows[0])
-                return 1, kernel.GO_ON
+            size = int(self._rows[0, kernel.SIZE]) if self._rows[0, kernel.FAULT] >= 0 else 0
+            if size > BATCH_SIZE_MAX:
+                return 0, Outcome.CORRUPT
+            if size > len(self._buffer):
+                self._buffer = np.zeros(size, dtype=np.uint8)
             self._load(self.end)
 
     def _load(self, position: int) -> int:
@@ -119,20 +105,6 @@ class LogWalk:
             self.log_size = position + done
         self._buffer_start, self._buffer_end = position, position + done
         return done
-
-    def _sum_up(self, row: NDArray[np.int64]) -> None:
-        """The checksum of a batch that no buffer holds."""
-        crc, covered = kernel.batch_sum(self._buffer, 0)
-        tables = kernel.CRC32C_TABLES if row[kernel.MAGIC] == MAGIC_V2 else CRC_TABLES
-        position, left = self.end, int(row[kernel.SIZE])
-        register, start = _SUM_START, int(covered)
-        while left:
-            size = min(left, self._load(position))
-            if not size:  # the log was cut meanwhile
-                break
-            register = crc_go_on(self._buffer, start, size, register, tables)
-            position, left, start = position + size, left - size, 0
-        row[kernel.FAULT] = Fault.NONE if int(register ^ _SUM_START) == int(crc) else Fault.CRC
 
     def _leads_on(self, rows: NDArray[np.int64]) -> bool:
         """Whether the batch of the last row has no fault, or one that does not put its length in doubt."""
@@ -156,11 +128,10 @@ class LogWalk:
 
     def _accept(self, rows: NDArray[np.int64]) -> Batches:
         columns = np.ascontiguousarray(rows.T)
-        self.end = int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
+        before, self.end = self.end, int(columns[kernel.POSITION, -1] + columns[kernel.SIZE, -1])
         self._last_offset = int(columns[kernel.LAST_OFFSET, -1])
-        if self._on_bytes is not None:
-            self._on_bytes(self.end)
-        return Batches(*columns)
+        self._on_bytes(self.end - before)
+        return columns
 
     def _at_end(self, outcome: Outcome) -> Outcome:
         """ZEROS in place of HALF or CORRUPT where nothing else follows."""
@@ -183,8 +154,7 @@ SLOTS_MAX = 1 << 22
 _WINDOW_SLOTS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Slots:
+class Slots(NamedTuple):
     """``live`` slots, then ``zeros`` unused ones (a tail of nothing but zeros), then ``ragged`` bytes of no slot.
 
     ``first`` and ``second`` hold the live slots, SLOTS_MAX of them at most: int64 relative offsets and positions of an
@@ -198,41 +168,19 @@ class Slots:
     first: NDArray[np.int64]
     second: NDArray[np.int64]
 
-    @property
-    def judged(self) -> int:
-        """How many slots are in the arrays."""
-        return len(self.first)
 
-    def without_first(self) -> Slots:
-        """The same with no live slot at all: for a file whose only one turned out to be unused."""
-        return Slots(0, self.zeros + self.live, self.ragged, self.entry_size, self.first[:0], self.second[:0])
-
-
-def read_slots(disk: Disk, path: Path | None, entry: np.dtype[np.void]) -> Slots:
-    """Of an index file of these entries; none without a ``path``.
-
-    The first slot of a .timeindex counts as live even if all are zeros: it may be an entry of 1970.
-    """
+def read_slots(disk: Disk, path: Path, entry: np.dtype[np.void], *, is_there: bool) -> Slots:
+    """Of an index file of these entries; none of a file that is not there."""
     width = entry.itemsize
-    if path is None:
+    if not is_there:
         return Slots(0, 0, 0, width, np.empty(0, np.int64), np.empty(0, np.int64))
     with disk.open_read(path) as file:
-        size = file.size()
-        slots, live = size // width, _live(file, size, width)
-        if entry is TIME_ENTRY_TYPE:
-            live = min(max(live, 1), slots)
+        slots, ragged = divmod(file.size(), width)
+        end, live = slots, 0
+        # The last slot that is not all zeros is looked for from the end, in bounded steps.
+        while end > 0 and not live:
+            start = max(0, end - _WINDOW_SLOTS)
+            used = np.flatnonzero(np.frombuffer(file.pread((end - start) * width, start * width), dtype=np.uint8))
+            live, end = start + int(used[-1]) // width + 1 if len(used) else 0, start
         rows = unpack_entries(file.pread(min(live, SLOTS_MAX) * width, 0), entry)
-    return Slots(live, slots - live, size % width, width, rows[:, 0], rows[:, 1])
-
-
-def _live(file: DiskFile, size: int, entry_size: int) -> int:
-    """The number of slots up to the last that is not all zeros; looked for from the end, in bounded steps."""
-    end = size // entry_size
-    while end > 0:
-        start = max(0, end - _WINDOW_SLOTS)
-        window = np.frombuffer(file.pread((end - start) * entry_size, start * entry_size), dtype=np.uint8)
-        used = np.flatnonzero(window)
-        if len(used):
-            return start + int(used[-1]) // entry_size + 1
-        end = start
-    return 0
+    return Slots(live, slots - live, ragged, width, rows[:, 0], rows[:, 1])

@@ -24,8 +24,7 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 5
 b'five'
 
-``data``      open_data and Data: everything below as methods
-``questions``  the questions that every surface asks, as models, and ``ask``
+``questions``  the questions that every surface asks, as models, and ``ask``; open_data and Data: the same as methods
 ``log``       LogView: the broker's log, listed again when it has grown
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
 ``coverage``  which part of the log an answer speaks for, and why it is empty
@@ -40,9 +39,9 @@ from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
-from indexd.query.data import Data, open_data
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
-from indexd.query.source import QueryIndex, Split, open_index, open_log, split_log
+from indexd.query.questions import Data, open_data
+from indexd.query.source import QueryIndex, open_index, open_log
 
 __all__ = [
     "TIME_MAX",
@@ -60,7 +59,6 @@ __all__ = [
     "QueryIndex",
     "QueueHit",
     "QueueTimeAnswer",
-    "Split",
     "open_data",
     "open_index",
     "open_log",
@@ -69,6 +67,5 @@ __all__ = [
     "query_offset",
     "query_rocketmq",
     "query_time",
-    "split_log",
     "unpack_body",
 ]

@@ -231,8 +231,7 @@ def _removed(answer: OffsetAnswer) -> str:
 
 
 def _why_nothing(coverage: Coverage) -> str:
-    # In a few words: how far behind the index is would have to be measured.
-    words = ["the index names no such message", *gaps_in_words(coverage, None)]
+    words = ["the index names no such message", *gaps_in_words(coverage)]
     expired = expired_in_words(coverage)
     return "; ".join(words if expired is None else [*words, expired])
 

@@ -240,7 +240,7 @@ def query_exact(index: QueryIndex, query: KeyQuery) -> Answer:
     if not hits and truncated != f"max {query.max_num}":
         # What a page leaves open is before its cursor: what came behind it, indexed or not, is none of it.
         open_to = coverage if query.before is None else coverage.up_to(query.before)
-        why = why_empty(open_to, log, expired=expired, unreadable=unreadable, never_indexed=not is_indexed)
+        why = why_empty(open_to, expired=expired, unreadable=unreadable, never_indexed=not is_indexed)
         if why == ABSENT and query.before is not None:
             why = ABSENT_BEFORE
     return Answer(query, tuple(hits), coverage, truncated, expired, unreadable, why, cursor=cursor)

@@ -161,7 +161,7 @@ def _answer(index: QueryIndex, look: Look, queue: ConsumeQueueReader, query: Off
     low = queue.min_offset
     coverage, why = index.coverage_of_queue(look, query.topic, query.queue_id), None
     if not hits and query.max_num > 0:
-        why = _why(index.log, coverage, queue, first, expired)
+        why = _why(coverage, queue, first, expired)
     mark = index.queue_mark(look, query.topic, query.queue_id)
     begin = low if mark is None else mark.begin_offset  # a queue so new has lost nothing yet
     return OffsetAnswer(query, hits, status, low, high, next_offset, coverage, expired, why, begin)
@@ -207,9 +207,9 @@ def _read(
     return tuple(hits), offset, expired
 
 
-def _why(log: LogView, coverage: Coverage, queue: ConsumeQueueReader, first: int, expired: int) -> str:
+def _why(coverage: Coverage, queue: ConsumeQueueReader, first: int, expired: int) -> str:
     reasons = []
     if expired or (first >= queue.max_offset and 0 < queue.max_offset == queue.min_offset):
         reasons.append(EXPIRED)
-    gaps = gaps_in_words(coverage, log)
+    gaps = gaps_in_words(coverage)
     return "; ".join(reasons + gaps) or (BEHIND_LAST if first >= queue.max_offset > 0 else ABSENT)

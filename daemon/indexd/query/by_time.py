@@ -29,12 +29,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from struct import Struct
 from typing import Any, Literal
 
 from indexd.commitlog.decoder import Message
-from indexd.consumequeue.reader import ConsumeQueueReader, UnitSource
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query.by_queue import QueueHit, queue_hit
 from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
@@ -45,7 +46,6 @@ from indexd.sparse.format import (
     INT64_MAX,
     NO_TIMESTAMP,
     OFFSET_ENTRY,
-    OFFSET_ENTRY_SIZE,
     TIME_ENTRY,
     TIME_ENTRY_SIZE,
     SegmentMark,
@@ -110,13 +110,19 @@ def query_time(
             why = why_no_queue(index, look, topic)
             return QueueTimeAnswer(*asked, None, 0, 0, None, None, coverage, why)
         begin = coverage.log_begin or 0
-        times = _Times(index.log.store_timestamp, begin)
-        offset = offset_by_time(queue, times, timestamp, boundary, begin)
-        if times.has_unread:
+        unread: list[int] = []
+
+        def store_time(phy_offset: int, size: int) -> int:
+            found = index.log.store_timestamp(phy_offset, size)
+            unread.extend([phy_offset] if found == _UNKNOWN and phy_offset >= begin else ())
+            return found
+
+        offset = offset_by_time(queue, store_time, timestamp, boundary, begin)
+        if unread:
             coverage = replace(coverage, is_cut_off=True)
         found = (*asked, offset, queue.min_offset, queue.max_offset)
         if not queue.min_offset <= offset < queue.max_offset:
-            gaps = gaps_in_words(coverage, index.log)
+            gaps = gaps_in_words(coverage)
             is_gone = 0 < queue.max_offset == queue.min_offset
             why = "; ".join(([EXPIRED] if is_gone else []) + gaps) or BEHIND_LAST
             return QueueTimeAnswer(*found, None, None, coverage, why)
@@ -130,7 +136,7 @@ def query_time(
 
 
 def offset_by_time(
-    queue: UnitSource, store_time: StoreTime, timestamp: int, boundary: Boundary, min_phy_offset: int
+    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, boundary: Boundary, min_phy_offset: int
 ) -> int:
     """RocketMQ's answer, in units.
 
@@ -141,20 +147,9 @@ def offset_by_time(
     return min(max(found, queue.min_offset), queue.max_offset)
 
 
-class _Times:
-    """The store times that a search sees; ``has_unread``: one that the log should hold cannot be read."""
-
-    def __init__(self, store_time: StoreTime, min_phy_offset: int) -> None:
-        self._store_time, self._min_phy_offset = store_time, min_phy_offset
-        self.has_unread = False
-
-    def __call__(self, phy_offset: int, size: int) -> int:
-        found = self._store_time(phy_offset, size)
-        self.has_unread = self.has_unread or (found == _UNKNOWN and phy_offset >= self._min_phy_offset)
-        return found
-
-
-def _search(queue: UnitSource, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int) -> int:
+def _search(
+    queue: ConsumeQueueReader, store_time: StoreTime, timestamp: int, is_lower: bool, min_phy_offset: int
+) -> int:
     def time(offset: int) -> int:
         unit = queue.unit(offset)
         return store_time(unit.phy_offset, unit.size)
@@ -193,7 +188,7 @@ def _search(queue: UnitSource, store_time: StoreTime, timestamp: int, is_lower: 
     return nearest if nearest is not None else max(start - 1, 0)
 
 
-def _choose_file(queue: UnitSource, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
+def _choose_file(queue: ConsumeQueueReader, time: Callable[[int], int], timestamp: int, is_lower: bool) -> int | None:
     files = queue.file_offsets()
     if is_lower:
         older = files[:-1]
@@ -259,7 +254,6 @@ def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int
         return min(begin, end)
     marks = {mark.base: mark for mark in sparse.segments}
     sealed = {mark.base for mark in sparse.sealed}
-    newest = sparse.segments[-1].base if sparse.segments else -1
     for base in range(begin - begin % size, end, size):
         mark = marks.get(base)
         try:
@@ -267,11 +261,9 @@ def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int
                 if _largest(index, look, mark) < timestamp:
                     continue
                 position = _Pair(index, look, mark).position(timestamp)
-            elif mark is not None or (base > newest and look.published is not None):
-                pair = _Pair(index, look, mark or SegmentMark(base, 0, 0, 0))
-                position = pair.extended(look.published).position(timestamp)
             else:
-                position = 0
+                # What a daemon has added since the last flush, the log itself has to answer.
+                position = 0 if mark is None else _Pair(index, look, mark).position(timestamp)
         except (CorruptDataError, DiskError):
             position = 0  # expired, not made yet, or damaged: the log itself has the answer
         return min(max(base + position, begin), end)
@@ -297,41 +289,16 @@ class _Pair:
         self._look = look
         self._mark = mark
 
-    def extended(self, published: int | None) -> _Pair:
-        """With the entries that a running daemon has added since: all for messages before ``published`` are whole.
-
-        Both files up to the same offset entry: the time entries made together with it have no larger offset.
-        """
-        mark = self._mark
-        if published is None:
-            return self
-        with self._open(index_name(mark.base)) as file:
-
-            def is_behind(slot: int) -> bool:
-                offset, position = _offset_entry(file, slot)
-                return (offset, position) == (0, 0) or mark.base + position >= published
-
-            offsets = _first(is_behind, mark.offset_entries, file.size() // OFFSET_ENTRY_SIZE)
-            last = _offset_entry(file, offsets - 1)[0] if offsets else NO_TIMESTAMP
-        with self._open(time_index_name(mark.base)) as file:
-
-            def is_later(slot: int) -> bool:
-                timestamp, offset = _time_entry(file, slot)
-                return (timestamp, offset) == (0, 0) or offset > last
-
-            # An entry of zeros says that the first message is of time 0, or nothing: the same, for later times.
-            slots = file.size() // TIME_ENTRY_SIZE
-            times = _first(is_later, max(mark.time_entries, min(offsets, slots, 1)), slots)
-        return _Pair(self._index, self._look, SegmentMark(mark.base, mark.messages, offsets, times))
-
     def largest(self) -> int:
         """The largest store time of the sealed segment, which its last time entry names, in ms."""
         mark = self._mark
         if not mark.time_entries:
             return NO_TIMESTAMP
         with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
-            timestamp, ordinal = _time_entry(times, mark.time_entries - 1)
-            slot = bisect_right(range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot)[0])
+            timestamp, ordinal = _time_entry(times, slot=mark.time_entries - 1)
+            slot = bisect_right(
+                range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot=slot)[0]
+            )
             first, position = self._place(offsets, slot - 1)
             if first <= ordinal:
                 frames = self._frames(position, self._index.log.segment_size)
@@ -345,15 +312,17 @@ class _Pair:
         mark = self._mark
         with self._open(index_name(mark.base)) as offsets, self._open(time_index_name(mark.base)) as times:
             slot, _ = search(
-                lambda slot: _time_entry(times, slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
+                lambda slot: _time_entry(times, slot=slot)[0], mark.time_entries, TIME_ENTRY_SIZE, timestamp - 1
             )
             if slot < 0:
                 return 0
-            largest, ordinal = _time_entry(times, slot)
-            made = bisect_left(range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot)[0])
+            largest, ordinal = _time_entry(times, slot=slot)
+            made = bisect_left(
+                range(mark.offset_entries), ordinal, key=lambda slot: _offset_entry(offsets, slot=slot)[0]
+            )
             last, end = self._place(offsets, made)
             if slot + 1 < mark.time_entries:
-                later, behind = _time_entry(times, slot + 1)
+                later, behind = _time_entry(times, slot=slot + 1)
                 if later <= largest or behind <= last:
                     raise self._doubt()
             self._check(self._place(offsets, made - 1), (last, end), largest, ordinal)
@@ -378,7 +347,7 @@ class _Pair:
         # (ordinal, position) of an offset entry; before the first one, of the first message.
         if slot < 0:
             return 0, max(self._look.coverage.begin - self._mark.base, 0)
-        ordinal, position = _offset_entry(offsets, slot)
+        ordinal, position = _offset_entry(offsets, slot=slot)
         if slot >= self._mark.offset_entries or ordinal < 0 or not 0 <= position < self._index.log.segment_size:
             raise self._doubt()
         return ordinal, position
@@ -394,25 +363,16 @@ class _Pair:
         return self._index.disk.open_read(self._index.files.sparse / name)
 
 
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    return bisect_left(range(high), True, low, max(high, low), key=holds)
-
-
-def _offset_entry(file: DiskFile, slot: int) -> tuple[int, int]:
-    offset, position = _entry(file, OFFSET_ENTRY, slot)
-    return offset, position
-
-
-def _time_entry(file: DiskFile, slot: int) -> tuple[int, int]:
-    timestamp, offset = _entry(file, TIME_ENTRY, slot)
-    return timestamp, offset
-
-
-def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, ...]:
+def _entry(file: DiskFile, form: Struct, slot: int) -> tuple[int, int]:
     data = file.pread(form.size, slot * form.size)
     if len(data) < form.size:
         raise CorruptDataError(f"sparse index {file.path} has no entry {slot}, but the frontier says so")
-    return form.unpack(data)
+    first, second = form.unpack(data)
+    return first, second
+
+
+_offset_entry = partial(_entry, form=OFFSET_ENTRY)
+_time_entry = partial(_entry, form=TIME_ENTRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +418,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
     scan = FrameScan(index.log, coverage.uncovered)
     frame, scanned = _first_of_time(index, look, scan, timestamp)
     if frame is None:
-        why = why_empty(coverage, index.log, expired=0, unreadable=scan.unreadable)
+        why = why_empty(coverage, expired=0, unreadable=scan.unreadable)
         return LogTimeAnswer(timestamp, None, None, None, scanned, scan.unreadable, coverage, why)
     segment = frame.phy_offset - frame.phy_offset % index.log.segment_size
     found = index.log.at(frame.phy_offset)

@@ -14,7 +14,7 @@ from indexd.commitlog.decoder import Decoded, Message
 from indexd.commitlog.format import BLANK_SIZE, Corrupt, EndOfFile, NotYetWritten, Reason
 from indexd.errors import DiskError
 from indexd.flush.frontier import Frontier, Uncovered
-from indexd.query.log import FrameScan, LogView
+from indexd.query.log import LogView
 from indexd.storage.disk import Disk
 
 ABSENT = "absent"
@@ -30,8 +30,6 @@ ABSENT_BEFORE = "absent before the cursor"
 BEHIND_LAST = "behind the last message"
 MOVED = "the queue lacks messages, or has others in their places"
 _ZEROS = Reason.ZEROS_BEFORE_END.text
-# Frames that are walked to find the end of the log, before its distance is only said to be more than that.
-_BEHIND_FRAMES_MAX = 2000
 
 
 class Behind(NamedTuple):
@@ -89,28 +87,34 @@ class Coverage:
         }
 
 
-class Known(NamedTuple):
-    """What an index knows of the log: bytes ``[begin, end)``, but for ``uncovered``.
+def make_coverage(
+    frontier: Frontier, state: dict[str, Any], pid: int | None, log: LogView
+) -> tuple[Coverage, int | None]:
+    """The coverage by the word of the daemon ``pid`` that runs, else by the frontier; and how far its queues are.
 
-    ``published``: how far queues are, None: by their marks. ``stale_head``: how bytes at ``end`` begin that the broker
-    did not know; None for nothing.
+    None for the latter: by their marks. Only those uncovered ranges count that hold log which is still there. Where the
+    daemon does not say that it stands at bytes that are no frame, the log itself is looked at.
     """
-
-    begin: int
-    end: int
-    uncovered: tuple[Uncovered, ...]
-    published: int | None
-    stale_head: bytes | None
-
-
-def make_coverage(known: Known, log: LogView, behind: Behind | None, daemon_pid: int | None) -> Coverage:
-    """The coverage, with those uncovered ranges alone that hold log which is still there.
-
-    ``behind``: where a running daemon stands at bytes that are no frame; without it the log itself is looked at.
-    """
-    first, end = max(known.begin, log.begin or 0), known.end
-    met = tuple(gap for gap in known.uncovered if gap.end > first and gap.begin < end)
-    return Coverage(known.begin, end, log.begin, behind or find_behind(log, end, known.stale_head), met, daemon_pid)
+    begin, end, uncovered = frontier.begin_offset, frontier.phy_offset, frontier.uncovered
+    published, behind, stale_head = None, None, frontier.stale_head
+    if state.get("pid") == pid and isinstance(state.get("phyOffset"), int):
+        begin, end = int(state.get("beginOffset", begin)), state["phyOffset"]
+        if isinstance(state.get("uncovered"), list):
+            uncovered = tuple(Uncovered(int(first), int(last), str(why)) for first, last, why in state["uncovered"])
+        filled = state.get(
+            "filledOffset", frontier.filled_offset if frontier.filled_offset < frontier.phy_offset else end
+        )
+        published = min(end, filled) if isinstance(filled, int) else end
+        try:
+            stale_head = bytes.fromhex(state.get("staleHead") or "")
+        except (TypeError, ValueError):
+            stale_head = None
+    corrupt = state.get("corrupt")
+    if state.get("pid") == pid and isinstance(corrupt, dict):
+        behind = Behind(int(corrupt["offset"]), str(corrupt["reason"]))
+    first = max(begin, log.begin or 0)
+    met = tuple(gap for gap in uncovered if gap.end > first and gap.begin < end)
+    return Coverage(begin, end, log.begin, behind or find_behind(log, end, stale_head), met, pid), published
 
 
 def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behind | None:
@@ -150,27 +154,22 @@ def _why_no_message(log: LogView, phy_offset: int, found: Decoded) -> str | None
     return found.reason if isinstance(found, Corrupt) else Reason.CUT_OFF.text
 
 
-def why_empty(coverage: Coverage, log: LogView, *, expired: int, unreadable: int, never_indexed: bool = False) -> str:
+def why_empty(coverage: Coverage, *, expired: int, unreadable: int, never_indexed: bool = False) -> str:
     """What an answer without hits leaves open, ``absent`` if nothing; several reasons are joined by ``; ``."""
     if never_indexed:
         return NEVER_INDEXED
-    reasons = []
-    if expired:
-        reasons.append(EXPIRED)
-    if unreadable:
-        reasons.append(UNREADABLE)
-    return "; ".join(reasons + gaps_in_words(coverage, log)) or ABSENT
+    reasons = [EXPIRED] * bool(expired) + [UNREADABLE] * bool(unreadable)
+    return "; ".join(reasons + gaps_in_words(coverage)) or ABSENT
 
 
-def gaps_in_words(coverage: Coverage, log: LogView | None) -> list[str]:
-    """Why an answer is not complete, nothing if it is; ``log``: to be measured how far the index is behind it."""
+def gaps_in_words(coverage: Coverage) -> list[str]:
+    """Why an answer is not complete, nothing if it is."""
     words = [CUT_OFF] if coverage.is_cut_off else []
     behind = coverage.behind
     if behind is not None and behind.reason is not None:
         words.append(f"{NOT_KNOWN} {behind.phy_offset}: {behind.reason}")
     elif behind is not None:
-        far = f"the log from physical offset {coverage.end} on" if log is None else f"{_behind(coverage, log)} behind"
-        words.append(f"{NOT_YET_INDEXED}: {far}")
+        words.append(f"{NOT_YET_INDEXED}: the log from physical offset {coverage.end} on")
     if coverage.starts_late:
         words.append(f"{BEFORE_BEGIN}: that is at {coverage.begin}, the log begins at {coverage.log_begin}")
     if coverage.uncovered:
@@ -181,8 +180,8 @@ def gaps_in_words(coverage: Coverage, log: LogView | None) -> list[str]:
 
 
 def why_not_complete(coverage: Coverage) -> str | None:
-    """The same in one line, nothing measured; None for one that is complete."""
-    return "; ".join(gaps_in_words(coverage, None)) or None
+    """The same in one line; None for one that is complete."""
+    return "; ".join(gaps_in_words(coverage)) or None
 
 
 def expired_in_words(coverage: Coverage) -> str | None:
@@ -193,49 +192,6 @@ def expired_in_words(coverage: Coverage) -> str | None:
     if not coverage.log_begin:
         return None
     return f"the log begins at physical offset {coverage.log_begin}: what was before has expired"
-
-
-def _behind(coverage: Coverage, log: LogView) -> str:
-    # A segment behind another is begun only when that is full, so the newest one with a message holds the end.
-    newest = max((s.base for s in log.segments if s.base > coverage.end and _has_message(log, s.base)), default=0)
-    end, frames = max(coverage.end, newest), 0
-    for frame in FrameScan(log).frames(end, log.segments[-1].end if log.segments else end):
-        end, frames = frame.phy_offset + frame.size, frames + 1
-        if frames == _BEHIND_FRAMES_MAX:
-            return f"more than {end - coverage.end} bytes"
-    return f"{end - coverage.end} bytes"
-
-
-def _has_message(log: LogView, phy_offset: int) -> bool:
-    return isinstance(log.at(phy_offset), Message)
-
-
-def progress(frontier: Frontier, state: dict[str, Any], pid: int | None) -> Known:
-    """By the word of the daemon ``pid`` that runs, else by the frontier."""
-    if state.get("pid") != pid or not isinstance(state.get("phyOffset"), int):
-        return Known(frontier.begin_offset, frontier.phy_offset, frontier.uncovered, None, frontier.stale_head)
-    begin = state.get("beginOffset", frontier.begin_offset)
-    uncovered = frontier.uncovered
-    if isinstance(state.get("uncovered"), list):
-        uncovered = tuple(Uncovered(int(first), int(last), str(why)) for first, last, why in state["uncovered"])
-    published = state["phyOffset"]
-    if isinstance(state.get("filledOffset"), int):
-        published = min(published, state["filledOffset"])
-    elif frontier.filled_offset < frontier.phy_offset:
-        published = min(published, frontier.filled_offset)
-    try:
-        stale_head = bytes.fromhex(state.get("staleHead") or "")
-    except (TypeError, ValueError):
-        stale_head = None
-    return Known(int(begin), state["phyOffset"], uncovered, published, stale_head)
-
-
-def stands_at(state: dict[str, Any], pid: int | None) -> Behind | None:
-    """Where the daemon that runs stands at bytes that are no frame; None if it does not."""
-    corrupt = state.get("corrupt")
-    if state.get("pid") != pid or not isinstance(corrupt, dict):
-        return None
-    return Behind(int(corrupt["offset"]), str(corrupt["reason"]))
 
 
 def read_state(disk: Disk, path: Path) -> dict[str, Any]:

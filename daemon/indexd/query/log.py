@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, Message
+from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import FrameReader, MessageLookup
 from indexd.commitlog.format import BLANK_SIZE, FLAG_BORN_HOST_V6, FRAME_SIZE_MIN, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from indexd.commitlog.segments import Segment
@@ -71,6 +71,21 @@ class TimeUpError(Exception):
     """What ``LogView.check`` raises when a query has taken all the time that it has: a walk keeps what it found."""
 
 
+# Total size, magic; physical offset, sysFlag; the rest up to the store time of a message with an IPv6 born host.
+_HEAD = struct.Struct(">iI20xqI")
+_BLANK = struct.Struct(">iI")
+_STORE_TIMESTAMP = struct.Struct(">q")
+_HEAD_SIZE = 76
+
+
+class Frame(NamedTuple):
+    """One frame; offset and size in bytes, time in ms."""
+
+    phy_offset: int
+    size: int
+    store_timestamp: int
+
+
 class LogView(MessageLookup):
     """The log's messages by physical offset, listed again when it has grown; close it after use.
 
@@ -104,14 +119,6 @@ class LogView(MessageLookup):
         """Bytes of the largest frame that is believed."""
         return self._options.frame_size_max
 
-    def open_segment(self, segment: Segment) -> DiskFile:
-        """The file of a segment, for whoever closes it; DiskError (``is_missing``) once it has expired."""
-        try:
-            return self._disk.open_read(segment.path)
-        except DiskError as error:
-            self._is_stale = self._is_stale or error.is_missing
-            raise
-
     def frame_reader(self) -> FrameReader:
         """Single frames of the segments as they were listed last, to be held against evidence; close it after use."""
         return FrameReader(self._disk, self.log)
@@ -137,20 +144,31 @@ class LogView(MessageLookup):
         super().refresh()
         self._is_stale = False
 
-    def at(self, phy_offset: int) -> Decoded | None:
-        """What stands at ``phy_offset``; None when its segment has expired or was never there."""
-        self.check()
-        found = super().at(phy_offset)
-        if found is None and self._is_listed_anew(phy_offset):
-            return super().at(phy_offset)
-        return found
+    def frame_head(self, phy_offset: int) -> Frame | int:
+        """The frame that begins there, by its head alone; where there is none, bytes to the end of the segment.
 
-    def frame(self, phy_offset: int, size_max: int) -> Framed | None:
-        """The same as bytes, its CRCs checked; one larger than ``size_max`` is NotYetWritten, with ``needed``."""
+        Negative: they are no end of a log either, but bytes that nobody wrote so. 0: the segment is not there.
+        """
+        opened = self._file_at(phy_offset)
+        if opened is None:
+            return 0
+        file, segment = opened
+        data, left = file.pread(_HEAD_SIZE, phy_offset - segment.base), segment.end - phy_offset
+        if len(data) == _HEAD_SIZE:
+            size, magic, written_for, sys_flag = _HEAD.unpack_from(data)
+            is_whole = FRAME_SIZE_MIN <= size <= left
+            if is_whole and magic in (MAGIC_V1, MAGIC_V2) and written_for == phy_offset:
+                at = 68 if sys_flag & FLAG_BORN_HOST_V6 else 56
+                return Frame(phy_offset, size, _STORE_TIMESTAMP.unpack_from(data, at)[0])
+        # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
+        is_end = left < BLANK_SIZE or _BLANK.unpack(data[:BLANK_SIZE].ljust(BLANK_SIZE, b"\0")) == (left, MAGIC_BLANK)
+        return left if is_end else -left
+
+    def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:
         self.check()
-        found = super().frame(phy_offset, size_max)
+        found = super()._file_at(phy_offset)
         if found is None and self._is_listed_anew(phy_offset):
-            return super().frame(phy_offset, size_max)
+            found = super()._file_at(phy_offset)
         return found
 
     def _is_listed_anew(self, phy_offset: int) -> bool:
@@ -189,23 +207,6 @@ def _go_on() -> None:
     return
 
 
-# Total size, magic; physical offset, sysFlag; the rest up to the store time of a message with an IPv6 born host.
-_HEAD = struct.Struct(">iI20xqI")
-_BLANK = struct.Struct(">iI")
-_STORE_TIMESTAMP = struct.Struct(">q")
-_HEAD_SIZE = 76
-_FIRST_READ = 16 << 10
-_READ_MAX = 1 << 20
-
-
-class Frame(NamedTuple):
-    """One frame; offset and size in bytes, time in ms."""
-
-    phy_offset: int
-    size: int
-    store_timestamp: int
-
-
 class FrameScan:
     """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out.
 
@@ -213,71 +214,22 @@ class FrameScan:
     """
 
     def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
-        self._log = log
-        self._gaps = gaps
+        self._log, self._gaps = log, gaps
         self.unreadable = 0
 
     def frames(self, begin: int, end: int) -> Iterator[Frame]:
         """The frames that start in ``[begin, end)``, without those in the gaps; ``begin`` must be a frame's start."""
-        for segment in self._log.segments:
-            if segment.end > begin and segment.base < end:
-                self._pass_over(begin, segment.base)
-                yield from self._of_segment(segment, max(begin, segment.base), min(end, segment.end))
-                begin = segment.end
-        self._pass_over(begin, end)
-
-    def _of_segment(self, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
-        try:
-            file = self._log.open_segment(segment)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            self._pass_over(begin, end)
-            return
-        with file:
-            yield from self._of_file(file, segment, begin, end)
-
-    def _pass_over(self, begin: int, end: int) -> None:
-        # Bytes of segments that are not there: expired, known to be left out, or lost.
-        if begin < end and not self._log.has_expired(begin):
-            self.unreadable += not any(gap.begin <= begin and end <= gap.end for gap in self._gaps)
-
-    def _of_file(self, file: DiskFile, segment: Segment, begin: int, end: int) -> Iterator[Frame]:
-        data, first, size = b"", begin, _FIRST_READ
         position = begin
         while position < end:
-            at = position - first
-            if at + _HEAD_SIZE > len(data) and first + len(data) < segment.end:
-                self._log.check()
-                data, first, at = file.pread(size, position - segment.base), position, 0
-                size = min(size * 2, _READ_MAX)
-            frame = _frame(data, at, position, segment.end)
-            if frame is not None:
-                yield frame
-                position += frame.size
+            found = self._log.frame_head(position)
+            if isinstance(found, Frame):
+                yield found
+                position += found.size
                 continue
             gap = next((gap for gap in self._gaps if gap.begin <= position < gap.end), None)
-            if gap is None:
-                self.unreadable += not _is_end(data, at, segment.end - position)
-                return
-            position = gap.end
-
-
-def _frame(data: bytes, at: int, phy_offset: int, segment_end: int) -> Frame | None:
-    if at + _HEAD_SIZE > len(data):
-        return None
-    size, magic, written_for, sys_flag = _HEAD.unpack_from(data, at)
-    if magic not in (MAGIC_V1, MAGIC_V2) or written_for != phy_offset:
-        return None
-    if size < FRAME_SIZE_MIN or phy_offset + size > segment_end:
-        return None
-    (store_timestamp,) = _STORE_TIMESTAMP.unpack_from(data, at + (68 if sys_flag & FLAG_BORN_HOST_V6 else 56))
-    return Frame(phy_offset, size, store_timestamp)
-
-
-def _is_end(data: bytes, at: int, left: int) -> bool:
-    # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
-    return left < BLANK_SIZE or _BLANK.unpack(data[at : at + BLANK_SIZE].ljust(BLANK_SIZE, b"\0")) == (
-        left,
-        MAGIC_BLANK,
-    )
+            if gap is not None:
+                position = gap.end
+                continue
+            is_known = found > 0 or (found == 0 and self._log.has_expired(position))
+            self.unreadable += not is_known
+            position += self._log.segment_size - position % self._log.segment_size

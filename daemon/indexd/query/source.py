@@ -2,18 +2,16 @@
 
 A daemon that runs makes new index files between two frontiers and removes old ones, so every query looks anew. Without
 one, and after a crash, only what the frontier names counts. What has not changed since the last look is kept.
-The queue that a query asks about, and places to read the log in parallel from, are found here too.
+The queue that a query asks about is found here too.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -31,12 +29,9 @@ from indexd.query.coverage import (
     Coverage,
     gaps_in_words,
     make_coverage,
-    progress,
     read_state,
-    stands_at,
 )
 from indexd.query.log import Kept, LogView
-from indexd.sparse.format import OFFSET_ENTRY, OFFSET_ENTRY_SIZE, SegmentMark, index_name
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
@@ -97,8 +92,6 @@ class QueryIndex:
         #: Grows whenever index files are opened or closed.
         self.files_opened = 0
         self._opened_at = 0
-        #: Whose size was looked at since the last look.
-        self._sized: set[str] = set()
         self._queues: dict[tuple[str, int], QueueMark] = {}
         self._queues_of: tuple[QueueMark, ...] | None = None
         #: So old a look may be to be given out once more, in seconds.
@@ -120,13 +113,11 @@ class QueryIndex:
         return looked
 
     def _look(self) -> Look:
-        # The progress is read before the files are listed: they hold at least what it covers.
+        # The state is read before the files are listed: they hold at least what it covers.
         self.log.begin_query()
-        self._sized.clear()
         pid = owner_pid(self.files.lock)
         frontier = self._frontier.get()
         state = self._state.get() if pid else {}
-        known = progress(frontier, state, pid)
         files: list[tuple[str, FileMark | None]] = [(mark.name, mark) for mark in frontier.index]
         names = self._names.get() if pid is not None or files else []
         if self._names.times_made != self._opened_at:
@@ -139,10 +130,10 @@ class QueryIndex:
             files.extend((name, None) for name, size in newer if size == size_wanted)
             if any(size != size_wanted for _, size in newer):
                 self._names.forget()  # it grows, and its directory does not tell
-        coverage = make_coverage(known, self.log, stands_at(state, pid), pid)
+        coverage, published = make_coverage(frontier, state, pid, self.log)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
-        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, known.published)
+        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published)
 
     def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
         """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""
@@ -150,9 +141,7 @@ class QueryIndex:
             self.log.check()
             found = self._open.get(name)
             if found is not None and found.mark is mark:
-                if name not in self._sized:
-                    found.reader.check_size()
-                    self._sized.add(name)
+                found.reader.check_size()
                 self._open.move_to_end(name)
                 yield found
                 continue
@@ -304,59 +293,6 @@ def known_frontier(disk: Disk, files: DataFiles) -> Frontier:
     return frontier
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """``messages`` stand in log bytes ``[begin, end)``, the first of them at ``begin``."""
-
-    begin: int
-    end: int
-    messages: int
-
-
-def split_log(index: QueryIndex, size: int) -> tuple[Split, ...]:
-    """The durably indexed log in stretches of about ``size`` bytes, none over two segments, from the oldest on.
-
-    Exact to one entry of the sparse indexes; ranges that were passed over are inside, their messages not counted.
-    UsageError without sparse indexes.
-    """
-    if not isinstance(size, int) or size < 1:
-        raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
-    frontier = index.look().frontier
-    if frontier.sparse is None:
-        raise UsageError(
-            f"{index.files.data} holds no sparse indexes", "run the daemon with sparse = true to have them built"
-        )
-    splits: list[Split] = []
-    for mark in frontier.sparse.segments:
-        end = min(mark.base + frontier.segment_size, frontier.sparse.phy_offset)
-        points = [*_points(index, mark, size, end - mark.base), (end - mark.base, mark.messages)]
-        for (position, ordinal), (next_position, next_ordinal) in pairwise(points):
-            splits.append(Split(mark.base + position, mark.base + next_position, next_ordinal - ordinal))
-    return tuple(splits)
-
-
-def _points(index: QueryIndex, mark: SegmentMark, size: int, end: int) -> list[tuple[int, int]]:
-    # (position, ordinal): the segment's begin, and the last entry at or before each multiple of size.
-    points = [(0, 0)]
-    try:
-        file = index.disk.open_read(index.files.sparse / index_name(mark.base))
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return points  # expired meanwhile
-    with file:
-
-        def entry(slot: int) -> tuple[int, int]:
-            ordinal, position = OFFSET_ENTRY.unpack(file.pread(OFFSET_ENTRY_SIZE, slot * OFFSET_ENTRY_SIZE))
-            return position, ordinal
-
-        for target in range(size, end, size):
-            slot = bisect_right(range(mark.offset_entries), target, key=lambda slot: entry(slot)[0]) - 1
-            if slot >= 0 and entry(slot) > points[-1]:
-                points.append(entry(slot))
-    return points
-
-
 NO_QUEUE = "no such queue"
 BATCH_QUEUE = "a queue of batches (BatchConsumeQueue), which is not built"
 NO_FOLDER = "a topic of that name has no ConsumeQueue: no folder can be named so"
@@ -435,4 +371,4 @@ def why_no_queue(index: QueryIndex, look: Look, topic: str) -> str:
     reasons, limit = [NO_QUEUE], look.frontier.queues_limit
     if limit is not None:
         reasons.append(f"queues were left out when there were {limit} (queues_max)")
-    return "; ".join(reasons + gaps_in_words(look.queue_coverage, index.log))
+    return "; ".join(reasons + gaps_in_words(look.queue_coverage))

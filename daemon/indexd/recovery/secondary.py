@@ -16,7 +16,7 @@ from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.compare.queues import QueueComparison
 from indexd.config import Config
-from indexd.consumequeue.recover import kept_queues
+from indexd.consumequeue.check import kept_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import Frontier, Uncovered
 from indexd.flush.pipeline import Pipeline

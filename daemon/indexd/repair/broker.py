@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from pathlib import Path
 from typing import Self
 
@@ -16,29 +15,29 @@ from indexd.errors import DiskError, UnsafeStoreError
 from indexd.storage.disk import Disk
 from indexd.storage.lock import StoreLock, look_at_lock
 
-_COPY = "repair a copy of the store, and copy its index back"
 # Manifest, checkpoint and directories.
 _SPARE_SIZE = 1 << 20
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
+_HINTS = {
+    errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
+    errno.EISDIR: "a broker keeps a file of that name: move the folder away",
+    errno.ELOOP: "a broker keeps a file of that name: move the link away; nothing was changed",
+    errno.EMLINK: "a broker keeps a file of its own there: move this one away; nothing was changed",
+}
 
 
-def check_place(store: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+def check_place(store: Path) -> None:
     """UnsafeStoreError where STORE/index cannot change places with another folder, or the checkpoint be replaced."""
     index, checkpoint = store / "index", store / "checkpoint"
-    if index.is_symlink():
-        raise UnsafeStoreError(f"{index} is a symbolic link: it cannot be exchanged in one step", _COPY)
-    if index.exists() and not index.is_dir():
-        raise UnsafeStoreError(f"{index} is no folder", "move it away; indexd repair makes one")
-    # A bind mount of the same file system looks like any folder, but for the list of mounts.
-    if index.is_mount() or os.fsencode(index.resolve()) in _mount_points(mounts):
-        raise UnsafeStoreError(f"{index} is a mount point: it cannot be exchanged in one step", _COPY)
-    if checkpoint.is_symlink():
-        raise UnsafeStoreError(
-            f"{checkpoint} is a symbolic link: a repair would put a file in its place",
-            "move the file that it names there; nothing was changed",
-        )
-    if checkpoint.exists() and not checkpoint.is_file():
-        raise UnsafeStoreError(f"{checkpoint} is no plain file", "move it away; indexd repair makes one")
+    for path, is_right, what in ((index, index.is_dir(), "folder"), (checkpoint, checkpoint.is_file(), "plain file")):
+        if path.is_symlink() or (what == "folder" and path.is_mount()):
+            what = "symbolic link" if path.is_symlink() else "mount point"  # noqa: PLW2901 - what it is in place of one
+            raise UnsafeStoreError(
+                f"{path} is a {what}: a repair puts another one in its place",
+                "move what it leads to there, or repair a copy of the store and copy its index back",
+            )
+        if path.exists() and not is_right:
+            raise UnsafeStoreError(f"{path} is no {what}", "move it away; indexd repair makes one")
 
 
 def check_room(disk: Disk, store: Path, size: int) -> None:
@@ -49,24 +48,6 @@ def check_room(disk: Disk, store: Path, size: int) -> None:
             f"up to {size + _SPARE_SIZE:,} bytes are written beside the index, and {free:,} are free",
             "free space on that file system; nothing was changed",
         )
-
-
-def _mount_points(mounts: Path) -> set[bytes]:
-    # The fifth field of a line; spaces and the like in octal (man 5 proc).
-    try:
-        lines = mounts.read_bytes().splitlines()
-    except OSError:
-        return set()
-    return {_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]) for line in lines}
-
-
-_STOP_IT = "stop the broker first; indexd repair --plan says beside a running one what there is to do"
-_HINTS = {
-    errno.EROFS: "remount the file system read-write, or repair a copy of the store; nothing was changed",
-    errno.EISDIR: "a broker keeps a file of that name: move the folder away",
-    errno.ELOOP: "a broker keeps a file of that name: move the link away; nothing was changed",
-    errno.EMLINK: "a broker keeps a file of its own there: move this one away; nothing was changed",
-}
 
 
 class BrokerStopped:
@@ -81,8 +62,21 @@ class BrokerStopped:
     def __enter__(self) -> Self:
         """Take the lock. UnsafeStoreError if a broker runs, loads, or may do so; BusyError beside another repair."""
         self._refuse_alive()
-        self._check_rights()
-        if not self._take():
+        # What is made here belongs to whoever makes it, and the broker has to write to it.
+        owner = self._store.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise UnsafeStoreError(
+                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
+                "run as that user, or as root",
+            )
+        try:
+            is_taken = self._lock.take()
+        except DiskError as error:
+            if not (error.is_forbidden or error.is_full or error.errno in _HINTS):
+                raise
+            hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
+            raise UnsafeStoreError(str(error), hint) from error
+        if not is_taken:
             self._refuse_alive()
             raise UnsafeStoreError(f"{self._path} is locked by another process", _STOP_IT)
         try:
@@ -104,15 +98,6 @@ class BrokerStopped:
         if pid is not None:
             raise UnsafeStoreError(f"a broker, pid {pid}, has begun to load {self._store}", _STOP_IT)
 
-    def _take(self) -> bool:
-        try:
-            return self._lock.take()
-        except DiskError as error:
-            if not (error.is_forbidden or error.is_full or error.errno in _HINTS):
-                raise
-            hint = _HINTS.get(error.errno or 0, "nothing was changed; free space there, or give this user the right")
-            raise UnsafeStoreError(str(error), hint) from error
-
     def _refuse_alive(self) -> None:
         found = look_at_lock(self._path)
         if found.alive is None:
@@ -121,12 +106,3 @@ class BrokerStopped:
             who = f"a broker, pid {found.pid}," if found.pid is not None else "a broker"
             why = f": {found.why}" if found.why else ""
             raise UnsafeStoreError(f"{who} has {self._store} open{why}", _STOP_IT)
-
-    def _check_rights(self) -> None:
-        # What is made here belongs to whoever makes it, and the broker has to write to it.
-        owner = self._store.stat().st_uid
-        if os.geteuid() not in (0, owner):
-            raise UnsafeStoreError(
-                f"{self._store} belongs to user {owner}: a broker could not write to what this user makes there",
-                "run as that user, or as root",
-            )

@@ -1,88 +1,69 @@
 """The plan of a repair: which index files stay as they are, and which ranges of the log get new ones.
 
 Files can stay that have no finding and all keys exactly once. Ranges and kept files together cover every key of the log
-once, in the order of the log and of the names, so a query is answered as over an index that was built anew. A range is
-built by itself: those that are not reached keep the files that they would have replaced.
+once, in the order of the log and of the names, so a query is answered as over an index that was built anew. A message's
+keys may stand in two files, the first of them at the end of one and the others at the front of the next; the log says
+at which key a kept file meets a range. A range is built by itself: those that are not reached keep the files that they
+would have replaced.
+
+Names are times, strictly between those of the files that stay, in the order of the log. A broker sorts its files by
+name and asks them from the last to the first. What it makes later is named by its clock in its own time zone, so a name
+without a neighbour is written in the time zone that is the furthest behind.
 """
 
 from __future__ import annotations
 
+import datetime
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
-from indexd.audit.files import BrokerFile
-from indexd.audit.result import FlavourRange
+from indexd.audit.files import BrokerFile, LogProbe
+from indexd.audit.match import Rows
+from indexd.audit.result import FlavourRange, Hole
+from indexd.audit.task import LogRange
+from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.index.entries import first_entry_at
-from indexd.repair.ranges import Edges, Ranges, RepairRange
+from indexd.index.entries import first_entry_at, read_entries
+from indexd.index.format import FLAVOURS, IndexHeader
 from indexd.storage.disk import Disk
 
-
-def log_order(files: Iterable[BrokerFile]) -> list[BrokerFile]:
-    """By where their entries begin, then where they end."""
-    return sorted(files, key=lambda file: (file.begin, file.end, file.name))
-
-
-def findings_by_file(report: AuditReport) -> dict[str, set[str]]:
-    """Kinds of findings by the path inside the store that they name."""
-    found: dict[str, set[str]] = {}
-    for finding in report.audit.findings:
-        found.setdefault(finding.file, set()).add(finding.what)
-    return found
-
-
-def candidates(report: AuditReport) -> list[BrokerFile]:
-    """Files that could stay, in the order of the log and of their names; what is missing inside them is not asked.
-
-    Those, too, that point behind bytes where a broker cuts its log: what they find now must not go for a repair.
-    """
-    whats, seen = findings_by_file(report), {file.name for file in report.audit.files}
-    overlapping = _overlapping(log_order(file for file in report.plan.files if file.is_readable and file.entries))
-    found: list[BrokerFile] = []
-    for file in log_order(report.plan.files):
-        is_good = file.is_readable and file.entries and file.name in seen and file.end < report.audit.log_end
-        if not is_good or file.name in overlapping or whats.get(file.path):
-            continue
-        if not found or found[-1].name < file.name:
-            found.append(file)
-    return found
-
-
-def keys_behind(disk: Disk, report: AuditReport, kept: Collection[BrokerFile], ends_at: int) -> int:
-    """Keys of messages from ``ends_at`` on that are not findable, or will not be when the files not ``kept`` are gone.
-
-    Of a hole that lies on both sides all are counted. Reads some entries of files. Raises DiskError.
-    """
-    log_end, layout = report.audit.log_end, report.plan.layout
-    found = sum(hole.keys for hole in report.audit.holes if hole.last >= ends_at)
-    names = {file.name for file in kept}
-    for file in report.plan.files:
-        if file.name not in names and file.points_into(ends_at, log_end):
-            with disk.open_read(report.plan.folder / file.name) as opened:
-                first, behind = (first_entry_at(opened, layout, 1, file.count, offset) for offset in (ends_at, log_end))
-            found += behind - first
-    return found
-
-
-def _overlapping(files: Sequence[BrokerFile]) -> set[str]:
-    # Which of two has a key that both could have is not known: neither is believed to have all.
-    found: set[str] = set()
-    open_ones: list[BrokerFile] = []
-    for file in files:
-        open_ones = [one for one in open_ones if one.end > file.begin]
-        if open_ones:
-            found |= {file.name, *(one.name for one in open_ones)}
-        open_ones.append(file)
-    return found
-
-
-__all__ = ["RepairPlan", "RepairRange", "plan_repair"]
-
 _INDEX = "index/"
+
+
+class Place(NamedTuple):
+    """Behind the first ``key`` keys of the message at ``offset``, which is reached from ``aligned``."""
+
+    offset: int
+    key: int
+    aligned: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRange:
+    """Keys of the log from one place to another: messages of ``[begin, end)``, read from ``aligned`` on.
+
+    Of the message at ``begin`` the first ``begin_key`` keys belong to the file before; with ``end_key`` that many keys
+    of the message at ``end`` belong here, too. ``replaces`` are the names of old files that go once it is built;
+    ``names`` those that new files take, oldest first, more than are needed as a rule; ``before`` is the header of the
+    kept file in front of it, whose end the first new one inherits. ``keys`` are expected, roughly.
+    """
+
+    begin: int
+    begin_key: int
+    end: int
+    end_key: int
+    aligned: int
+    keys: int
+    names: tuple[str, ...]
+    replaces: tuple[str, ...]
+    before: IndexHeader | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +78,6 @@ class RepairPlan:
     ``estimated_seconds`` at the rate of the audit.
     """
 
-    folder: Path
     kept: tuple[BrokerFile, ...]
     ranges: tuple[RepairRange, ...]
     left_out: tuple[str, ...]
@@ -183,53 +163,89 @@ def plan_repair(
     ``everything`` keeps no file. ``in_pieces``, for a limited time, cuts long ranges where old files begin. Raises
     DiskError.
     """
-    ends_at, unreadable = log_cut(report.audit, report.state, report.crash.dispatch_offset)
-    if report.audit.is_sound and not everything:
-        return _plan(report, report.plan.files, [], (ends_at, unreadable), 0)
-    files = log_order(
-        file
-        for file in report.plan.files
-        if file.is_readable and file.entries and file.end >= report.audit.log_begin and file.begin < ends_at
-    )
-    edges = Edges(disk, config, report.plan, report.audit.eras)
-    ranges = Ranges(report, edges, files, ends_at, in_pieces=in_pieces)
-    kept = [] if everything else [file for file in candidates(report) if not ranges.missing_inside(file)]
-    # What one file cannot stay beside, another one may: until all of them can.
-    while isinstance(found := ranges.between(kept), BrokerFile):
-        kept.remove(found)
-    behind = keys_behind(disk, report, kept, ends_at) if unreadable is not None else 0
-    return _plan(report, tuple(kept), found, (ends_at, unreadable), behind)
-
-
-def _plan(
-    report: AuditReport,
-    kept: tuple[BrokerFile, ...],
-    ranges: list[RepairRange],
-    cut: tuple[int, str | None],
-    behind: int,
-) -> RepairPlan:
     audit, layout = report.audit, report.plan.layout
+    ends_at, unreadable = log_cut(audit, report.state, report.crash.dispatch_offset)
+    kept, ranges, behind = list(report.plan.files), list[RepairRange](), 0
+    if not audit.is_sound or everything:
+        planner = _Planner(disk, config, report, ends_at, in_pieces=in_pieces)
+        kept = [] if everything else [file for file in candidates(report) if not planner.is_missing_inside(file)]
+        # What one file cannot stay beside, another one may: until all of them can.
+        while isinstance(found := planner.ranges(kept), BrokerFile):
+            kept.remove(found)
+        ranges = found
+        behind = keys_behind(disk, report, kept, ends_at) if unreadable is not None else 0
     foreign = [one.file.removeprefix(_INDEX) for one in audit.findings if one.what == "file-foreign"]
     names = {*(file.name for file in report.plan.files), *foreign}
     names -= {file.name for file in kept} | {name for wanted in ranges for name in wanted.replaces}
-    count = sum(-(-wanted.keys // max(layout.index_num - 1, 1)) for wanted in ranges)
-    to_write = count * layout.file_size
+    to_write = sum(-(-wanted.keys // max(layout.index_num - 1, 1)) for wanted in ranges) * layout.file_size
     to_read = 2 * sum(wanted.end - wanted.begin for wanted in ranges) + to_write
     return RepairPlan(
-        folder=report.plan.folder,
-        kept=kept,
+        kept=tuple(kept),
         ranges=tuple(reversed(ranges)),
         left_out=tuple(sorted(names)),
         eras=audit.eras,
         is_flavour_known=audit.is_flavour_given or any(file.entries for file in audit.files),
-        ends_at=cut[0],
-        unreadable=cut[1],
+        ends_at=ends_at,
+        unreadable=unreadable,
         keys_behind=behind,
-        at_stake=_at_stake(report, kept, cut[0]),
+        at_stake=_at_stake(report, kept, ends_at),
         bytes_to_read=to_read,
         bytes_to_write=to_write,
         estimated_seconds=(to_read + to_write) * report.seconds / max(report.bytes_read, 1),
     )
+
+
+def log_order(files: Iterable[BrokerFile]) -> list[BrokerFile]:
+    """By where their entries begin, then where they end."""
+    return sorted(files, key=_order)
+
+
+def findings_by_file(report: AuditReport) -> dict[str, set[str]]:
+    """Kinds of findings by the path inside the store that they name."""
+    found: dict[str, set[str]] = {}
+    for finding in report.audit.findings:
+        found.setdefault(finding.file, set()).add(finding.what)
+    return found
+
+
+def candidates(report: AuditReport) -> list[BrokerFile]:
+    """Files that could stay, in the order of the log and of their names; what is missing inside them is not asked.
+
+    Those, too, that point behind bytes where a broker cuts its log: what they find now must not go for a repair. None
+    of two whose entries overlap: which of them has a key that both could have is not known. None whose name is written
+    in the digits of another script: where a new name sorts beside it depends on the broker's locale.
+    """
+    whats, seen = findings_by_file(report), {file.name for file in report.audit.files}
+    files = log_order(file for file in report.plan.files if file.is_readable and file.entries)
+    found, reach = list[BrokerFile](), -1
+    for file, behind in pairwise([*files, None]):
+        assert file is not None
+        is_shared = reach > file.begin or (behind is not None and behind.begin < file.end)
+        reach = max(reach, file.end)
+        is_good = file.name in seen and file.end < report.audit.log_end and file.name.isascii()
+        if is_good and not is_shared and not whats.get(file.path) and (not found or found[-1].name < file.name):
+            found.append(file)
+    return found
+
+
+def keys_behind(disk: Disk, report: AuditReport, kept: Collection[BrokerFile], ends_at: int) -> int:
+    """Keys of messages from ``ends_at`` on that are not findable, or will not be when the files not ``kept`` are gone.
+
+    Of a hole that lies on both sides all are counted. Reads some entries of files. Raises DiskError.
+    """
+    log_end, layout = report.audit.log_end, report.plan.layout
+    found = sum(hole.keys for hole in report.audit.holes if hole.last >= ends_at)
+    names = {file.name for file in kept}
+    for file in report.plan.files:
+        if file.name not in names and file.points_into(ends_at, log_end):
+            with disk.open_read(report.plan.folder / file.name) as opened:
+                first, behind = (first_entry_at(opened, layout, 1, file.count, offset) for offset in (ends_at, log_end))
+            found += behind - first
+    return found
+
+
+def _order(file: BrokerFile) -> tuple[int, int, str]:
+    return file.begin, file.end, file.name
 
 
 def _at_stake(report: AuditReport, kept: Sequence[BrokerFile], ends_at: int) -> tuple[str, ...]:
@@ -251,3 +267,290 @@ def _files(count: int) -> str:
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 100_000_000 else f"{size / 1e6:,.1f} MB"
+
+
+class _Message(NamedTuple):
+    key_hashes: tuple[int, ...]
+    end: int
+
+
+@dataclass(slots=True)
+class _Piece:
+    # Of a range that is cut: the old files that it replaces, and how many keys are likely.
+    begin: Place
+    end: Place
+    files: list[BrokerFile]
+    keys: int = 0
+
+
+# In pieces, no range is expected to take more files than this, if the log has a place to cut it.
+_PIECE_FILES = 4
+# Names to spare where there is room: a key that a message has twice, and the index once, is not missing.
+_SPARE_FACTOR, _SPARE = 4, 8
+
+
+class _Planner:
+    # Cuts the ranges between files that stay. Raises DiskError.
+    def __init__(self, disk: Disk, config: Config, report: AuditReport, ends_at: int, *, in_pieces: bool) -> None:
+        self._disk, self._config, self._report, self._audit = disk, config, report, report.audit
+        self._ends_at, self._in_pieces = ends_at, in_pieces
+        self._log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+        self._probe = LogProbe(disk, self._log)
+        # Those with entries that point into what is looked at.
+        begin = report.audit.log_begin
+        self._files = log_order(
+            file for file in report.plan.files if file.entries and file.end >= begin and file.points_into(0, ends_at)
+        )
+        # N - 1 entries a file.
+        self._capacity = max(report.plan.layout.index_num - 1, 1)
+        self._holes = [hole for hole in self._audit.holes if hole.begin < ends_at]
+        self._has_all_holes = self._audit.hole_count == len(self._audit.holes)
+        self._places: dict[tuple[str, bool], Place | None] = {}
+
+    def ranges(self, kept: Sequence[BrokerFile]) -> list[RepairRange] | BrokerFile:
+        """Ranges in the order of the log; or the file that cannot stay as it is, so that others have to do."""
+        found, names = list[RepairRange](), {file.name for file in kept}
+        going = [file for file in self._files if file.name not in names]
+        for low, high in pairwise([None, *kept, None]):
+            first = _order(low) if low is not None else (-1, -1, "")
+            last = _order(high) if high is not None else (self._ends_at, 0, "")
+            replaced = [file for file in going if first < _order(file) < last]
+            is_past = low is not None and low.end >= self._ends_at  # nothing is missing there
+            if not replaced and (is_past or not self._is_missing(low, high)):
+                continue
+            if high is None and low is not None and not low.is_full and low.end >= self._audit.log_begin:
+                return low  # the broker would go on in another file, and this one would stay as empty as it is
+            made = self._make(low, high, replaced)
+            if isinstance(made, BrokerFile):
+                return made
+            found += made
+        return found
+
+    def is_missing_inside(self, file: BrokerFile) -> bool:
+        """Whether a message between the first and the last one of ``file`` has keys that are not findable."""
+        if any(hole.begin < file.end and hole.last > file.begin for hole in self._holes):
+            return True
+        return not self._has_all_holes and self._is_missing_in(file.begin + 1, min(file.end, self._ends_at) - 1)
+
+    def _is_missing_in(self, first: int, last: int) -> bool:
+        # By stretches, where there are too many holes to know each.
+        return not self._report.missing or any(begin <= last and end > first for begin, end, _ in self._report.missing)
+
+    def _is_missing(self, low: BrokerFile | None, high: BrokerFile | None) -> bool:
+        # The messages where files meet are in here, too: some keys of theirs may stand in neither.
+        first = max(low.end if low is not None else 0, self._audit.log_begin)
+        last = min(high.begin if high is not None else self._ends_at, self._ends_at - 1)
+        if any(self._is_between(hole, low, high) for hole in self._holes if hole.last >= first and hole.begin <= last):
+            return True
+        return not self._has_all_holes and first <= last and self._is_missing_in(first, last)
+
+    def _is_between(self, hole: Hole, low: BrokerFile | None, high: BrokerFile | None) -> bool:
+        # Of the message that ends a file its first keys may be missing, which belong before that file; and so behind.
+        if low is not None and hole.last == low.end:
+            place = self._place(low, is_end=True)
+            return place is None or place.offset <= low.end
+        if high is not None and hole.begin == high.begin:
+            place = self._place(high, is_end=False)
+            return place is None or place.key > 0
+        return True
+
+    def _make(
+        self, low: BrokerFile | None, high: BrokerFile | None, replaced: list[BrokerFile]
+    ) -> list[RepairRange] | BrokerFile:
+        log_begin = self._audit.log_begin
+        begin: Place | None = Place(log_begin, 0, log_begin)
+        if low is not None and low.end >= log_begin:
+            begin = self._place(low, is_end=True)
+            if begin is None:
+                return low
+        assert begin is not None
+        end: Place | None = Place(self._ends_at, 0, self._ends_at)
+        if high is not None and high.begin < self._ends_at:
+            end = self._place(high, is_end=False)
+            if end is None or begin[:2] > end[:2]:
+                return high
+        assert end is not None
+        if begin[:2] >= end[:2]:
+            return []
+        whole = [self._piece(begin, end, replaced)]
+        for pieces in (self._cut(whole[0]) if self._in_pieces else whole, whole):
+            names = self._names(low, high, pieces)
+            if names is not None:
+                break
+        else:
+            assert high is not None, "there is room behind every file but one of the last day of time"
+            return high
+        before = low.header if low is not None and low.end >= log_begin else None
+        return [
+            RepairRange(
+                begin=piece.begin.offset,
+                begin_key=piece.begin.key,
+                end=piece.end.offset,
+                end_key=piece.end.key,
+                aligned=piece.begin.aligned,
+                keys=max(piece.keys, 1),
+                names=own,
+                replaces=tuple(sorted(file.name for file in piece.files)),
+                before=before if piece is pieces[0] else None,
+            )
+            for piece, own in zip(pieces, names, strict=True)
+        ]
+
+    def _piece(self, begin: Place, end: Place, files: list[BrokerFile]) -> _Piece:
+        missing = self._missing_keys(begin.offset, end.offset)
+        return _Piece(begin, end, files, max(sum(file.entries for file in files), missing))
+
+    def _missing_keys(self, first: int, last: int) -> int:
+        return sum(hole.keys for hole in self._holes if hole.last >= first and hole.begin <= last)
+
+    def _cut(self, whole: _Piece) -> list[_Piece]:
+        # Where an old file begins with a whole message that no older one shares; and at segments behind the last file.
+        places, reach, files = [whole.begin], whole.begin.offset, list[list[BrokerFile]]([[]])
+        for file in whole.files:
+            at = self._place(file, is_end=False) if file.begin > reach else None
+            is_due = files[-1] or self._missing_keys(places[-1].offset, file.begin) >= self._capacity
+            if is_due and at is not None and at.key == 0 and self._message(file.begin) is not None:
+                places.append(at)
+                files.append([])
+            files[-1].append(file)
+            reach = max(reach, file.end)
+        found = []
+        for (begin, end), own in zip(pairwise([*places, whole.end]), files, strict=True):
+            piece = self._piece(begin, end, own)
+            free = max([begin.offset, *(file.end for file in own)])
+            bases = [one.base for one in self._log.segments if free < one.base < end.offset]
+            count = piece.keys // (_PIECE_FILES * self._capacity)
+            step = max(-(-len(bases) // max(count, 1)), 1)
+            cuts = [Place(base, 0, base) for base in bases[step - 1 :: step]] if count else []
+            parts = [self._piece(*bounds, []) for bounds in pairwise([begin, *cuts, end])]
+            parts[0].files = own
+            for part in parts:
+                part.keys = piece.keys // len(parts)
+            found += parts
+        return found
+
+    def _names(
+        self, low: BrokerFile | None, high: BrokerFile | None, pieces: list[_Piece]
+    ) -> list[tuple[str, ...]] | None:
+        own = [tuple(file.name for file in piece.files) for piece in pieces]
+        taken = {file.name for file in self._report.plan.files}.difference(*own)
+        holes = [hole.begin_timestamp for hole in self._holes if hole.last >= pieces[0].begin.offset]
+        files = [file.header.begin_timestamp for piece in pieces for file in piece.files]
+        # No name of the future, whatever a clock has written: the broker's next ones have to sort behind.
+        timestamp = min([*holes[:1], *files, self._report.state.looked_at])
+        bounds = low.name if low is not None else None, high.name if high is not None else None
+        # At most so many keys come to a piece: old entries, and all that are missing there.
+        counts = [
+            sum(file.entries for file in piece.files)
+            + self._missing_keys(piece.begin.offset, piece.end.offset)
+            + (0 if self._has_all_holes else self._audit.missing_keys)
+            for piece in pieces
+        ]
+        for factor, spare in ((_SPARE_FACTOR, _SPARE), (1, 1), (1, 0)):
+            wanted = [
+                (factor * -(-count // self._capacity) + spare, names) for count, names in zip(counts, own, strict=True)
+            ]
+            if (found := names_between(*bounds, wanted, taken, timestamp)) is not None:
+                return found
+        return None
+
+    def _place(self, file: BrokerFile, *, is_end: bool) -> Place | None:
+        # Behind the last key that ``file`` holds, or before the first; None when those that it holds of its last
+        # message are not the first ones, of its first message not the last ones.
+        if (file.name, is_end) not in self._places:
+            self._places[file.name, is_end] = self._find_place(file, is_end=is_end)
+        return self._places[file.name, is_end]
+
+    def _find_place(self, file: BrokerFile, *, is_end: bool) -> Place | None:
+        offset = file.end if is_end else file.begin
+        message = self._message(offset)
+        if message is None:
+            # It cannot be read: what is missing of it, if anything, is no key that the log has.
+            segment = self._log.at(offset)
+            behind = Place(offset + 1, 0, segment.base if segment is not None else offset + 1)
+            return behind if is_end else Place(offset, 0, offset)
+        # Key hashes of the entries that point there, in order; the file is in the order of the log.
+        layout, whole = self._report.plan.layout, message.key_hashes
+        with self._disk.open_read(self._report.plan.folder / file.name) as opened:
+            first, last = (first_entry_at(opened, layout, 1, file.count, one) for one in (offset, offset + 1))
+            held = tuple(read_entries(opened, layout, first, last - first)[:, 0].byteswap().tolist())
+        key = len(held) if is_end else len(whole) - len(held)
+        if held == whole:
+            return Place(message.end, 0, message.end) if is_end else Place(offset, 0, offset)
+        # A file of a single message that another shares does not say which of the keys it holds.
+        is_known = file.begin < file.end and held == (whole[:key] if is_end else whole[max(key, 0) :])
+        return Place(offset, key, offset) if is_known else None
+
+    def _message(self, offset: int) -> _Message | None:
+        end = self._probe.frame_end(offset)
+        if end is None:
+            return None
+        flavour = FLAVOURS[[era.flavour for era in self._audit.eras if era.begin <= offset][-1]]
+        for item in LogRange(offset, offset + 1, offset, flavour.name).read(self._disk, self._config, 0):
+            if isinstance(item, Rows):
+                columns, row = item.batch.columns, item.first
+                first, last = columns.key_start[row : row + 2]
+                skips = flavour.skip_mask >> (int(columns.sys_flag[row]) & 0xC) & 1
+                hashes = columns.key_hash[first:last] if not skips else np.empty(0, dtype=np.uint32)
+                return _Message(tuple(hashes.tolist()), end)
+        return None
+
+
+# Times are counted in milliseconds, so that every one of them has a name and names have one order.
+_BEGIN = datetime.datetime(1000, 1, 1, tzinfo=datetime.UTC)
+_END = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_TIMES = range((_END - _BEGIN) // _MILLISECOND + 1)
+# The first millisecond of Unix time, in UTC-12.
+_EPOCH = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) - datetime.timedelta(hours=12) - _BEGIN) // _MILLISECOND
+
+
+def names_between(
+    low: str | None,
+    high: str | None,
+    wanted: Sequence[tuple[int, Sequence[str]]],
+    taken: Collection[str],
+    store_timestamp: int,
+) -> list[tuple[str, ...]] | None:
+    """Names for ranges that follow one another in the log, behind ``low`` and before ``high``; None without room.
+
+    Of each range it is said how many names it takes, and which are its own: of files that it replaces; these come
+    first, if they are times. ``taken`` are names of other files. ``store_timestamp``, ms, of the first message says
+    where names begin that have no file before them. A range's names lie behind the own ones of the ranges before it,
+    whose files stay if only the newer ranges are built.
+    """
+    first = min(max(_EPOCH + store_timestamp, 0), len(_TIMES) - 1)
+    if low is not None:
+        first = _behind(low) if high is not None else max(first, _behind(low))
+    elif high is not None:
+        # So much room is left to the one behind it as is needed.
+        first = max(min(first, _behind(high) - 2 - sum(count for count, _ in wanted) - len(taken)), 0)
+    # A single range may do without its own names, if there is no room behind them.
+    for is_own in (True, False) if len(wanted) == 1 else (True,):
+        found, last = list[tuple[str, ...]](), low or ""
+        for count, given in wanted:
+            own = sorted(name for name in given if is_own and name > last and _is_time(name))
+            last = max([last, *own])
+            free = (name for at in _TIMES[max(first, _behind(last)) :] if (name := _name(at)) not in taken)
+            names = (*own[:count], *islice(free, max(count - len(own), 0)))
+            last = max([last, *names])
+            found.append(names)
+        is_whole = all(len(names) == count for names, (count, _) in zip(found, wanted, strict=True))
+        if is_whole and (high is None or max((name for names in found for name in names), default="") < high):
+            return found
+    return None
+
+
+def _name(at: int) -> str:
+    time = _BEGIN + at * _MILLISECOND
+    return f"{time:%Y%m%d%H%M%S}{time.microsecond // 1000:03d}"
+
+
+def _behind(name: str) -> int:
+    # The first time whose name sorts behind ``name``, be that a time or not.
+    return bisect_right(_TIMES, name, key=_name)
+
+
+def _is_time(name: str) -> bool:
+    at = _behind(name)
+    return at > 0 and _name(at - 1) == name

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
-from indexd.audit.files import index_folder
+from indexd.audit.files import index_folder, is_index_file, layout_of
 from indexd.audit.report import NO_MESSAGE
 from indexd.audit.result import Gap
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import UnsafeStoreError
+from indexd.errors import DiskError, UnsafeStoreError
+from indexd.output import Progress
 from indexd.repair.broker import BrokerStopped, check_place, check_room
-from indexd.repair.build import BuiltRange, OnProgress, Work, refuse_losses, stamps_of
-from indexd.repair.plan import RepairPlan, plan_repair
-from indexd.repair.ranges import RepairRange
-from indexd.repair.swap import (
-    RepairFolder,
-    Undone,
-    index_timestamp_of,
-    settle,
-    to_undo,
-    undo,
-    unfinished,
-)
-from indexd.storage.disk import Disk
+from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_doubt
+from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
+from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo, unfinished
+from indexd.storage.disk import Disk, Stamp
+
+OnProgress = Callable[[int, int], None]
+_ENTRY_SIZE = 20
+_COPY_SIZE = 1 << 20
+# What a file system says that cannot give a file a second name, or not this one.
+_NO_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Repaired:
     """What was done: nothing where ``folder``, which holds the old index, is None, or if it ``is_declined``.
 
     ``left`` were not reached in time. ``settled``: what was done about earlier repairs that were interrupted, in lines.
-    ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms; ``had_checkpoint``: there was one before.
-    ``folders`` of repairs that can be undone lie beside the index now.
+    ``index_timestamp`` is the checkpoint's indexMsgTimestamp now, ms. ``folders`` of repairs that can be undone lie
+    beside the index now.
     """
 
     planned: Planned
@@ -73,7 +73,6 @@ class Repaired:
     built: tuple[BuiltRange, ...]
     left: tuple[RepairRange, ...]
     index_timestamp: int | None
-    had_checkpoint: bool
     seconds: float
     folders: int = 0
 
@@ -96,7 +95,7 @@ class Repaired:
             "keysBehind": self.planned.plan.keys_behind,
             "leftOut": [{"beginOffset": gap.begin, "endOffset": gap.end, "reason": gap.reason} for gap in self.gaps],
             "indexMsgTimestamp": self.index_timestamp,
-            "hadCheckpoint": self.had_checkpoint,
+            "hadCheckpoint": self.planned.report.state.checkpoint is not None,
             "folders": self.folders,
             "seconds": round(self.seconds, 3),
         }
@@ -125,36 +124,88 @@ def repair(
     Raises UnsafeStoreError, BusyError, CorruptDataError when what was built does not hold, DiskError. However it ends,
     the store is as before or repaired.
     """
-    began = time.monotonic()
-    store = index_folder(config).parent
+    began, store = time.monotonic(), index_folder(config).parent
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with BrokerStopped(disk, store) as stopped:
         check_place(store)
-        stamps = stamps_of(disk, store / "index")
+        # What is looked at must be what is exchanged.
+        stamps = _stamps(disk, store)
         planned = _plan(disk, config, options, on_progress)
         plan = planned.plan
         if stopped.has_made_lock:
             note = "there was no lock file: this is a copy, or no broker since 4.2 has opened it; one is made"
             planned = replace(planned, notes=(note, *planned.notes))
-        work = Work(disk, config, store, planned.report, plan, stopped, on_progress)
-        deadline = None if options.seconds_max is None else began + options.seconds_max
+        full = {file.name for file in planned.report.plan.files if file.is_readable and file.is_full}
         if plan.is_needed:
-            work.check_space()
+            # One more, for the copy of a last file that is full.
+            copies = 1 + sum(file.name not in full for file in plan.kept)
+            check_room(disk, store, plan.bytes_to_write + copies * layout_of(config).file_size)
         is_wanted = planned.is_needed and confirm(planned)
         settled = settle(disk, store) if is_wanted else []
-        is_done = is_wanted and plan.is_needed and work.run(stamps, deadline)
+        folder, built = None, list[BuiltRange]()
+        if is_wanted and plan.is_needed:
+            deadline = None if options.seconds_max is None else began + options.seconds_max
+            folder, built = _mend(disk, config, plan, stopped, stamps, full, deadline, on_progress)
         return Repaired(
             planned=planned,
             is_declined=planned.is_needed and not is_wanted,
             settled=tuple(settled),
-            folder=work.folder.path if is_done and work.folder is not None else None,
-            built=tuple(work.built) if is_done else (),
-            left=tuple(plan.ranges[len(work.built) :]),
+            folder=folder.path if folder is not None else None,
+            built=tuple(built),
+            left=tuple(plan.ranges[len(built) :]),
             index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
-            had_checkpoint=planned.report.state.checkpoint is not None,
             seconds=time.monotonic() - began,
             folders=len(RepairFolder.all_of(disk, store)),
         )
+
+
+def _mend(
+    disk: Disk,
+    config: Config,
+    plan: RepairPlan,
+    stopped: BrokerStopped,
+    stamps: dict[str, Stamp],
+    full: set[str],
+    deadline: float | None,
+    on_progress: OnProgress,
+) -> tuple[RepairFolder | None, list[BuiltRange]]:
+    # Build, check, exchange; None when there is not even time for the first range, and nothing was changed.
+    index = index_folder(config)
+    store = index.parent
+    if not disk.exists(index):
+        disk.make_dir(index)
+        disk.give(index, store)
+    folder = RepairFolder.make(disk, store, time.time())
+    try:
+        progress = Progress(on_progress, plan.bytes_to_read)
+        built = _build(disk, config, folder, plan, progress, deadline)
+        is_done = built or not plan.ranges
+        kept = _complete(disk, config, store, folder, plan, built, full) if is_done else ()
+        if is_done:
+            check_built(disk, config, folder.index, plan, plan.ranges[: len(built)], progress)
+            stopped.check()
+            if _stamps(disk, store) != stamps:
+                raise UnsafeStoreError(
+                    f"{index} was changed by somebody else meanwhile: nothing was exchanged",
+                    "let nothing else write there, and run indexd repair again",
+                )
+    except BaseException:
+        folder.remove()
+        raise
+    if not is_done:
+        folder.remove()
+        return None, []
+    try:
+        swap(disk, store, folder, kept, plan.left_out)
+    except UnsafeStoreError:
+        folder.remove()
+        raise
+    except DiskError as error:
+        error.hint = (
+            f"{error.hint}; run indexd repair again before the broker starts: it finishes this or takes it back"
+        )
+        raise
+    return folder, built
 
 
 def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) -> Undone | None:
@@ -165,13 +216,36 @@ def take_back(disk: Disk, config: Config, confirm: Callable[[Path, int], bool]) 
     store = index_folder(config).parent
     with BrokerStopped(disk, store):
         check_place(store)
-        found = to_undo(disk, store)
+        folder, entries = to_undo(disk, store)
         check_room(disk, store, 0)
-        if not confirm(found.folder.path, found.entries):
-            return None
-        if not found.is_back:
-            settle(disk, store)
-        return undo(disk, store)
+        return undo(disk, store) if confirm(folder.path, entries) else None
+
+
+def carry(disk: Disk, source: Path, target: Path, *, will_change: bool) -> bool:
+    """Have ``source`` as ``target``, too, durable but for its name. What changes there must not change here.
+
+    Whether ``target`` is a file of its own: else its owner and rights are those of ``source``, and stay so.
+    """
+    if not will_change:
+        try:
+            disk.link(source, target)
+        except DiskError as error:
+            if error.errno not in _NO_LINK:
+                raise
+        else:
+            # A broker that was killed has left it in the page cache, perhaps.
+            with disk.open_read(target) as file:
+                file.fsync()
+            return False
+    with disk.open_read(source) as old, disk.open_write(target, create=True) as new:
+        size = old.size()
+        new.allocate(size)
+        for position in range(0, size, _COPY_SIZE):
+            data = old.pread(_COPY_SIZE, position)
+            if data != bytes(len(data)):
+                new.pwrite(data, position)
+        new.fsync()
+    return True
 
 
 def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgress) -> Planned:
@@ -186,7 +260,7 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
         )
     in_pieces = options.seconds_max is not None
     plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
-    refuse_losses(disk, config, report, plan)
+    refuse_doubt(report, plan)
     notes = []
     if report.state.checkpoint is None and plan.is_needed:
         notes.append(
@@ -195,3 +269,56 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
         )
     lines, left_alone = unfinished(disk, index_folder(config).parent)
     return Planned(report, plan, (*left_alone, *notes), tuple(lines))
+
+
+def _build(
+    disk: Disk, config: Config, folder: RepairFolder, plan: RepairPlan, progress: Progress, deadline: float | None
+) -> list[BuiltRange]:
+    # The first ranges of the plan, as many as there is time for.
+    sizes = [min(one.end, plan.ends_at) - one.begin + one.keys * _ENTRY_SIZE for one in plan.ranges]
+    built: list[BuiltRange] = []
+    for wanted, size in zip(plan.ranges, sizes, strict=True):
+        seconds = plan.estimated_seconds * size / max(sum(sizes), 1)
+        if deadline is not None and time.monotonic() + seconds > deadline:
+            break
+        built.append(build_range(disk, config, folder.index, plan, wanted, progress))
+    return built
+
+
+def _complete(
+    disk: Disk,
+    config: Config,
+    store: Path,
+    folder: RepairFolder,
+    plan: RepairPlan,
+    built: list[BuiltRange],
+    full: set[str],
+) -> tuple[str, ...]:
+    # Old files beside the new ones; the last of all is the one that the broker goes on with. All of it is durable then.
+    left = plan.ranges[len(built) :]
+    kept = sorted({*(file.name for file in plan.kept), *(name for wanted in left for name in wanted.replaces)})
+    own = {name for one in built for name in one.files}
+    last = max((*kept, *own), default=None)
+    for name in kept:
+        if carry(disk, store / "index" / name, folder.index / name, will_change=name == last or name not in full):
+            own.add(name)
+    if last is not None:
+        mark_end(disk, config, folder.index / last)
+    # As most index files have them: one that somebody has put back may have others, and a foreign one says nothing.
+    names = [name for name, _ in disk.list_dir(store / "index") if is_index_file(name)]
+    log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+    modes = Counter((store / "index" / name).stat().st_mode for name in names)
+    rights = modes.most_common(1)[0][0] if modes else (log.segments[-1].path if log.segments else store).stat().st_mode
+    # A link is the old index's file, too: what is changed there would be changed for an undo.
+    for name in sorted(own):
+        with disk.open_read(folder.index / name) as file:
+            disk.give(folder.index / name, store, rights)
+            file.fsync()
+    disk.give(folder.index, store / "index")
+    disk.sync_dir(folder.index)
+    disk.sync_dir(folder.path)
+    return tuple(kept)
+
+
+def _stamps(disk: Disk, store: Path) -> dict[str, Stamp]:
+    return disk.stamps(store / "index") if disk.exists(store / "index") else {}

@@ -8,10 +8,10 @@
         index/       the new index while it is made; from the exchange on, the old one
 
 ``state`` goes from ``building`` (nothing of the store is touched) over ``ready`` (index/ is durable, and the next step
-is the exchange) to ``done``; an undo goes from there over ``undoing`` to ``undone``. The manifest is replaced by
-rename, so a crash leaves the one before or the one after. Whether an exchange has happened is told by the inode that
-STORE/index has. All of it belongs to whom STORE belongs, with the rights of STORE. Without a manifest that holds, a
-folder is nobody's of ours: it may be all that is left of an old index.
+is the exchange) to ``done``, and to ``undone`` by an undo. The manifest is replaced by rename, so a crash leaves the
+one before or the one after. Whether an exchange has happened is told by the inode that STORE/index has. All of it
+belongs to whom STORE belongs, with the rights of STORE. Without a manifest that holds, a folder is nobody's of ours: it
+may be all that is left of an old index.
 
 The new index changes places with the old one in one system call. Then the checkpoint's indexMsgTimestamp is raised: an
 unclean start of the broker throws away every index file that ends behind it (spec rocketmq-store 1.4). Between the two
@@ -41,6 +41,7 @@ from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.storage.disk import Disk, is_temporary
 
+# The version before wrote "undoing" ahead of an undo's exchange: the inode tells the same.
 State = Literal["building", "ready", "done", "undoing", "undone"]
 #: How the folder of a repair is called, before its time.
 REPAIR_PREFIX = "indexd-repair-"
@@ -111,27 +112,21 @@ def move_away(folder: Path) -> str:
 
 
 class RepairFolder:
-    """The paths in it, and its manifest; ``path`` is the folder itself."""
+    """The paths in it, and its manifest; ``path`` is the folder itself, ``undone`` what an undo calls it."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
-        self.path = path
-        self.index = path / "index"
-        self.checkpoint = path / "checkpoint"
-        self.manifest_path = path / "manifest"
-        #: As it is called before and after an undo.
-        self.names = path, path.with_name(path.name + _UNDONE)
-
-    def __repr__(self) -> str:
-        return f"RepairFolder({self.path})"
+        self.path, self.undone = path, path.with_name(path.name + _UNDONE)
+        self.index, self.checkpoint, self.manifest_path = (path / name for name in ("index", "checkpoint", "manifest"))
 
     @classmethod
     def make(cls, disk: Disk, store: Path, now: float) -> RepairFolder:
         """A new one with a manifest and an empty index/, named by ``now``, Unix seconds; durable."""
-        folder = cls(disk, _path_at(store, now))
-        while any(disk.exists(path) for path in folder.names):
+        while True:
+            folder = cls(disk, store / f"{REPAIR_PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}")
+            if not disk.exists(folder.path) and not disk.exists(folder.undone):
+                break
             now += 1
-            folder = cls(disk, _path_at(store, now))
         disk.make_dir(folder.path)
         disk.give(folder.path, store)
         folder.write(Manifest.first())
@@ -152,23 +147,23 @@ class RepairFolder:
         try:
             return Manifest.unpack(self._disk.read(self.manifest_path), self.manifest_path)
         except DiskError as error:
-            if error.errno == errno.EINVAL:  # no plain file
-                raise self._strange("its manifest is no file") from None
             if error.is_forbidden:
-                raise self._forbidden() from None
-            if not error.is_missing:
+                raise CorruptDataError(
+                    f"{self.path} is left as it is: this user may not read its manifest",
+                    f"as root: chown -R --reference={self.path.parent} {self.path}",
+                ) from None
+            if not error.is_missing and error.errno != errno.EINVAL:  # it is no plain file
                 raise
-        if not self._is_just_made():
+        names = [name for name, _ in self._disk.list_dir(self.path)]
+        # A crash may have left some of the first manifest.
+        if self._disk.list_dirs(self.path) or not all(is_temporary(name, self.manifest_path.name) for name in names):
             raise self._strange("it has no manifest, so no repair is known that has made it")
         return Manifest.first()
 
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, durably."""
-        self._write(self.manifest_path, manifest.pack())
-
-    def keep_checkpoint(self, data: bytes) -> None:
-        """Write the broker's checkpoint down as it is, durably."""
-        self._write(self.checkpoint, data)
+        # Whoever runs this, and with whatever umask: it is its store's own.
+        self._disk.write_atomically(self.manifest_path, manifest.pack(), like=self.path.parent)
 
     def set_state(self, state: State) -> Manifest:
         """The same manifest with another state."""
@@ -180,8 +175,8 @@ class RepairFolder:
         """CorruptDataError if there is anything in it that a repair does not make before the exchange."""
         disk = self._disk
         folders = disk.list_dirs(self.path)
-        strange = [name for name, _ in disk.list_dir(self.path) if not _is_ours(name)]
-        strange += [name for name in folders if name != "index"]
+        strange = [name for name in folders if name != "index"]
+        strange += [name for name, _ in disk.list_dir(self.path) if not _is_ours(name)]
         if "index" in folders:
             strange += [f"index/{name}" for name in disk.list_dirs(self.index)]
             strange += [f"index/{name}" for name, _ in disk.list_dir(self.index) if not is_index_file(name)]
@@ -207,30 +202,6 @@ class RepairFolder:
         disk.remove_dir(self.path)
         disk.sync_dir(self.path.parent)
 
-    def mark_undone(self) -> None:
-        """Rename it so that nobody takes it for one that can be undone."""
-        self._disk.rename(*self.names)
-        self._disk.sync_dir(self.path.parent)
-
-    def _is_just_made(self) -> bool:
-        # Empty, or with what a crash has left of the first manifest.
-        disk = self._disk
-        names = [name for name, _ in disk.list_dir(self.path)]
-        if disk.list_dirs(self.path) or not all(is_temporary(name, self.manifest_path.name) for name in names):
-            return False
-        first = Manifest.first().pack()
-        return all(first.startswith(disk.read(self.path / name).rstrip(b"\0")) for name in names)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        # Whoever runs this, and with whatever umask: it is its store's own.
-        self._disk.write_atomically(path, data, like=self.path.parent)
-
-    def _forbidden(self) -> CorruptDataError:
-        return CorruptDataError(
-            f"{self.path} is left as it is: this user may not read its manifest",
-            f"as root: chown -R --reference={self.path.parent} {self.path}",
-        )
-
     def _strange(self, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self.path} is left as it is: {text}", move_away(self.path))
 
@@ -239,11 +210,6 @@ def _is_ours(name: str) -> bool:
     return name in _OURS or any(is_temporary(name, target) for target in _OURS)
 
 
-def _path_at(store: Path, now: float) -> Path:
-    return store / f"{REPAIR_PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
-
-
-Where = Literal["before", "swapped", "elsewhere"]
 _INDEX_TIMESTAMP_AT, _FIELD = 16, struct.Struct(">q")
 _CANNOT_EXCHANGE = {
     errno.EINVAL: "this file system cannot exchange two directories",
@@ -261,32 +227,13 @@ class Undone:
     entries: int
 
 
-@dataclass(frozen=True, slots=True)
-class ToUndo:
-    """``entries`` were put by the broker since. ``is_back``: of an undo that was interrupted behind the exchange."""
-
-    folder: RepairFolder
-    manifest: Manifest
-    entries: int
-    is_back: bool
-
-
-def marks_of(disk: Disk, index: Path) -> tuple[tuple[MadeFile, ...], int]:
-    """The files of an index folder by their headers, and the newest of their end timestamps, ms, 0 for none."""
-    marks, newest = [], 0
-    for name, _ in disk.list_dir(index):
-        if name.isdecimal():
-            with disk.open_read(index / name) as file:
-                header = IndexHeader.unpack(file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0"))
-            marks.append(MadeFile(name, header.index_count, header.end_phy_offset))
-            newest = max(newest, header.end_timestamp)
-    return tuple(marks), newest
-
-
 def index_timestamp_of(disk: Disk, checkpoint: Path) -> int | None:
     """The indexMsgTimestamp of a checkpoint, ms; None where there is none, or too short a one."""
     data = _read(disk, checkpoint)
-    return None if data is None else _unpacked(data, checkpoint)
+    try:
+        return None if data is None else StoreCheckpoint.unpack(data, checkpoint).index_msg_timestamp
+    except CorruptDataError:
+        return None
 
 
 def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], left_out: tuple[str, ...]) -> Manifest:
@@ -294,17 +241,17 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
 
     Interrupted anywhere, ``settle`` goes on from there. Signals of a terminal wait until it is over.
     """
-    marks, newest = marks_of(disk, folder.index)
+    marks, newest = _marks_of(disk, folder.index)
     old = _read(disk, store / "checkpoint")
     if old is not None:
-        folder.keep_checkpoint(old)
+        disk.write_atomically(folder.checkpoint, old, like=store)
     manifest = Manifest(
         format=1,
         state="ready",
         new_inode=disk.stamp(folder.index).inode,
         old_inode=disk.stamp(store / "index").inode,
         index_timestamp=newest,
-        old_index_timestamp=None if old is None else _unpacked(old, store / "checkpoint"),
+        old_index_timestamp=index_timestamp_of(disk, store / "checkpoint"),
         files=marks,
         kept=kept,
         left_out=left_out,
@@ -312,68 +259,46 @@ def swap(disk: Disk, store: Path, folder: RepairFolder, kept: tuple[str, ...], l
     with _undisturbed():
         folder.write(manifest)
         _exchange(disk, store, folder)
-        return finish(disk, store, folder, manifest)
+        return _finish(disk, store, folder, manifest)
 
 
-def to_undo(disk: Disk, store: Path) -> ToUndo:
-    """The newest repair; only looks. What an interrupted one has left that touched nothing counts for none.
+def to_undo(disk: Disk, store: Path) -> tuple[RepairFolder, int]:
+    """The newest repair, and how many entries the broker has put since; what touched nothing counts for none.
 
-    UnsafeStoreError if there is none, or if the index that is there now is not the one that it made; CorruptDataError
-    for a folder that cannot be judged.
+    It only looks. UnsafeStoreError if there is none, or if the index that is there now is not the one that it made;
+    CorruptDataError for a folder that cannot be judged.
     """
     for folder in reversed(RepairFolder.all_of(disk, store)):
         manifest = folder.read()
-        where = where_is(disk, store, manifest) if manifest.state != "building" else "before"
-        if where == "before" and manifest.state in ("building", "ready"):
+        step = _next_step(disk, store, folder)
+        if step == "remove":
             continue
-        if where != "before" and manifest.state == "undone":
-            continue
-        if where == "before" and manifest.state in ("undoing", "undone"):
-            return ToUndo(folder, manifest, 0, is_back=True)
-        if where != "swapped":
+        if step == "undo":
+            return folder, 0
+        if _inode(disk, store / "index") != manifest.new_inode:
             raise UnsafeStoreError(
                 f"{store / 'index'} is not the index that the repair of {folder.path.name} made",
                 f"to have the old one back nevertheless, move {folder.path / 'index'} there by hand",
             )
-        if not disk.exists(folder.index) or disk.stamp(folder.index).inode != manifest.old_inode:
+        if _inode(disk, folder.index) != manifest.old_inode:
             raise UnsafeStoreError(
                 f"the old index is not in {folder.path} any more: {folder.index} is missing, or another folder",
                 f"move it back there, or move {folder.path} away",
             )
         before = {mark.name: mark.index_count for mark in manifest.files}
-        marks, _ = marks_of(disk, store / "index")
-        entries = sum(max(mark.index_count - before.get(mark.name, 1), 0) for mark in marks)
-        return ToUndo(folder, manifest, entries, is_back=False)
+        marks, _ = _marks_of(disk, store / "index")
+        return folder, sum(max(mark.index_count - before.get(mark.name, 1), 0) for mark in marks)
     raise UnsafeStoreError(f"no repair of {store} can be undone: there is no folder of one", "nothing to do")
 
 
 def undo(disk: Disk, store: Path) -> Undone:
     """Exchange the two again, and set the checkpoint's indexMsgTimestamp as it was. Raises as ``to_undo`` does."""
-    found = to_undo(disk, store)
-    folder, manifest = found.folder, found.manifest
+    folder, entries = to_undo(disk, store)
     with _undisturbed():
-        if not found.is_back:
-            folder.set_state("undoing")
-            try:
-                _exchange(disk, store, folder)
-            except UnsafeStoreError:
-                folder.set_state("done")
-                raise
-        finish_undo(disk, store, folder, manifest)
-    return Undone(folder.names[1], found.entries)
-
-
-def where_is(disk: Disk, store: Path, manifest: Manifest) -> Where:
-    """Which of its two directories STORE/index is, by its inode."""
-    try:
-        inode = disk.stamp(store / "index").inode
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return "elsewhere"
-    if inode == manifest.new_inode:
-        return "swapped"
-    return "before" if inode == manifest.old_inode else "elsewhere"
+        if _next_step(disk, store, folder) != "undo":
+            _exchange(disk, store, folder)
+        _finish_undo(disk, store, folder)
+    return Undone(folder.undone, entries)
 
 
 _INTERRUPTED = "{} is of a repair that was interrupted: indexd repair removes or finishes it"
@@ -381,9 +306,7 @@ _ELSEWHERE = "{} is of a repair that was interrupted, and the index is neither i
 _SETTLED = {
     "remove": "{} is removed: of a repair that was interrupted before it had changed anything",
     "finish": "{} had its index in place, and has its checkpoint now: the repair that was interrupted is done",
-    "keep": "{} was about to be undone, and is not",
     "undo": "{} was about to be undone, and is now",
-    "rename": "{} is undone, and called so now",
 }
 
 
@@ -395,17 +318,15 @@ def settle(disk: Disk, store: Path) -> list[str]:
     lines = []
     for folder in RepairFolder.all_of(disk, store):
         try:
-            step, manifest = _next_step(disk, store, folder)
+            step = _next_step(disk, store, folder)
         except CorruptDataError:
             continue  # ``unfinished`` names it
         if step == "remove":
             folder.remove()
         elif step == "finish":
-            finish(disk, store, folder, manifest)
-        elif step == "keep":
-            folder.set_state("done")
-        elif step in ("undo", "rename"):
-            finish_undo(disk, store, folder, manifest)
+            _finish(disk, store, folder, folder.read())
+        elif step == "undo":
+            _finish_undo(disk, store, folder)
         if step in _SETTLED:
             lines.append(_SETTLED[step].format(folder.path.name))
     return lines
@@ -416,7 +337,7 @@ def unfinished(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
     lines, left_alone = [], []
     for folder in RepairFolder.all_of(disk, store):
         try:
-            step, _ = _next_step(disk, store, folder)
+            step = _next_step(disk, store, folder)
         except CorruptDataError as error:
             left_alone.append(error.line())
             continue
@@ -427,19 +348,26 @@ def unfinished(disk: Disk, store: Path) -> tuple[list[str], list[str]]:
     return lines, left_alone
 
 
-def _next_step(disk: Disk, store: Path, folder: RepairFolder) -> tuple[str, Manifest]:
+def _next_step(disk: Disk, store: Path, folder: RepairFolder) -> str:
     # One of _SETTLED, "leave", or "" for a repair that is done.
-    manifest = folder.read()
-    if manifest.state in ("done", "undone"):
-        return "" if manifest.state == "done" else "rename", manifest
-    where = "before" if manifest.state == "building" else where_is(disk, store, manifest)
-    if where == "elsewhere":
-        return "leave", manifest
-    if manifest.state == "undoing":
-        return "undo" if where == "before" else "keep", manifest
-    if where == "before":
+    manifest, inode = folder.read(), _inode(disk, store / "index")
+    if manifest.state == "building" or (manifest.state == "ready" and inode == manifest.old_inode):
         folder.check_removable()
-    return "remove" if where == "before" else "finish", manifest
+        return "remove"
+    if manifest.state == "ready":
+        return "finish" if inode == manifest.new_inode else "leave"
+    # The folder of an undo that was interrupted behind its exchange holds the index that the repair has made.
+    is_back = inode == manifest.old_inode and _inode(disk, folder.index) == manifest.new_inode
+    return "undo" if is_back or manifest.state == "undone" else ""
+
+
+def _inode(disk: Disk, path: Path) -> int | None:
+    try:
+        return disk.stamp(path).inode
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        return None
 
 
 def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
@@ -454,40 +382,45 @@ def _exchange(disk: Disk, store: Path, folder: RepairFolder) -> None:
         ) from error
 
 
-def finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
-    """What follows the exchange: the checkpoint vouches for the index that is there now."""
-    # After a crash, too: of an exchange that is seen nobody knows whether it is durable.
+def _finish(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> Manifest:
+    # What follows the exchange: the checkpoint vouches for the index that is there now. After a crash, too: of an
+    # exchange that is seen nobody knows whether it is durable.
     disk.sync_dir(store)
     disk.sync_dir(folder.path)
     now = index_timestamp_of(disk, store / "checkpoint")
     if now is None or now < manifest.index_timestamp:
-        _set_index_timestamp(disk, store, manifest.index_timestamp)
+        data = _read(disk, store / "checkpoint") or b""
+        _write_checkpoint(disk, store, _with_field(data, _FIELD.pack(manifest.index_timestamp)))
     return folder.set_state("done")
 
 
-def finish_undo(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
-    """What follows the exchange of an undo."""
-    if manifest.state != "undone":
-        disk.sync_dir(store)
-        disk.sync_dir(folder.path)
-        _put_back_index_timestamp(disk, store, folder, manifest)
+def _finish_undo(disk: Disk, store: Path, folder: RepairFolder) -> None:
+    disk.sync_dir(store)
+    disk.sync_dir(folder.path)
+    if folder.read().state != "undone":
+        # By its bytes: they need not be a time. If nobody else has changed the checkpoint, its length is the old one.
+        now, old = _read(disk, store / "checkpoint") or b"", _read(disk, folder.checkpoint)
+        if old is None:
+            old = _with_field(b"", _FIELD.pack(0))
+        field = old.ljust(CHECKPOINT_SIZE, b"\0")[_INDEX_TIMESTAMP_AT:][: _FIELD.size]
+        then = _with_field(now, field)
+        _write_checkpoint(disk, store, old if then == _with_field(old, field) else then)
         folder.set_state("undone")
-    folder.mark_undone()
+    # So that nobody takes it for one that can be undone.
+    disk.rename(folder.path, folder.undone)
+    disk.sync_dir(store)
 
 
-def _put_back_index_timestamp(disk: Disk, store: Path, folder: RepairFolder, manifest: Manifest) -> None:
-    # By its bytes: they need not be a time. If nobody else has changed the checkpoint, its length is the old one, too.
-    now, old = _read(disk, store / "checkpoint") or b"", _read(disk, folder.checkpoint)
-    if old is None:
-        old = _with_field(b"", _FIELD.pack(manifest.old_index_timestamp or 0))
-    field = old.ljust(CHECKPOINT_SIZE, b"\0")[_INDEX_TIMESTAMP_AT:][: _FIELD.size]
-    then = _with_field(now, field)
-    _write_checkpoint(disk, store, old if then == _with_field(old, field) else then)
-
-
-def _set_index_timestamp(disk: Disk, store: Path, value: int) -> None:
-    data = _read(disk, store / "checkpoint") or b""
-    _write_checkpoint(disk, store, _with_field(data, _FIELD.pack(value)))
+def _marks_of(disk: Disk, index: Path) -> tuple[tuple[MadeFile, ...], int]:
+    # The files of an index folder by their headers, and the newest of their end timestamps, ms, 0 for none.
+    marks, newest = [], 0
+    for name, _ in disk.list_dir(index):
+        if name.isdecimal():
+            with disk.open_read(index / name) as file:
+                header = IndexHeader.unpack(file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0"))
+            marks.append(MadeFile(name, header.index_count, header.end_phy_offset))
+            newest = max(newest, header.end_timestamp)
+    return tuple(marks), newest
 
 
 def _with_field(checkpoint: bytes, field: bytes) -> bytes:
@@ -500,8 +433,7 @@ def _with_field(checkpoint: bytes, field: bytes) -> bytes:
 def _write_checkpoint(disk: Disk, store: Path, data: bytes) -> None:
     # It must be the broker's own to write before it has its name.
     path = store / "checkpoint"
-    like = path if disk.exists(path) else store
-    disk.write_atomically(path, data, like=like)
+    disk.write_atomically(path, data, like=path if disk.exists(path) else store)
 
 
 def _read(disk: Disk, path: Path) -> bytes | None:
@@ -510,13 +442,6 @@ def _read(disk: Disk, path: Path) -> bytes | None:
     except DiskError as error:
         if not error.is_missing:
             raise
-        return None
-
-
-def _unpacked(data: bytes, path: Path) -> int | None:
-    try:
-        return StoreCheckpoint.unpack(data, path).index_msg_timestamp
-    except CorruptDataError:
         return None
 
 

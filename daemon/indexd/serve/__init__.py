@@ -2,8 +2,7 @@
 
 ``board``         Board: the figures, as the daemon's threads write them
 ``server``        ServeThread: the event loop on which the rest lives
-``queries``       Queries: questions to the data directory
-``workers``       Workers: the threads in which they are answered
+``queries``       Queries: questions to the data directory, and the threads in which they are answered
 ``access_files``  what decides who may ask, as every outlet reads it
 ``http``          metrics, health, queries and the page, one ASGI application
 ``web``           the page

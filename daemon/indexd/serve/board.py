@@ -82,9 +82,6 @@ class Events:
         #: The number of the newest; 0 without any.
         self.last = 0
 
-    def __repr__(self) -> str:
-        return f"Events({self.last}, {len(self._kept) + len(self._frequent)} kept)"
-
     def tell(self, name: str, fields: Mapping[str, Any]) -> None:
         """Add one, if its name has a kind."""
         kind = KINDS.get(name)
@@ -122,9 +119,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
         self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"Histogram({self.count}, {self.total:.3f} s)"
 
     @property
     def count(self) -> int:
@@ -198,7 +192,7 @@ class Board:
         self.http: str | None = None
         #: Where the remoting protocol is spoken, the same way.
         self.remoting: str | None = None
-        #: What is known of the broker, see service.broker_watch.
+        #: What is known of the broker, see service.broker.
         self.broker: Mapping[str, Any] = {}
         #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}; of "remoting" with
         #: its "address".
@@ -213,16 +207,11 @@ class Board:
         #: What scrubs came to since the start: bytes read, how many found damage (those that found something to mend),
         #: how many in a row ended before they were through; when the last one began and ended, ms.
         self.scrub: Mapping[str, Any] = {"beganAt": None, "endedAt": None, "bytes": 0, "damaged": 0, "brokenOff": 0}
-        #: Stages that do not move, and for how many seconds.
-        self.stalled: Mapping[str, float] = {}
         self._index_file_size = IndexLayout(config.index.hash_slot_num, config.index.index_num).file_size
         self._identity = _identity(config) | {"bootId": self.boot_id, "startedAt": int(self.started * 1000)}
         self._standing = _Standing("opening", time.monotonic())
         self._recoveries = 0
         self._last_recovery: Row | None = None
-
-    def __repr__(self) -> str:
-        return f"Board({self._standing.phase}, {self.events})"
 
     @property
     def phase(self) -> str:
@@ -263,7 +252,7 @@ class Board:
 
     def row(self) -> Row:
         """Everything, as one flat object with camelCase keys; ARCHITECTURE.md lists them. Offsets are ints."""
-        standing, broker, stalled = self._standing, self.broker, self.stalled
+        standing, broker = self._standing, self.broker
         row = {
             **self._identity,
             "phase": standing.phase,
@@ -280,7 +269,7 @@ class Board:
             "recoveries": self._recoveries,
             "lastRecovery": self._last_recovery,
             "scrub": dict(self.scrub),
-            "stalled": dict(stalled),
+            "stalled": {},
             "problems": dict(standing.problems),
             **self._recovery_row(standing),
             **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},

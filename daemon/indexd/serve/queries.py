@@ -1,6 +1,11 @@
 """Queries: questions to the data directory, bounded in number and in patience, answered in other threads.
 
 Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
+
+Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
+each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
+loop is told when all of it is answered. A second thread helps when the oldest question has waited: then the first is
+held up by a disk or a long walk.
 """
 
 from __future__ import annotations
@@ -8,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -15,9 +21,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
+from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.log import TimeUpError
+from indexd.query.source import NO_FOLDER
 from indexd.serve.board import Board
-from indexd.serve.workers import StoppedError, TooManyError, TurnOverError, Workers
 from indexd.storage.disk import HastyDisk, WouldWaitError
 
 T = TypeVar("T")
@@ -25,7 +32,12 @@ T = TypeVar("T")
 ANSWERING = ("running", "stopping")
 #: How a query proper ended, as the board counts it.
 FOUND, EMPTY_COVERED, EMPTY_UNCOVERED, ERROR = "found", "empty_covered", "empty_uncovered", "error"
+_COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 _WAITING_PER_THREAD = 32
+#: Who has waited longer is told so; nobody waits for an answer then.
+PATIENCE_SECONDS = 5.0
+# One that waits so long gets another thread.
+_HELP_SECONDS = 0.02
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
@@ -36,6 +48,13 @@ _AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.1
 QUERY_SECONDS, _SAY_SECONDS = 10.0, 2.0
 # At a stop: one that no check reaches, since a disk does not answer, is left behind.
 _CLOSE_SECONDS = 2.0
+
+
+def result_of(count: int, why: str | None) -> str:
+    """Found, nothing there, or nothing there as far as the index speaks for the log."""
+    if count:
+        return FOUND
+    return EMPTY_COVERED if why in _COVERED else EMPTY_UNCOVERED
 
 
 class NotAnsweredError(Exception):
@@ -56,7 +75,7 @@ class NotOpenError(NotAnsweredError):
 
 
 class CrowdedError(NotAnsweredError):
-    """As many queries run and wait as may."""
+    """As many queries run and wait as may, or this one has waited too long."""
 
     is_refusal = True
 
@@ -75,6 +94,131 @@ class TooLongError(NotAnsweredError, TimeUpError):
 
     def __init__(self) -> None:
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
+
+
+class _Question(NamedTuple):
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    asked: float
+
+
+class Workers:
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; ``close`` alone is for any thread."""
+
+    def __init__(self, threads_max: int, waiting_max: int) -> None:
+        self._threads_max, self._waiting_max = threads_max, waiting_max
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[_Question] = deque()
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        # How many threads work; the others wait for a permit to.
+        self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
+        self._threads: list[threading.Thread] = []
+        self._timer: asyncio.Handle | None = None
+        self._is_closed = False
+
+    async def ask(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` returns or raises in a worker; CrowdedError, StoppingError."""
+        if self._is_closed:
+            raise StoppingError
+        if len(self._waiting) >= self._waiting_max:
+            raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
+        loop = self._loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(_Question(call, future, time.monotonic()))
+        if self._timer is None or self._working == 0:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self._look, loop)
+        return await future
+
+    def stop(self) -> None:
+        """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refuse(StoppingError())
+        self._permits.release(len(self._threads) + 1)
+
+    def close(self, seconds: float) -> int:
+        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Once all has come that one turn of the loop brings, and again while some thread works.
+        self._timer = None
+        self._deliver()
+        with suppress(IndexError):  # a thread empties it
+            has_waited = time.monotonic() - self._waiting[0].asked >= _HELP_SECONDS
+            if self._working == 0 or (has_waited and self._working < self._threads_max):
+                self._activate()
+        if self._working and not self._is_closed:
+            self._timer = loop.call_later(_HELP_SECONDS, self._look, loop)
+
+    def _activate(self) -> None:
+        with self._lock:
+            self._working += 1
+            is_there = self._working <= len(self._threads)
+        if is_there:
+            self._permits.release()
+            return
+        thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no memory for a thread: those that are there go on, else nobody waits for nothing
+            with self._lock:
+                self._working -= 1
+            if self._working == 0:
+                self._refuse(CrowdedError("there is no memory for a thread"))
+        else:
+            self._threads.append(thread)
+
+    def _refuse(self, error: NotAnsweredError) -> None:
+        with suppress(IndexError):
+            while True:
+                self._done.append((self._waiting.popleft().future, None, error))
+        self._deliver()
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            with suppress(IndexError):
+                while True:
+                    self._answer(self._waiting.popleft())
+            self._tell()
+            with self._lock:
+                # Whoever asks looks at the number of those that work behind its question.
+                if self._waiting:
+                    continue
+                self._working -= 1
+            self._permits.acquire()
+        self._tell()
+
+    def _answer(self, question: _Question) -> None:
+        if question.future.cancelled():
+            return
+        answer, error = None, None
+        try:
+            if time.monotonic() - question.asked > PATIENCE_SECONDS:
+                raise CrowdedError("it has waited too long for its turn")
+            answer = question.call()
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
+            error = raised
+        self._done.append((question.future, answer, error))
+
+    def _tell(self) -> None:
+        if self._done and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._done:
+            future, answer, error = self._done.popleft()
+            if not future.done() and error is not None:
+                future.set_exception(error)
+            elif not future.done():
+                future.set_result(answer)
 
 
 class Compiled(Protocol):
@@ -106,7 +250,6 @@ class Queries:
     ) -> None:
         self.config = config
         self.board = board
-        self._threads = threads
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
@@ -114,12 +257,8 @@ class Queries:
         # It may have to compile: nobody waits for that.
         self._load_compiled = load_compiled
         self._compiled_of: Callable[[QueryIndex], Compiled] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
-
-    def __repr__(self) -> str:
-        return f"Queries({self.config.store.data}, {self._workers})"
 
     async def ask(self, question: Callable[[Data], T]) -> T:
         """What ``question`` returns, called with an open data directory in another thread.
@@ -132,13 +271,9 @@ class Queries:
         except IndexdError:
             self._check_phase()  # it may be being opened again
             raise
-        except TooManyError:
-            raise CrowdedError(f"{self._threads} queries run, and as many wait as may") from None
-        except StoppedError:
-            raise StoppingError from None
         self._check_phase()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
         return answer
 
     def ask_compiled(self, question: Callable[[Compiled], T]) -> T:
@@ -198,8 +333,8 @@ class Queries:
     def stop(self) -> None:
         """What waits and what comes is refused from now on, and what runs ends where it next looks at a message."""
         self._is_stopping = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
         self._workers.stop()
 
     def close(self) -> int:
@@ -225,7 +360,6 @@ class Queries:
             nonlocal end
             if self._is_stopping:
                 raise StoppingError
-            end += self._workers.give_way()
             if time.monotonic() > end:
                 end += _SAY_SECONDS
                 raise TooLongError
@@ -234,9 +368,6 @@ class Queries:
         try:
             answer = question(data)
             compiled = self._prepare(data, compiled)
-        except TurnOverError:
-            self._idle.append(_Opened(data, disk, time.monotonic(), compiled))
-            raise
         except BaseException:
             data.close()
             raise
@@ -255,37 +386,28 @@ class Queries:
         data.index.look_seconds = 0.0
         return compiled
 
-    def _load(self, load_compiled: Callable[[], Callable[[QueryIndex], Compiled] | None]) -> None:
-        self._compiled_of = load_compiled()
-
     def _open(self) -> tuple[Data, HastyDisk]:
         load_compiled, self._load_compiled = self._load_compiled, None
         if load_compiled is not None:
-            threading.Thread(target=self._load, args=(load_compiled,), name="query-compile", daemon=True).start()
+
+            def load() -> None:
+                self._compiled_of = load_compiled()
+
+            threading.Thread(target=load, name="query-compile", daemon=True).start()
         disk = HastyDisk()
         try:
             return Data(open_index(disk, self.config)), disk
         except UsageError as error:  # there is nothing yet; no caller can help that
             raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
 
-    def _tidy(self) -> None:
+    async def _tidy(self) -> None:
         # Files are closed in a worker: the last one to close a file that was removed waits until it is gone.
-        self._timer = None
-        self._tidying = asyncio.create_task(self._close_unused())
-
-    async def _close_unused(self) -> None:
-        with suppress(TooManyError, StoppedError):
-            await self._workers.ask(self._drop)
-        if self._idle and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._tidy)
+        while self._idle:
+            await asyncio.sleep(_KEPT_SECONDS)
+            with suppress(NotAnsweredError):
+                await self._workers.ask(self._drop)
 
     def _drop(self) -> None:
-        while True:
-            try:
-                opened = self._idle.pop(0)
-            except IndexError:
-                return
-            if time.monotonic() - opened.used < _KEPT_SECONDS:
-                self._idle.insert(0, opened)
-                return
-            opened.data.close()
+        with suppress(IndexError):  # an outlet's other thread takes one
+            while time.monotonic() - self._idle[0].used >= _KEPT_SECONDS:
+                self._idle.pop(0).data.close()

@@ -11,8 +11,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import uvloop
@@ -22,10 +21,9 @@ from indexd.errors import IndexdError, UsageError
 from indexd.serve.board import Board
 from indexd.serve.http.guard import read_access
 from indexd.serve.remoting.access import read_access as read_remoting_access
-from indexd.serve.remoting.link import read_upstream_tls
+from indexd.serve.remoting.upstream import read_upstream_tls
 
 Logger = Any
-Outlet = Callable[[asyncio.Event], Awaitable[None]]
 
 _RESTART_SECONDS = (1.0, 60.0)
 # A run this long makes the next restart a quick one again.
@@ -68,28 +66,24 @@ class ServeThread:
     """
 
     def __init__(self, config: Config, board: Board, log: Logger) -> None:
-        self._board, self._log = board, log
-        self._config = config
+        self._config, self._board, self._log = config, board, log
         #: Of the outlets that listen, by name, which is also the key of the address: where, and the socket once it is.
         self._addresses: dict[str, str] = {}
         self._sockets: dict[str, socket.socket] = {}
-        self._outlets: dict[str, Outlet] = {}
         # What cannot be used of files is said at the start, not at each try.
         if config.http.http != OFF:
             read_access(config)
-            self._addresses["http"], self._outlets["http"] = config.http.http, self._http
+            self._addresses["http"] = config.http.http
         if config.remoting.remoting != OFF:
             read_remoting_access(config)
             read_upstream_tls(config)
-            self._addresses["remoting"], self._outlets["remoting"] = config.remoting.remoting, self._remoting
+            self._addresses["remoting"] = config.remoting.remoting
         elif config.remoting.unused:
             log.warning("remoting_unused", keys=list(config.remoting.unused), hint="give --remoting HOST:PORT")
-        if config.mqtt.mqtt_host is not None:
-            self._outlets["mqtt"] = lambda stop: publish(config, board, log, stop)
+        self._outlets = [*self._addresses, *(["mqtt"] if config.mqtt.mqtt_host is not None else [])]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._ready = threading.Event()
-        self._leave = threading.Event()
+        self._stop = asyncio.Event()
+        self._ready, self._leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
@@ -105,7 +99,7 @@ class ServeThread:
     def __exit__(self, *_: object) -> None:
         self._leave.set()
         if self._thread.is_alive():
-            if self._loop is not None and self._stop is not None:
+            if self._loop is not None:
                 with suppress(RuntimeError):  # the loop has ended by itself
                     self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2 * _LEAVE_SECONDS)
@@ -119,30 +113,23 @@ class ServeThread:
         seconds = _RESTART_SECONDS[0]
         while not self._leave.is_set():
             try:
-                self._run_loop()
+                # Not by asyncio.run, which waits for every query that still runs in a thread.
+                with closing(uvloop.new_event_loop()) as self._loop:
+                    self._loop.run_until_complete(self._serve())
+                    self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
                 self._log.error("outlet_failed", outlet="all", problem=repr(error), retry_seconds=seconds)
             self._ready.set()
             self._leave.wait(seconds)
             seconds = min(2 * seconds, _RESTART_SECONDS[1])
 
-    def _run_loop(self) -> None:
-        # Not by asyncio.run, which waits for every query that still runs in a thread.
-        loop = uvloop.new_event_loop()
-        try:
-            loop.run_until_complete(self._serve())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
-
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        stop = self._stop
+        self._stop = asyncio.Event()  # of this loop
         if self._leave.is_set():
             return
-        tasks = [asyncio.create_task(self._keep(name, outlet, stop)) for name, outlet in self._outlets.items()]
+        tasks = [asyncio.create_task(self._keep(name)) for name in self._outlets]
         self._ready.set()
-        await stop.wait()
+        await self._stop.wait()
         _, late = await asyncio.wait(tasks, timeout=_LEAVE_SECONDS)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
@@ -152,17 +139,6 @@ class ServeThread:
         if late:
             self._log.warning("outlets_cut_off", outlets=len(late))
 
-    async def _http(self, stop: asyncio.Event) -> None:
-        await serve_http(self._config, self._board, self._log, await self._listening("http"), stop)
-
-    async def _remoting(self, stop: asyncio.Event) -> None:
-        await serve_remoting(self._config, self._board, self._log, await self._listening("remoting"), stop)
-
-    async def _listening(self, name: str) -> socket.socket:
-        if name not in self._sockets:
-            await asyncio.to_thread(self._listen, name)
-        return self._sockets[name]
-
     def _listen(self, name: str) -> None:
         listening = self._sockets[name] = listen(self._addresses[name], name)
         host, port = listening.getsockname()[:2]
@@ -170,19 +146,22 @@ class ServeThread:
         setattr(self._board, name, address)
         self._log.info("listening", **{name: address})
 
-    async def _keep(self, name: str, outlet: Outlet, stop: asyncio.Event) -> None:
-        seconds = _RESTART_SECONDS[0]
+    async def _keep(self, name: str) -> None:
+        seconds, stop, given = _RESTART_SECONDS[0], self._stop, (self._config, self._board, self._log)
         while not stop.is_set():
-            started = time.monotonic()
-            problem = "it ended"
+            started, problem = time.monotonic(), "it ended"
             try:
-                await outlet(stop)
+                if name in self._addresses and name not in self._sockets:
+                    await asyncio.to_thread(self._listen, name)
+                if name == "mqtt":
+                    await publish(*given, stop)
+                else:
+                    await (serve_http if name == "http" else serve_remoting)(*given, self._sockets[name], stop)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the same; uvicorn ends by sys.exit
                 problem = error.line() if isinstance(error, IndexdError) else repr(error)
             if stop.is_set():
                 return
-            if time.monotonic() - started > _STEADY_SECONDS:
-                seconds = _RESTART_SECONDS[0]
+            seconds = _RESTART_SECONDS[0] if time.monotonic() - started > _STEADY_SECONDS else seconds
             self._log.error("outlet_failed", outlet=name, problem=problem, retry_seconds=seconds)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), seconds)

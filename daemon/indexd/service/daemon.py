@@ -11,8 +11,10 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Poll, Skipped
@@ -23,15 +25,20 @@ from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress
 from indexd.index.file import IndexService
 from indexd.recovery.open import Opened, reader_options
-from indexd.service.instance import Instance, StageLiveness
+from indexd.service.around import DiskWatermark
+from indexd.service.instance import Instance, Reloading, StageLiveness
 from indexd.service.log import Logger
-from indexd.service.reload import Reloading
 from indexd.service.scrub import Scrubbing
-from indexd.service.state import DaemonState, Telling, Watch, write_state
-from indexd.service.watchdog import DiskWatermark, Watchdog
+from indexd.service.state import DaemonState, EventReporter, Watch, write_state
 from indexd.storage.page_cache import take_lowest_priority
 
+T = TypeVar("T")
 _RETRY_SECONDS_MIN = 1.0
+_BEAT_SECONDS = 2.0
+# A beat that is so late: the process was stopped, or the loop itself hung, which fed nobody meanwhile.
+_STOPPED_SECONDS = 5.0
+# A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
+_AROUND_SECONDS = 15.0
 # An interval that a HUP has changed is followed within that time.
 _SCRUB_LOOK_SECONDS = 5.0
 
@@ -47,9 +54,8 @@ class Daemon:
         self.pipeline, self.reader = opened.pipeline, opened.reader
         self.queue = DispatchQueue(instance.config.queue.queue_rows, instance.config.queue.queue_bytes)
         self.reput = ReputState()
-        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput)
-        self._tally = self.state.tally
-        self._tell = Telling(lambda: instance.log, self._tally)
+        self._tell = EventReporter(lambda: instance.log)
+        self.state = DaemonState(self.reader, self.pipeline, self.queue, self.reput, self._tell)
         self._pace = Pace(0, 0, 0)
         self._throttle: Throttle | None = None
         self._stop = asyncio.Event()
@@ -57,14 +63,12 @@ class Daemon:
         self._drained = asyncio.Event()
         self._flush_due = asyncio.Event()
         self._finished = asyncio.Event()
-        self._liveness = StageLiveness(instance.notifier.watchdog_seconds, instance.clock)
-        self._watchdog = Watchdog(instance, self._liveness, self.state, self.queue, self._tell)
+        self._liveness = StageLiveness(instance.notifier.watchdog_seconds)
+        self._is_tailing = False
         self._reloading = Reloading(instance, self._on_reloaded)
         # One thread each, so that the order of calls on the log and on the files is theirs.
-        self._read_thread = ThreadPoolExecutor(1, "read")
-        self._build_thread = ThreadPoolExecutor(1, "build")
-        self._flush_thread = ThreadPoolExecutor(1, "flush")
-        self._scrub_thread = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("read", "build", "flush")}
+        self._threads["scrub"] = ThreadPoolExecutor(1, "scrub", take_lowest_priority)
         self._scrubbing = Scrubbing(instance, self.pipeline, self._stop_reading)
         self._must_flush, self._flush_pause = False, _RETRY_SECONDS_MIN
         self._apply_config()
@@ -83,12 +87,11 @@ class Daemon:
         self._log.info("running", phy_offset=self.pipeline.built.phy_offset, drain_interval=interval)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for stage in (self._reput, self._drain, self._flush, self._scrub):
+                for stage in (self._reput, self._drain, self._flush, self._scrub, self._watch_stages):
                     tasks.create_task(stage(), name=stage.__name__)
-                tasks.create_task(self._watchdog.run(self._finished), name="_watchdog")
         finally:
             self._stop_reading.set()
-            for thread in (self._read_thread, self._build_thread, self._flush_thread, self._scrub_thread):
+            for thread in self._threads.values():
                 thread.shutdown(cancel_futures=True)
         self.reader.close()
         remove_abort(self._disk, self._files.abort)
@@ -111,6 +114,9 @@ class Daemon:
     def _log(self) -> Logger:
         return self._instance.log
 
+    def _in(self, thread: str, call: Callable[..., T], *given: object) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads[thread], call, *given)
+
     # The stages.
 
     async def _reput(self) -> None:
@@ -129,8 +135,10 @@ class Daemon:
         problem = partial(self._tell.problem, "read")
 
         async def poll() -> Poll:
-            found = await asyncio.get_running_loop().run_in_executor(self._read_thread, look)
-            self._watchdog.tailing()
+            found = await self._in("read", look)
+            if not self._is_tailing:
+                self._is_tailing = True
+                self._notifier.ready(self._status())
             return found
 
         def on_event(event: Corrupt | Skipped | None) -> None:
@@ -166,19 +174,18 @@ class Daemon:
         self._tell.problem("build", None)
         self._liveness.sign("build", self._instance.config.queue.drain_interval)
         if has_items:
-            self._tally.drains += 1
-            self._tally.drain_seconds = time.monotonic() - started
-            self._board.drain_seconds.observe(self._tally.drain_seconds)
+            self._tell.drains += 1
+            self._tell.drain_seconds = time.monotonic() - started
+            self._board.drain_seconds.observe(self._tell.drain_seconds)
         if self._tell.has_rolled(self._index.counters.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
     async def _build_patiently(self, items: list[Item]) -> None:
-        loop = asyncio.get_running_loop()
         seconds = _RETRY_SECONDS_MIN
         while True:
-            self._liveness.begin("build", self.pipeline.built.phy_offset)
+            self._liveness.sign("build", progress=self.pipeline.built.phy_offset)
             try:
-                await loop.run_in_executor(self._build_thread, self._build_now, items)
+                await self._in("build", self._build_now, items)
             except (DiskError, MissingStoreError) as error:
                 if not can_wait(error) or self._stop.is_set():
                     raise
@@ -216,7 +223,7 @@ class Daemon:
 
     def _look_after_files(self) -> None:
         restored = self._watch.keep_lock()
-        if "build" not in self._tally.problems:  # while a drain is tried again the files are not as they were left
+        if "build" not in self._tell.problems:  # while a drain is tried again the files are not as they were left
             self._watch.check_index(self.pipeline)
             self._watch.check_beside(self.pipeline)
         if not self._stop.is_set():  # nor on the log
@@ -236,15 +243,11 @@ class Daemon:
 
     async def _flush(self) -> None:
         while not self._drained.is_set():
-            try:
-                async with asyncio.timeout(self._instance.config.flush.flush_interval):
-                    await self._flush_due.wait()
-            except TimeoutError:
-                pass
+            await pause(self._flush_due, self._instance.config.flush.flush_interval)
             self._flush_due.clear()
             await self._persist(self.pipeline.progress)
-        self._liveness.begin("flush", self.pipeline.counters.files_synced)
-        await asyncio.get_running_loop().run_in_executor(self._build_thread, self.pipeline.finish)
+        self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
+        await self._in("build", self.pipeline.finish)
         self._finished.set()
 
     async def _persist(self, progress: Progress) -> None:
@@ -254,11 +257,10 @@ class Daemon:
         if is_known and not progress.has_work and not self._must_flush:
             return
         self._must_flush = False
-        loop = asyncio.get_running_loop()
-        self._liveness.begin("flush", self.pipeline.counters.files_synced)
+        self._liveness.sign("flush", progress=self.pipeline.counters.files_synced)
         try:
-            await loop.run_in_executor(self._flush_thread, self.pipeline.persist, progress)
-            await loop.run_in_executor(self._build_thread, self.pipeline.persisted, progress)
+            await self._in("flush", self.pipeline.persist, progress)
+            await self._in("build", self.pipeline.persisted, progress)
         except DiskError as error:
             if not can_wait(error):
                 raise
@@ -283,29 +285,84 @@ class Daemon:
                 await pause(self._stop, _SCRUB_LOOK_SECONDS if left is None else min(left, _SCRUB_LOOK_SECONDS))
                 continue
             try:
-                await asyncio.get_running_loop().run_in_executor(self._scrub_thread, self._scrubbing.run)
+                await self._in("scrub", self._scrubbing.run)
             except DiskError as error:
                 self._tell.problem("scrub", error, self._scrubbing.seconds_left or 0.0)
             else:
                 self._tell.problem("scrub", None)
                 self._must_flush = True
 
+    # What systemd hears. A stage that waits and has said so (for a disk with room, for a log that is not mounted) is
+    # not stalled: to end the process would not help. A loop that hangs feeds nobody.
+
+    async def _watch_stages(self) -> None:
+        # At least four times in the shortest limit.
+        seconds, last = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4), time.monotonic()
+        while not self._finished.is_set():
+            now = time.monotonic()
+            if now - last > _STOPPED_SECONDS:
+                self._liveness.put_off(now - last)
+            else:
+                self._beat()
+            last = now
+            await pause(self._finished, seconds)
+
+    def _beat(self) -> None:
+        # Looks at every stage; feeds the watchdog if none is stalled. A look around that hangs is only said.
+        self._look_at_around()
+        self._liveness.watch("build", self.pipeline.built.phy_offset)
+        self._liveness.watch("flush", self.pipeline.counters.files_synced)
+        if self.queue.is_blocked:
+            self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
+        stalled = self._liveness.stalled()
+        self._tell.stalled(stalled)
+        if stalled:
+            return
+        self._notifier.watchdog()
+        if self.is_stopping or not self._is_tailing:
+            self._notifier.extend(self._liveness.limits["build"])
+        else:
+            self._notifier.status(self._status())
+
+    def _look_at_around(self) -> None:
+        looked, is_told = self._instance.looked_around, "around" in self._tell.problems
+        is_old = looked is not None and time.monotonic() - looked > _AROUND_SECONDS
+        if is_old and not is_told:
+            text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
+            remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
+            self._tell.problem("around", IndexdError(text, remedy))
+        elif is_told and not is_old:
+            self._tell.problem("around", None)
+
+    def _status(self) -> str:
+        # One line: how far behind, or what is in the way.
+        lag, corrupt = self.state.lag(), self.reput.corrupt
+        behind = f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self.pipeline.progress.phy_offset}"
+        for stage, error in self._tell.problems.items():
+            return f"waiting ({stage}): {error.line()}; {behind}"
+        if corrupt is not None:
+            return f"standing at corrupt bytes at {corrupt.offset}: {corrupt.reason}; {behind}"
+        return behind
+
     # Signals.
 
     def _on_stop(self, number: int) -> None:
         self._stop_reading.set()
         self._stop.set()
-        self._watchdog.stopping()
+        self._board.stopping()
+        self._notifier.stopping()
         self._log.info("stopping", signal=signal.Signals(number).name)
 
     def _on_reload(self) -> None:
-        self._watchdog.reloading()
+        if self._is_tailing:
+            self._notifier.reloading()
         self._reloading.begin()
 
     def _on_reloaded(self, is_changed: bool) -> None:
         if is_changed:
             self._apply_config()
-        self._watchdog.reloaded()
+        if self._is_tailing and not self.is_stopping:
+            self._notifier.ready(self._status())
 
     def _apply_config(self) -> None:
         config = self._instance.config

@@ -6,58 +6,44 @@ a limit, and within the wait that it says it will make. A stage that is overdue 
 
 Starts counts in DATA/starts the starts that have come to nothing, so that a crash loop ends by itself: one line a
 start, Unix time in ms. The file goes as soon as the daemon has caught up with the log, or was stopped by somebody.
+
+Reloading follows HUPs: the keys that a running daemon takes over at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from indexd.config import Config, RecoveryConfig
-from indexd.errors import CrashLoopError
+from indexd.errors import CrashLoopError, IndexdError
 from indexd.serve.board import Board
-from indexd.service.log import Logger, Notifier
+from indexd.service.log import Logger, Notifier, configure_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
+# Keys that a HUP changes at once; any other needs a restart. Who a node is and where it listens, connects and
+# publishes is settled for the life of a process.
+RELOADABLE = frozenset(
+    {
+        "log_level", "log_format", "drain_interval", "flush_interval", "poll_min_ms", "poll_max_ms",
+        "retry_max_seconds", "settle_ms", "corrupt_after_ms", "on_corrupt", "verify_crc",
+        "broker_address", "broker_check_interval", "scrub_interval",
+        "disk_used_max", "read_rate_max", "memory_max", "drop_cache",
+    }
+)  # fmt: skip
+_SECTIONS = (
+    "store", "reader", "queue", "index", "outputs", "flush", "recovery", "query", "log", "node", "http", "remoting",
+    "mqtt", "limits",
+)  # fmt: skip
 #: The limit when no service manager watches.
 LIMIT_SECONDS = 60.0
-# Some thread of a running daemon reads the clock every second or two.
-_STOPPED_SECONDS = 5.0
-
-
-class RunningClock:
-    """Seconds in which this process ran. Time in which it was stopped (SIGSTOP, a frozen cgroup) does not count.
-
-    Nothing is late because of a stop. A stop is a gap between two readings, so some thread has to read all the time.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._read = clock()
-        self._stopped = 0.0
-
-    def __call__(self) -> float:
-        """Now."""
-        with self._lock:
-            now = self._clock()
-            if now - self._read > _STOPPED_SECONDS:
-                self._stopped += now - self._read
-            self._read = now
-            return now - self._stopped
-
-
-@dataclass(frozen=True, slots=True)
-class _Sign:
-    # ``due``: when the next one has to come; None while nothing is asked of the stage.
-    at: float
-    due: float | None
-    progress: int | None = None
 
 
 class StageLiveness:
@@ -70,38 +56,37 @@ class StageLiveness:
     def __init__(self, watchdog: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         limit = watchdog or LIMIT_SECONDS
         self.limits = {"read": limit / 2, "build": limit, "flush": limit}
-        self._clock = clock
-        now = clock()
-        self._signs = {"read": _Sign(now, now + limit), "build": _Sign(now, now + limit), "flush": _Sign(now, None)}
+        self._clock, now = clock, clock()
+        #: Of each stage its last sign, when the next has to come (None: nothing is asked of it), and how far it was.
+        self._signs: dict[str, tuple[float, float | None, int | None]]
+        self._signs = {"read": (now, now + limit, None), "build": (now, now + limit, None), "flush": (now, None, None)}
 
-    def __repr__(self) -> str:
-        return f"StageLiveness(stalled={self.stalled()})"
+    def sign(self, stage: str, wait: float = 0.0, progress: int | None = None) -> None:
+        """A step is done, or refused; the next one begins after ``wait`` seconds at the latest.
 
-    def sign(self, stage: str, wait: float = 0.0) -> None:
-        """A step is done, or refused; the next one begins after ``wait`` seconds at the latest."""
+        With ``progress`` a step begins that may take long: it is alive as long as ``watch`` finds it further on.
+        """
         now = self._clock()
-        self._signs[stage] = _Sign(now, now + wait + self.limits[stage])
-
-    def begin(self, stage: str, progress: int) -> None:
-        """A step begins that may take long: it is alive as long as ``watch`` finds it further on."""
-        now = self._clock()
-        self._signs[stage] = _Sign(now, now + self.limits[stage], progress)
+        self._signs[stage] = now, now + wait + self.limits[stage], progress
 
     def watch(self, stage: str, progress: int) -> None:
         """How far the step is that has begun. Of the thread that writes the stage's signs."""
-        sign = self._signs[stage]
-        if sign.progress is not None and sign.progress != progress:
-            self.begin(stage, progress)
+        if self._signs[stage][2] not in (None, progress):
+            self.sign(stage, progress=progress)
 
     def rest(self, stage: str) -> None:
         """Nothing is asked of the stage until its next sign."""
-        self._signs[stage] = _Sign(self._clock(), None)
+        self._signs[stage] = self._clock(), None, None
+
+    def put_off(self, seconds: float) -> None:
+        """Nothing is late because the process was stopped for so long (SIGSTOP, a frozen cgroup)."""
+        for name, (at, due, progress) in tuple(self._signs.items()):
+            self._signs[name] = at + seconds, None if due is None else due + seconds, progress
 
     def stalled(self) -> dict[str, float]:
         """Each stage that is overdue, with the seconds since its last sign."""
-        now = self._clock()
-        signs = tuple(self._signs.items())
-        return {stage: round(now - sign.at, 1) for stage, sign in signs if sign.due is not None and now > sign.due}
+        now, signs = self._clock(), tuple(self._signs.items())
+        return {stage: round(now - at, 1) for stage, (at, due, _) in signs if due is not None and now > due}
 
 
 class Starts:
@@ -172,6 +157,74 @@ class Instance:
     log: Logger = field(repr=False)
     #: A HUP came while nobody could follow it.
     is_reload_due: bool = False
-    clock: RunningClock = field(default_factory=RunningClock)
-    #: When the last look around was over, by ``clock``; None while nobody looks.
+    #: When the last look around was over (monotonic); None while nobody looks.
     looked_around: float | None = None
+
+
+class Reloading:
+    """Follows HUPs one after the other, on the event loop; ``on_end`` hears whether something was taken over.
+
+    The files are read in a thread that nobody waits for: one on a file system that hangs holds up neither the index
+    nor a stop.
+    """
+
+    def __init__(self, instance: Instance, on_end: Callable[[bool], None]) -> None:
+        self._instance = instance
+        self._on_end = on_end
+        self._is_reading = self._is_due_again = False
+
+    def begin(self) -> None:
+        """A HUP came."""
+        if self._is_reading:
+            self._is_due_again = True
+            return
+        # Due until it is followed, in another opening if need be.
+        self._instance.is_reload_due = self._is_reading = True
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="reload", daemon=True).start()
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        found: Config | Exception
+        try:
+            found = self._instance.reload_config()
+        except Exception as error:  # noqa: BLE001 - said on the loop; the configuration stays
+            found = error
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._end, found)
+
+    def _end(self, found: Config | Exception) -> None:
+        self._instance.is_reload_due = self._is_reading = False
+        self._on_end(take_over(self._instance, found))
+        if self._is_due_again:
+            self._is_due_again = False
+            self.begin()
+
+
+def take_over(instance: Instance, found: Config | Exception) -> bool:
+    """What can be of a configuration that was read anew; False, and said so, if there is none."""
+    if isinstance(found, Exception):
+        problem = found.line() if isinstance(found, IndexdError) else repr(found)
+        instance.log.error("reload_refused", problem=problem)
+        return False
+    before = instance.config
+    changed = changed_keys(before, found)
+    instance.config = merge_reloadable(before, found)
+    instance.log = configure_log(instance.config.log, instance.board.events.tap)
+    instance.log.info("reloaded", changed=sorted(changed & RELOADABLE), needs_restart=sorted(changed - RELOADABLE))
+    return True
+
+
+def changed_keys(old: Config, new: Config) -> set[str]:
+    """Keys of a daemon whose values differ between two configurations."""
+    pairs = [(getattr(old, section), getattr(new, section)) for section in _SECTIONS]
+    return {key for before, fresh in pairs for key in type(fresh).model_fields if vars(before)[key] != vars(fresh)[key]}
+
+
+def merge_reloadable(old: Config, new: Config) -> Config:
+    """``old`` with the reloadable keys of ``new``; a section in which none of them differs stays the same object."""
+    changed, merged = changed_keys(old, new) & RELOADABLE, {}
+    for section in _SECTIONS:
+        fresh = getattr(new, section)
+        if update := {key: getattr(fresh, key) for key in changed & set(type(fresh).model_fields)}:
+            merged[section] = getattr(old, section).model_copy(update=update)
+    return old.model_copy(update=merged)

@@ -1,11 +1,9 @@
-"""Logs by structlog, words on a terminal, entries in the journal, else JSON; and tells systemd how the daemon goes.
+"""Logs by structlog: words on a terminal, lines with a priority in the journal, else JSON; and what systemd is told.
 
 Event names are stable identifiers (``recovered``, ``rolled``, ``corrupt``, ...); CONTRIBUTING.md lists them. Nothing is
 logged per message.
 
-Journal writes one datagram an entry in journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), each with its
-fields, so that ``journalctl EVENT=degraded`` finds them. Where none gets through, the line goes to standard error with
-its priority in front (sd-daemon(3)); where that is full too, it is lost and counted.
+What goes to the journal has its priority in front of each line, so that ``journalctl -p err`` finds it.
 
 Notifier sends one datagram a message to $NOTIFY_SOCKET (sd_notify(3)). It never waits or raises: a service manager that
 is busy, gone or was never there must not hold the index up. What starts a unit, ``READY=1``, is sent again with
@@ -20,26 +18,18 @@ import logging
 import os
 import re
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from indexd.config import LogConfig
 
-JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
-IDENTIFIER = "indexd"
 #: syslog(3), by the log's own levels.
 PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-# What journald or its readers give a meaning of their own; ours of that name gets a prefix.
-_TAKEN = re.compile(r"MESSAGE(_ID)?|PRIORITY|EVENT|LOST_LINES|(CODE|SYSLOG|OBJECT|COREDUMP|UNIT|USER_UNIT|ERRNO|TID).*")
-_NAME_MAX = 64
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 
@@ -52,111 +42,11 @@ def is_journal_stream(environ: Mapping[str, str]) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
-class Journal:
-    """A structlog logger. Never raises and never waits: no journald that hangs stops the index."""
-
-    def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
-        self.path = path
-        self.lost = 0
-        self._socket = self._stream = None
-        with suppress(OSError):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            self._socket.setblocking(False)
-        with suppress(OSError, ValueError, AttributeError):
-            number = sys.stderr.fileno()
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                self._stream = socket.socket(fileno=os.dup(number))
-
-    def __repr__(self) -> str:
-        return f"Journal({self.path}, lost={self.lost})"
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        for end in (self._socket, self._stream):
-            if end is not None:
-                end.close()
-
-    def msg(self, message: str, priority: int, fields: Mapping[str, str]) -> None:
-        """Hand one entry over; ``fields`` have the journal's names."""
-        lost = {"LOST_LINES": str(self.lost)} if self.lost else {}
-        entry = encode_entry(
-            {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": IDENTIFIER, **fields, **lost}
-        )
-        if self._send(entry) or self._write(f"<{priority}>{message}\n"):
-            self.lost = 0
-        else:
-            self.lost += 1
-
-    log = debug = info = warning = warn = error = critical = exception = msg
-
-    def _send(self, entry: bytes) -> bool:
-        if self._socket is None:
-            return False
-        try:
-            self._socket.sendto(entry, str(self.path))
-        except OSError:
-            return False
-        return True
-
-    def _write(self, line: str) -> bool:
-        try:
-            if self._stream is not None:
-                return self._stream.send(line.encode("utf-8", "replace"), socket.MSG_DONTWAIT) > 0
-            sys.stderr.write(line)
-            sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
-            return False
-        return True
-
-
-def render_journal(_: object, level: str, row: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """The last processor: the arguments of ``Journal.msg``. The text is ``event key=value ...``."""
-    event = str(row.pop("event", ""))
-    severity = str(row.pop("level", level))
-    row.pop("timestamp", None)  # the journal has its own
-    texts = {key: _text(value) for key, value in row.items()}
-    words = [event, *(f"{key}={_quoted(text)}" for key, text in texts.items() if key != "exception")]
-    fields = {"EVENT": event, **{field_name(key): text for key, text in texts.items()}}
-    return {"message": " ".join(words), "priority": PRIORITIES.get(severity, 6), "fields": fields}
-
-
-def field_name(key: str) -> str:
-    """``indexingWhy`` as INDEXING_WHY: A to Z, 0 to 9 and ``_``, a letter first, 64 characters at most."""
-    name = re.sub(r"[^A-Z0-9_]", "_", _HUMP.sub("_", key).upper())
-    if not name[:1].isalpha() or _TAKEN.fullmatch(name):
-        name = f"INDEXD_{name}"
-    return name[:_NAME_MAX]
-
-
-def encode_entry(fields: Mapping[str, str]) -> bytes:
-    """The datagram: ``NAME=value`` lines; a value of several lines by its length, 8 bytes little-endian."""
-    parts = bytearray()
-    for name, value in fields.items():
-        data = value.encode("utf-8", "replace")
-        if b"\n" in data:
-            parts += name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
-        else:
-            parts += name.encode() + b"=" + data + b"\n"
-    return bytes(parts)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _quoted(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-
-
 Logger = Any
 Processor = Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]
 
 
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-class _LineLogger:
+class LineLogger:
     """Writes lines to standard error. A line that cannot be written is lost: no full log disk stops the index."""
 
     def __init__(self, *_: Any) -> None:
@@ -171,11 +61,31 @@ class _LineLogger:
     log = debug = info = warning = warn = error = critical = exception = msg
 
 
+def render_journal(_: object, level: str, row: MutableMapping[str, Any]) -> str:
+    """``<PRIORITY>event key=value ...``, from which the journal takes the priority (sd-daemon(3)); it has the time."""
+    row.pop("timestamp", None)
+    event, priority = str(row.pop("event", "")), PRIORITIES.get(str(row.pop("level", level)), 6)
+    trace = row.pop("exception", None)
+    words = [event, *(f"{key}={_quoted(value)}" for key, value in row.items())]
+    lines = [" ".join(words), *([] if trace is None else str(trace).splitlines())]
+    return "\n".join(f"<{priority}>{line}" for line in lines)
+
+
+def _quoted(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
 def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
     """Set up structlog for the process and return the logger; ``tap`` sees every line, also those below the level."""
-    kind = _log_format(config)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    level, kind = logging.getLevelNamesMapping()[config.log_level.upper()], config.log_format
+    if kind == "auto":
+        kind = "console" if is_terminal else "journal" if is_journal_stream(os.environ) else "json"
+        if kind == "journal":  # a socket of this unit alone: no journald that hangs stops the index
+            os.set_blocking(sys.stderr.fileno(), False)
     renderers: dict[str, Any] = {
-        "console": structlog.dev.ConsoleRenderer(colors=_is_terminal()),
+        "console": structlog.dev.ConsoleRenderer(colors=is_terminal),
         "json": structlog.processors.JSONRenderer(ensure_ascii=False),
         "journal": render_journal,
     }
@@ -185,18 +95,14 @@ def configure_log(config: LogConfig, tap: Processor | None = None) -> Logger:
             structlog.processors.TimeStamper(fmt="iso", utc=kind != "console"),
             structlog.processors.format_exc_info,
             *([] if tap is None else [tap]),
-            functools.partial(_leave_out, _level(config)),
+            functools.partial(_leave_out, level),
             renderers[kind],
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if tap else _level(config)),
-        logger_factory=_journal if kind == "journal" else _LineLogger,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if tap else level),
+        logger_factory=LineLogger,
         cache_logger_on_first_use=False,
     )
     return structlog.get_logger("indexd")
-
-
-def _level(config: LogConfig) -> int:
-    return logging.getLevelNamesMapping()[config.log_level.upper()]
 
 
 def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -204,20 +110,6 @@ def _leave_out(level: int, _: object, __: str, row: MutableMapping[str, Any]) ->
     if logging.getLevelNamesMapping()[row["level"].upper()] < level:
         raise structlog.DropEvent
     return row
-
-
-def _log_format(config: LogConfig) -> str:
-    if config.log_format != "auto":
-        return config.log_format
-    if _is_terminal():
-        return "console"
-    return "journal" if is_journal_stream(os.environ) else "json"
-
-
-@functools.cache
-def _journal(*_: object) -> Journal:
-    # One for the process: structlog asks for a logger at every line.
-    return Journal()
 
 
 _USEC = 1_000_000
@@ -233,21 +125,17 @@ class Notifier:
 
     def __init__(self, address: str | None, watchdog_seconds: float | None) -> None:
         self.watchdog_seconds = None if address is None else watchdog_seconds
-        self._address = None if address is None else _socket_address(address)
-        self._socket = None
-        self._owed = ""
-        self._status = ""
+        # Linux's abstract names begin with a zero byte, which an environment cannot hold.
+        is_abstract = address is not None and address.startswith("@")
+        self._address = b"\0" + os.fsencode((address or "")[1:]) if is_abstract else address
+        self._socket: socket.socket | None = None
+        self._owed = self._status = ""
         self._pinged = self._extended = float("-inf")
         if self._address is not None:
-            try:
+            with suppress(OSError):
                 # Open from the start: later there may be no descriptor left, and that is when it is wanted.
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
                 self._socket.setblocking(False)
-            except OSError:
-                self._socket = None
-
-    def __repr__(self) -> str:
-        return f"Notifier({self._address!r}, watchdog_seconds={self.watchdog_seconds})"
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Notifier:
@@ -322,11 +210,6 @@ class Notifier:
         if self._owed == owed:
             self._owed = ""
         return True
-
-
-def _socket_address(address: str) -> str | bytes:
-    # Linux's abstract names begin with a zero byte, which an environment cannot hold.
-    return b"\0" + os.fsencode(address[1:]) if address.startswith("@") else address
 
 
 def _status_line(text: str) -> str:

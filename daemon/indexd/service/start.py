@@ -1,4 +1,4 @@
-"""From a configuration to a running daemon: the lock, the abort flag, recovery, the event loop."""
+"""From a configuration to a running daemon: the lock, the abort flag, recovery, the event loop; and ``--recover``."""
 
 from __future__ import annotations
 
@@ -7,31 +7,42 @@ import faulthandler
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType
-from typing import TypeVar
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import uvloop
+from pydantic.alias_generators import to_camel
 
 from indexd import __version__
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.config import Config
 from indexd.config.compiled import mark_compiled, needs_compiling
-from indexd.errors import BusyError, DiskError, DisturbedError, IndexdError, UnsafeStoreError, UsageError
+from indexd.errors import (
+    BusyError,
+    CorruptDataError,
+    DiskError,
+    DisturbedError,
+    IndexdError,
+    UnsafeStoreError,
+    UsageError,
+)
 from indexd.flush.frontier import remove_abort, write_abort
-from indexd.recovery.open import Opened, check_store, load_kernels, open_data
+from indexd.recovery.open import Opened, check_store, load_kernels, open_data, reader_options
 from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
+from indexd.recovery.whole_log import WholeLog, once
 from indexd.serve.board import Board
 from indexd.serve.server import ServeThread
+from indexd.service.around import Around
+from indexd.service.broker import suspects_limit
 from indexd.service.daemon import Daemon
 from indexd.service.instance import Instance, Starts
-from indexd.service.log import Logger, Notifier, configure_log
-from indexd.service.progress import STEP_SECONDS, RecoveryProgress
+from indexd.service.log import Notifier, configure_log
 from indexd.service.state import write_state
-from indexd.service.watchdog import Around
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
@@ -40,6 +51,25 @@ E = TypeVar("E", bound=BaseException)
 _RETRY_SECONDS_MIN = 1.0
 # The event loop alone fails without words when it has too few.
 _DESCRIPTORS_MIN = 32
+_LOG_EVERY_SECONDS, _EXPORT_EVERY_SECONDS = 5.0, 1.0
+#: So long nothing may be heard of a recovery until its next step: a file of the largest size on a slow disk.
+STEP_SECONDS = 300.0
+_COMPILING = "once: later starts load what is compiled now"
+
+
+def _instance_of(config: Config, reload_config: Callable[[], Config], notifier: Notifier) -> Instance:
+    # With the lock; a store without a log is refused before a port is open or anything is made.
+    board, disk, files = Board(config), Disk(), DataFiles(config.store.data)
+    log = configure_log(config.log, board.events.tap)
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
+        raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    check_store(config)
+    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
+    disk.make_dir(config.store.data)
+    lock = DirectoryLock(files.lock)
+    lock.acquire()
+    starts = Starts(disk, files.starts, config.recovery)
+    return Instance(config, reload_config, disk, files, lock, starts, board, notifier, log)
 
 
 def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
@@ -49,24 +79,11 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
     """
     with suppress(OSError, ValueError, AttributeError):  # standard error is closed, or none of the system's
         faulthandler.enable()  # where every thread stood when the watchdog's SIGABRT came
-    notifier = Notifier.from_environment(os.environ)
-    board = Board(config)
-    log = configure_log(config.log, board.events.tap)
-    disk = Disk()
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
-        raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-    check_store(config)
-    # A store without a log is refused before a port is open or anything is made.
-    list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    disk.make_dir(config.store.data)
-    files = DataFiles(config.store.data)
-    lock = DirectoryLock(files.lock)
-    lock.acquire()
-    starts = Starts(disk, files.starts, config.recovery)
-    instance = Instance(config, reload_config, disk, files, lock, starts, board, notifier, log)
+    instance = _instance_of(config, reload_config, Notifier.from_environment(os.environ))
+    board = instance.board
     try:
         wish = _StopWish(instance)
-        with ServeThread(config, board, log), Around(instance) as around:
+        with ServeThread(config, board, instance.log), Around(instance) as around:
             damage = NO_DAMAGE
             while (disturbed := _run_once(instance, around, wish, damage)) is not None:
                 damage = disturbed.damage if isinstance(disturbed, DamagedError) else NO_DAMAGE
@@ -75,10 +92,10 @@ def run_daemon(config: Config, reload_config: Callable[[], Config]) -> None:
             board.leaving()
     except _StoppedError:
         # Nothing that was durable is touched by an opening that is broken off; the flag stays, the next start recovers.
-        starts.forget()
+        instance.starts.forget()
         instance.log.info("stopped", phy_offset=None, messages=None)
     finally:
-        lock.release()
+        instance.lock.release()
 
 
 class _StoppedError(Exception):
@@ -95,9 +112,8 @@ class _StopWish:
 
     def listen(self) -> None:
         """From now on, and again after an event loop has taken the signals and left them."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGHUP, self._on_reload)
 
     def check(self) -> None:
         if self.number:
@@ -110,13 +126,13 @@ class _StopWish:
             self._instance.notifier.extend(STEP_SECONDS)
             time.sleep(0.1)
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            self._instance.is_reload_due = True
+            return
         self.number = number
         self._instance.board.leaving()
         self._instance.notifier.stopping()
-
-    def _on_reload(self, _: int, __: FrameType | None) -> None:
-        self._instance.is_reload_due = True
 
 
 def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> DisturbedError | None:
@@ -128,14 +144,24 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
         opened = _open_patiently(instance, around, wish, damage)
         daemon = Daemon(instance, opened)
         around.follow(opened.reader, daemon.state.meter)
-        _run_on_loop(daemon, wish)
+        loop = uvloop.new_event_loop()
+        try:
+            loop.run_until_complete(daemon.run())
+        finally:
+            # Without a free descriptor uvloop cannot be closed; the process ends soon, or the next loop is another.
+            with suppress(RuntimeError):
+                loop.close()
+            wish.listen()
     except* OSError as group:
         data = instance.files.data
         raise DiskError("run beside", data, first_error(group)) from group  # descriptors for the event loop
     except* IndexdError as group:
         error = first_error(group)
         if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
-            _take_back(instance.starts, error)
+            is_refusal = isinstance(error, (UnsafeStoreError, UsageError, BusyError))
+            if is_refusal or (isinstance(error, DiskError) and error.is_transient):
+                with suppress(DiskError):  # the error itself is what has to be said
+                    instance.starts.take_back()  # said, it is no crash, however often it is tried again
             raise error from None
         if daemon is not None:
             daemon.pipeline.close()
@@ -148,40 +174,15 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
     return disturbed
 
 
-def _run_on_loop(daemon: Daemon, wish: _StopWish) -> None:
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(daemon.run())
-    finally:
-        # Without a free descriptor uvloop cannot be closed; the process ends soon, or the next loop is another.
-        with suppress(RuntimeError):
-            loop.close()
-        wish.listen()
-
-
-def _take_back(starts: Starts, error: IndexdError) -> None:
-    # What was refused and said is no crash, however often it is tried again.
-    if isinstance(error, (UnsafeStoreError, UsageError, BusyError)) or (
-        isinstance(error, DiskError) and error.is_transient
-    ):
-        with suppress(DiskError):  # the error itself is what has to be said
-            starts.take_back()
-
-
 def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
-    say = instance.log.error
-    seconds, is_counted, has_waited = _RETRY_SECONDS_MIN, False, False
+    seconds, is_counted, say = _RETRY_SECONDS_MIN, False, instance.log.error
     while True:
         try:
             if not is_counted:
                 instance.starts.begin()
                 is_counted = True
-            opened = open_for_run(
-                instance.config, instance.disk, instance.files, instance.log,
-                damage=damage, check_stop=wish.check, board=instance.board, notifier=instance.notifier,
-                log_limit=around.log_limit,
-            )  # fmt: skip
+            opened = open_for_run(instance, damage=damage, check_stop=wish.check, log_limit=around.log_limit)
         except DiskError as error:
             if not error.is_full:
                 raise
@@ -189,10 +190,9 @@ def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage:
             instance.notifier.status(f"waiting (open): {error.line()}")
             instance.board.waiting("open", error.line())
             wish.pause(seconds)
-            has_waited = True
             seconds = min(2 * seconds, instance.config.reader.retry_max_seconds)
         else:
-            if has_waited:
+            if seconds > _RETRY_SECONDS_MIN:
                 instance.log.info("healed", stage="open")
             wish.check()
             return opened
@@ -205,48 +205,33 @@ def first_error(group: BaseExceptionGroup[E]) -> E:
 
 
 def open_for_run(
-    config: Config,
-    disk: Disk,
-    files: DataFiles,
-    log: Logger,
+    instance: Instance,
     *,
     forced: bool = False,
     damage: Damage = NO_DAMAGE,
     check_stop: Callable[[], None] = lambda: None,
-    board: Board | None = None,
-    notifier: Notifier | None = None,
     log_limit: LogLimit | None = None,
 ) -> Opened:
     """Open the data directory with the abort flag up, mend ``damage``, and log what was found and done.
 
     ``check_stop`` is called now and then and may raise: what was durable stays so.
     """
-    unclean = disk.exists(files.abort)
-    created = not disk.exists(files.frontier)
+    config, disk, files, board = instance.config, instance.disk, instance.files, instance.board
+    unclean, created = disk.exists(files.abort), not disk.exists(files.frontier)
     root = str(config.store.store or config.store.commit_log_directories[0].parent)
-    log.info(
-        "starting",
-        version=__version__,
-        pid=os.getpid(),
-        store=root,
-        data=str(files.data),
-    )
+    instance.log.info("starting", version=__version__, pid=os.getpid(), store=root, data=str(files.data))
     # One that a dead process left: in a container this one may well have the same pid.
     disk.unlink(files.state)
-    if board is not None:
-        board.last_shutdown_clean = not unclean
-    if notifier is not None:
-        notifier.extend(STEP_SECONDS)  # kernels may have to be compiled
-        notifier.status("opening")
-    _load_kernels(config, disk, files, log, board, notifier)
+    board.last_shutdown_clean = not unclean
+    instance.notifier.extend(STEP_SECONDS)  # kernels may have to be compiled
+    instance.notifier.status("opening")
+    _load_kernels(instance)
     check_stop()
     # Recovery changes files: a death inside it without this flag would look like a clean stop.
     write_abort(disk, files.abort)
+    progress = RecoveryProgress(instance, check_stop)
     try:
-        with RecoveryProgress(log, disk, files, check_stop, board, notifier) as progress:
-            opened = open_data(
-                config, disk, progress, unclean=unclean, forced=forced, damage=damage, log_limit=log_limit
-            )
+        opened = open_data(config, disk, progress, unclean=unclean, forced=forced, damage=damage, log_limit=log_limit)
     except (UnsafeStoreError, UsageError):
         if not unclean:  # and nothing was changed
             remove_abort(disk, files.abort)
@@ -257,38 +242,9 @@ def open_for_run(
         except DiskError:
             opened.pipeline.close()
             raise
-    _say_opened("created" if created else "recovered" if unclean else "opened", opened, log, board)
-    return opened
-
-
-def _load_kernels(
-    config: Config, disk: Disk, files: DataFiles, log: Logger, board: Board | None, notifier: Notifier | None
-) -> None:
-    # The first start of a version compiles them, for a minute or two on a slow machine: that is no hang.
-    is_first = needs_compiling()
-    if is_first:
-        log.info("compiling", hint="once: later starts load what is compiled now", folder=os.environ["NUMBA_CACHE_DIR"])
-        if notifier is not None:
-            notifier.status("compiling, once: later starts load what is compiled now")
-        row = {"pid": os.getpid(), "phase": "opening", "compiling": True}
-        if board is not None:
-            board.is_compiling = True
-            row = board.row()
-        with suppress(DiskError):  # a courtesy; the opening itself meets and reports a failing disk
-            write_state(disk, files, row)
-    load_kernels(config)
-    if is_first:
-        mark_compiled()
-        if board is not None:
-            board.is_compiling = False
-        with suppress(DiskError):
-            disk.unlink(files.state)
-
-
-def _say_opened(event: str, opened: Opened, log: Logger, board: Board | None) -> None:
     if opened.damage is not None:
-        log.error("frontier_unreadable", problem=opened.damage)
-    recovered = opened.recovered
+        instance.log.error("frontier_unreadable", problem=opened.damage)
+    event, recovered = "created" if created else "recovered" if unclean else "opened", opened.recovered
     facts = {
         "phy_offset": opened.pipeline.built.phy_offset,
         "index_files": len(recovered.files),
@@ -300,11 +256,109 @@ def _say_opened(event: str, opened: Opened, log: Logger, board: Board | None) ->
         "reasons": recovered.reasons,
         "seconds": round(opened.seconds, 3),
     }
-    log.info(event, **facts)
-    if board is not None:
-        board.recovered(event, {_camel(key): value for key, value in facts.items()})
+    instance.log.info(event, **facts)
+    board.recovered(event, {to_camel(key): value for key, value in facts.items()})
+    return opened
 
 
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+def _load_kernels(instance: Instance) -> None:
+    # The first start of a version compiles them, for a minute or two on a slow machine: that is no hang.
+    board = instance.board
+    board.is_compiling = needs_compiling()
+    if board.is_compiling:
+        instance.log.info("compiling", hint=_COMPILING, folder=os.environ["NUMBA_CACHE_DIR"])
+        instance.notifier.status(f"compiling, {_COMPILING}")
+        with suppress(DiskError):  # a courtesy; the opening itself meets and reports a failing disk
+            write_state(instance.disk, instance.files, board.row())
+    load_kernels(instance.config)
+    if board.is_compiling:
+        mark_compiled()
+        board.is_compiling = False
+        with suppress(DiskError):
+            instance.disk.unlink(instance.files.state)
+
+
+class RecoveryProgress:
+    """Callable as ``progress(step, done, total)``: a log line every few seconds; for systemd, and in DATA/state."""
+
+    def __init__(self, instance: Instance, check_stop: Callable[[], None] = lambda: None) -> None:
+        self._instance, self._check_stop = instance, check_stop
+        self._exported = self._logged = time.monotonic()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        self._check_stop()
+        instance, now = self._instance, time.monotonic()
+        instance.board.recovering(step, done, total)
+        instance.notifier.extend(STEP_SECONDS)
+        is_seen = sys.stderr is not None and sys.stderr.isatty()
+        if now - self._logged >= (_EXPORT_EVERY_SECONDS if is_seen else _LOG_EVERY_SECONDS):
+            self._logged = now
+            instance.log.info("recovering", step=step, done=done, total=total)
+        if now - self._exported >= _EXPORT_EVERY_SECONDS:
+            self._exported = now
+            instance.notifier.status(f"recovering: {step} {done} of {total} ({done / max(total, 1):.0%})")
+            with suppress(DiskError):  # the same courtesy
+                write_state(instance.disk, instance.files, instance.board.row())
+
+
+def recover_now(config: Config) -> dict[str, Any]:
+    """``indexd --recover``: verify every file against its header and the log, mend, catch up with the log, and end.
+
+    Says what was done; raises IndexdError. The data directory is as after a clean stop then.
+    """
+    instance = _instance_of(config, lambda: config, Notifier(None, None))
+    started, disk, files = time.monotonic(), instance.disk, instance.files
+    try:
+        with closing(suspects_limit(config, disk)) as limit:
+            opened = open_for_run(instance, forced=True, log_limit=limit)
+            opened.reader.set_options(replace(once(reader_options(config)), take_older=True))
+            opened.reader.log_limit = limit
+            log_left, pipeline = WholeLog(opened.reader), opened.pipeline
+            entries, messages = _entries(opened), pipeline.built.messages
+            problem = _catch_up(opened, log_left, RecoveryProgress(instance))
+        pipeline.finish()
+        remove_abort(disk, files.abort)
+        disk.unlink(files.state)
+        disk.unlink(files.starts)
+        if problem is not None:
+            raise problem
+        recovered = opened.recovered
+        return {
+            "data": str(files.data),
+            "reasons": recovered.reasons,
+            "keptFiles": len(recovered.files),
+            "keptEntries": recovered.kept_entries,
+            "droppedEntries": recovered.dropped_entries,
+            "deletedFiles": list(recovered.deleted_files),
+            "rewrittenFiles": recovered.rewritten_files,
+            "refilledBytes": opened.refilled_bytes,
+            "rebuiltEntries": _entries(opened) - entries,
+            "rebuiltMessages": pipeline.built.messages - messages,
+            "beginOffset": pipeline.built.begin_offset,
+            "phyOffset": pipeline.built.phy_offset,
+            "unreadableAt": log_left.unreadable and log_left.unreadable.offset,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+    finally:
+        instance.lock.release()
+
+
+def _entries(opened: Opened) -> int:
+    # Of the key index, since it was opened.
+    entries: int = opened.pipeline.outputs[0].figures()["indexEntries"]
+    return entries
+
+
+def _catch_up(opened: Opened, log: WholeLog, progress: RecoveryProgress) -> CorruptDataError | None:
+    reader, pipeline = opened.reader, opened.pipeline
+    begin = reader.position
+    try:
+        for item in log:
+            pipeline.build(item)
+            total = reader.log.segments[-1].end - begin if reader.log.segments else 0
+            progress("index", pipeline.built.phy_offset - begin, total)
+    except CorruptDataError as error:
+        return CorruptDataError(f"{error}; everything before it is indexed", error.hint)
+    finally:
+        reader.close()
+    return None

@@ -19,25 +19,23 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
-from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name, queue_directory
+from indexd.consumequeue.format import UNIT_SIZE, file_name, queue_directory
 from indexd.dispatch.queue import DispatchQueue, Item, Waiting, oldest_timestamp
 from indexd.dispatch.reput import ReputState
 from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.flush.frontier import Frontier, write_abort
 from indexd.flush.pipeline import Pipeline
-from indexd.index.format import FileMark
 from indexd.service.log import Logger
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
-    SegmentMark,
     SparseMark,
     index_name,
     time_index_name,
@@ -77,9 +75,6 @@ class LagMeter:
         self._is_at_end = self._is_waiting = False
         self._looked = self._started
         self._taken = Waiting()
-
-    def __repr__(self) -> str:
-        return f"LagMeter(seen_end={self.seen_end}, at_end={self._at_end})"
 
     @property
     def is_at_end(self) -> bool:
@@ -145,25 +140,20 @@ class LagMeter:
 _NAMES_MAX = 20
 
 
-@dataclass(slots=True)
-class Tally:
-    """What the stages came to; plain, written by one thread each. ``problems`` is replaced whole."""
+class EventReporter:
+    """Says what the stages meet, each once, and counts it; plain figures, written by one thread each.
 
-    #: Stage -> what keeps it waiting.
-    problems: Mapping[str, IndexdError] = field(default_factory=dict)
-    #: Times that the reader came to stand at bytes that are no frame.
-    corrupt_found: int = 0
-    #: Drains with something to build, and how long the last one took.
-    drains: int = 0
-    drain_seconds: float | None = None
+    ``log`` says which logger: a HUP makes another.
+    """
 
-
-class Telling:
-    """``log`` says which logger: a HUP makes another."""
-
-    def __init__(self, log: Callable[[], Logger], tally: Tally) -> None:
+    def __init__(self, log: Callable[[], Logger]) -> None:
         self._log = log
-        self._tally = tally
+        #: Stage -> what keeps it waiting; replaced whole.
+        self.problems: Mapping[str, IndexdError] = {}
+        #: Times that the reader came to stand at bytes that are no frame.
+        self.corrupt_found = 0
+        #: Drains with something to build, and how long the last one took.
+        self.drains, self.drain_seconds = 0, 0.0
         self._rolls = 0
         self._left_out: set[str] = set()
         self._is_state_written = True
@@ -171,12 +161,12 @@ class Telling:
 
     def problem(self, stage: str, error: IndexdError | None, retry_seconds: float = 0.0) -> None:
         """A stage has to wait, or (None) goes on; on the event loop."""
-        others = {name: known for name, known in self._tally.problems.items() if name != stage}
+        others = {name: known for name, known in self.problems.items() if name != stage}
         if error is not None:
-            self._tally.problems = {**others, stage: error}
+            self.problems = {**others, stage: error}
             self._log().error("degraded", stage=stage, problem=error.line(), retry_seconds=retry_seconds)
-        elif stage in self._tally.problems:
-            self._tally.problems = others
+        elif stage in self.problems:
+            self.problems = others
             self._log().info("healed", stage=stage)
 
     def log_event(self, event: Corrupt | Skipped | None, position: int) -> None:
@@ -184,14 +174,10 @@ class Telling:
         if event is None:
             self._log().info("corrupt_left", offset=position)
         elif isinstance(event, Corrupt):
-            self._tally.corrupt_found += 1
-            self._log().error(
-                "corrupt",
-                offset=event.offset,
-                file=str(event.path),
-                reason=event.reason,
-                hint="indexing waits here and reads again; --on-corrupt skip goes on at the next proven frame",
-            )
+            self.corrupt_found += 1
+            hint = "indexing waits here and reads again; --on-corrupt skip goes on at the next proven frame"
+            found = {"offset": event.offset, "file": str(event.path), "reason": event.reason}
+            self._log().error("corrupt", **found, hint=hint)
         else:
             size = event.end - event.begin
             self._log().warning("skipped", begin=event.begin, end=event.end, bytes=size, reason=event.reason)
@@ -210,10 +196,9 @@ class Telling:
 
     def left_out(self, reasons: Mapping[str, int]) -> None:
         """Once a reason, when the first such message comes; how many there are stands in the state."""
-        for reason, count in reasons.items():
-            if count and reason not in self._left_out:
-                self._left_out.add(reason)
-                self._log().warning("left_out", reason=reason, hint="it is found by key, and in no consume queue")
+        for reason in {reason for reason, count in reasons.items() if count} - self._left_out:
+            self._left_out.add(reason)
+            self._log().warning("left_out", reason=reason, hint="it is found by key, and in no consume queue")
 
     def state_written(self, error: IndexdError | None) -> None:
         """DATA/state was written, or not: queries then go by the frontier. Said once, not at every drain."""
@@ -241,11 +226,10 @@ class DaemonState:
     """
 
     def __init__(
-        self, reader: LogReader, pipeline: Pipeline, queue: DispatchQueue, reput: ReputState, tally: Tally | None = None
+        self, reader: LogReader, pipeline: Pipeline, queue: DispatchQueue, reput: ReputState, reporter: EventReporter
     ) -> None:
-        self.pipeline, self.reput = pipeline, reput
+        self.pipeline, self.reput, self.reporter = pipeline, reput, reporter
         self._reader, self._queue = reader, queue
-        self.tally = Tally() if tally is None else tally
         self.meter = LagMeter(pipeline.built.messages)
 
     def lag(self) -> Lag:
@@ -254,13 +238,15 @@ class DaemonState:
 
     def row(self) -> Row:
         """The object that is written: of what is built only what is published, so that a query can rely on it."""
-        pipeline, reader, tally = self.pipeline, self._reader, self.tally
+        pipeline, reader, reporter, waiting = self.pipeline, self._reader, self.reporter, self._queue.waiting
         corrupt, is_held = self.reput.corrupt, self.meter.held_at == reader.position
-        caught_up = self.reput.caught_up and not is_held and not reader.is_undecided
         built, frontier = pipeline.progress.frontier, pipeline.frontier
-        begin, position = reader.log.min_offset or 0, reader.position
+        begin, position, read, flushes = reader.log.min_offset or 0, reader.position, reader.counters, pipeline.counters
         lag = self.meter.measure(built, self._queue, reader, self.reput)
-        return {
+        row: Row = {}
+        for output in pipeline.outputs:
+            row |= output.figures()
+        return row | {
             "pid": os.getpid(),
             "writtenAt": int(time.time() * 1000),
             "beginOffset": built.begin_offset,
@@ -271,31 +257,31 @@ class DaemonState:
             "readOffset": position,
             "commitLogMinOffset": begin,
             "commitLogMaxOffset": lag.log_end,
-            "caughtUp": caught_up,
+            "caughtUp": self.reput.caught_up and not is_held and not reader.is_undecided,
             "dispatchBehindBytes": lag.bytes,
             "dispatchBehindMilliseconds": lag.milliseconds,
             "dispatchBehindMessages": lag.messages,
             "outputs": self._outputs(built, frontier, lag),
             "messages": built.messages,
-            **_counted(pipeline),
-            **self._waiting(),
-            **_read(reader, tally),
-            "drains": tally.drains,
-            "lastDrainMilliseconds": _millis(tally.drain_seconds),
+            "flushes": flushes.flushes,
+            "lastFlushMilliseconds": round(flushes.last_seconds * 1000, 3) if flushes.flushes else None,
+            "queueRows": waiting.rows,
+            "queueBytes": waiting.bytes,
+            "queueOldestMilliseconds": int(1000 * (time.monotonic() - waiting.since)) if waiting.since else 0,
+            "readMessages": read.messages,
+            "readBytesTotal": read.bytes,
+            "expiredBytes": read.expired_bytes,
+            "corruptBytes": read.corrupt_bytes,
+            "skippedBytes": read.expired_bytes + read.corrupt_bytes,
+            # Those that were stood at, and those that were passed over at once.
+            "corruptRecords": reporter.corrupt_found + read.corrupt_found,
+            "drains": reporter.drains,
+            "lastDrainMilliseconds": round(reporter.drain_seconds * 1000, 3) if reporter.drains else None,
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in built.uncovered],
             "staleHead": None if built.stale_head is None else built.stale_head.hex(),
             "uncoveredBytes": sum(max(gap.end - max(gap.begin, begin), 0) for gap in built.uncovered),
             "corrupt": None if corrupt is None else {"offset": corrupt.offset, "reason": corrupt.reason},
-            "problems": {stage: error.line() for stage, error in tally.problems.items()},
-        }
-
-    def _waiting(self) -> Row:
-        waiting = self._queue.waiting
-        oldest = 0.0 if waiting.since is None else time.monotonic() - waiting.since
-        return {
-            "queueRows": waiting.rows,
-            "queueBytes": waiting.bytes,
-            "queueOldestMilliseconds": int(oldest * 1000),
+            "problems": {stage: error.line() for stage, error in reporter.problems.items()},
         }
 
     def _outputs(self, built: Frontier, frontier: Frontier, lag: Lag) -> list[Row]:
@@ -315,34 +301,6 @@ class DaemonState:
                 }
             )
         return rows
-
-
-def _counted(pipeline: Pipeline) -> Row:
-    # What has been built since it was opened.
-    flushes, row = pipeline.counters, Row()
-    for output in pipeline.outputs:
-        row |= output.figures()
-    return row | {
-        "flushes": flushes.flushes,
-        "lastFlushMilliseconds": _millis(flushes.last_seconds if flushes.flushes else None),
-    }
-
-
-def _read(reader: LogReader, tally: Tally) -> Row:
-    counters = reader.counters
-    return {
-        "readMessages": counters.messages,
-        "readBytesTotal": counters.bytes,
-        "expiredBytes": counters.expired_bytes,
-        "corruptBytes": counters.corrupt_bytes,
-        "skippedBytes": counters.expired_bytes + counters.corrupt_bytes,
-        # Those that were stood at, and those that were passed over at once.
-        "corruptRecords": tally.corrupt_found + counters.corrupt_found,
-    }
-
-
-def _millis(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def write_state(disk: Disk, files: DataFiles, row: Row) -> None:
@@ -383,21 +341,38 @@ class Watch:
         stamps = self._disk.stamps(self._files.index) if self._disk.exists(self._files.index) else {}
         marks = pipeline.progress.frontier.index
         for mark in marks:
-            what = self._what_happened(mark, stamps.get(mark.name))
-            if what is not None:
-                raise DisturbedError(f"index file {self._files.index / mark.name} was {what} by somebody else")
+            path, stamp = self._files.index / mark.name, stamps.get(mark.name)
+            self._check(path, stamp, self._file_size)
+            assert stamp is not None
+            if self._inodes.get(mark.name, stamp.inode) != stamp.inode:
+                raise DisturbedError(f"{path} was replaced by somebody else")
+            if mark.mtime_ns and stamp.mtime_ns != mark.mtime_ns:
+                raise DisturbedError(f"{path} was written by somebody else")
         self._inodes = {mark.name: stamps[mark.name].inode for mark in marks}
 
     def check_beside(self, pipeline: Pipeline) -> None:
         """The files of some queues and segments, in turn, must be there in their size."""
-        frontier = pipeline.progress.frontier
+        frontier, size = pipeline.progress.frontier, self._queue_file_size
         for mark in self._next("queues", frontier.queues or ()):
-            self._check_queue(mark)
+            directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
+            first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
+            for begin in range(first // size * size, end, size):
+                key = str(directory) if begin + size >= end else None
+                self._check(directory / file_name(begin), self._stamp(directory / file_name(begin)), size, key)
         sparse = frontier.sparse or SparseMark(0)
-        for segment in self._next("segments", sparse.sealed):
-            self._check_pair(segment, is_growing=False)
-        if sparse.active is not None:
-            self._check_pair(sparse.segments[-1], is_growing=True)
+        growing = () if sparse.active is None else sparse.segments[-1:]
+        for segment in (*self._next("segments", sparse.sealed), *growing):
+            offsets, times = (
+                self._files.sparse / index_name(segment.base),
+                self._files.sparse / time_index_name(segment.base),
+            )
+            for path, entries, entry_size in (
+                (offsets, segment.offset_entries, OFFSET_ENTRY_SIZE),
+                (times, segment.time_entries, TIME_ENTRY_SIZE),
+            ):
+                is_growing, stamp = segment in growing, self._stamp(path)
+                size = max(entries * entry_size, stamp.size if is_growing and stamp is not None else 0)
+                self._check(path, stamp, size, path.suffix if is_growing else None)
 
     def restore(self, pipeline: Pipeline) -> list[str]:
         """Put back what is missing; the names. Of ``frontier`` and ``checkpoint`` the caller has to write new ones."""
@@ -411,58 +386,25 @@ class Watch:
             gone += [name for name, stamp in written.items() if stamps.get(name) != stamp]
         return gone
 
-    def _what_happened(self, mark: FileMark, stamp: Stamp | None) -> str | None:
-        if stamp is None:
-            return "removed"
-        if stamp.size != self._file_size:
-            return f"cut to {stamp.size} bytes"
-        if self._inodes.get(mark.name, stamp.inode) != stamp.inode:
-            return "replaced"
-        return "written" if mark.mtime_ns and stamp.mtime_ns != mark.mtime_ns else None
-
     def _next(self, what: str, marks: tuple[M, ...]) -> tuple[M, ...]:
         begin = self._turns.get(what, 0)
         self._turns[what] = begin + _LOOKS if begin + _LOOKS < len(marks) else 0
         return marks[begin : begin + _LOOKS]
 
-    def _check_queue(self, mark: QueueMark) -> None:
-        directory = queue_directory(self._files.consumequeue, mark.topic, mark.queue_id)
-        size = self._queue_file_size
+    def _stamp(self, path: Path) -> Stamp | None:
         try:
-            stamps = self._disk.stamps(directory)
+            return self._disk.stamp(path)
         except DiskError as error:
             if not error.is_missing:
                 raise
-            stamps = {}
-        first, end = mark.first_offset * UNIT_SIZE, mark.max_offset * UNIT_SIZE
-        for begin in range(first // size * size, end, size):
-            stamp = stamps.get(file_name(begin))
-            if stamp is None or stamp.size != size:
-                what = "removed" if stamp is None else f"cut to {stamp.size} bytes"
-                raise DisturbedError(f"{directory / file_name(begin)} was {what} by somebody else")
-            if begin + size >= end:
-                self._check_newest(str(directory), directory / file_name(begin), stamp)
+            return None
 
-    def _check_pair(self, segment: SegmentMark, *, is_growing: bool) -> None:
-        for path, size in (
-            (self._files.sparse / index_name(segment.base), segment.offset_entries * OFFSET_ENTRY_SIZE),
-            (self._files.sparse / time_index_name(segment.base), segment.time_entries * TIME_ENTRY_SIZE),
-        ):
-            try:
-                with self._disk.open_read(path) as file:
-                    stamp = file.stamp()
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-                raise DisturbedError(f"{path} was removed by somebody else") from error
-            if stamp.size < size or (stamp.size > size and not is_growing):
-                raise DisturbedError(f"{path} was cut to {stamp.size} bytes by somebody else")
-            if is_growing:
-                self._check_newest(path.suffix, path, stamp)
-
-    def _check_newest(self, key: str, path: Path, stamp: Stamp) -> None:
-        # A descriptor of it may be open: what is written from now on would be in a file that has no name.
-        name, inode = self._newest.get(key, (path.name, stamp.inode))
-        if name == path.name and inode != stamp.inode:
-            raise DisturbedError(f"{path} was replaced by somebody else")
-        self._newest[key] = (path.name, stamp.inode)
+    def _check(self, path: Path, stamp: Stamp | None, size: int, newest_of: str | None = None) -> None:
+        # ``newest_of``: a descriptor of it may be open; what is written from now on would be in a file without a name.
+        what = "removed" if stamp is None else f"cut to {stamp.size} bytes" if stamp.size != size else None
+        if what is None and stamp is not None and newest_of is not None:
+            name, inode = self._newest.get(newest_of, (path.name, stamp.inode))
+            what = "replaced" if name == path.name and inode != stamp.inode else None
+            self._newest[newest_of] = (path.name, stamp.inode)
+        if what is not None:
+            raise DisturbedError(f"{path} was {what} by somebody else")

@@ -1,13 +1,13 @@
-"""Checks sparse indexes against what the frontier says of them: sizes, order of entries, nothing else there.
+"""Holds the files of sparse indexes against their mark: all of them for a check, what is left of them for recovery.
 
 What can be said without the log: an entry lies behind the one before it, more than an interval of log on, and inside
-its segment. Reads only, a window at a time.
+its segment. Recovery asks the sizes and the last entries only; a segment whose files do not hold is built again, and
+so is everything behind it. Both only read, a window at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,46 +16,46 @@ from numpy.typing import NDArray
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
-from indexd.output import find_nonzero
-from indexd.sparse.format import (
-    NO_TIMESTAMP,
-    TIME_ENTRY_SIZE,
-    ActiveMark,
-    SegmentMark,
-    SparseMark,
-    index_name,
-    own_base,
-    time_index_name,
-)
+from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
+from indexd.sparse.format import NO_TIMESTAMP, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark, own_base
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
+from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk, DiskFile
 
 _ENTRIES_PER_READ = 1 << 16
+Entries = NDArray[np.int64]
+#: What of entries (rows of two numbers) cannot be, given the ones before each: kind, place in the entry, which.
+Rules = Callable[[Entries, Entries], list[tuple[str, int, NDArray[np.bool_]]]]
 
 
-def check_sparse(
-    disk: Disk,
-    directory: Path,
-    segment_size: int,
-    mark: SparseMark,
-    *,
-    is_at_rest: bool,
-    is_owned: bool,
-    on_bytes: Callable[[int], None],
-) -> Findings:
-    """Everything that does not hold; the words as in ``consumequeue.check.check_queues``."""
-    findings, name = Findings(), "sparse"
+def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMark, scope: CheckScope) -> Findings:
+    """Everything of the files that does not hold."""
+    findings = Findings()
     for segment in mark.segments:
         active = mark.active if segment is mark.segments[-1] else None
-        place = _Place(segment, active, segment_size, mark.interval, is_at_rest=is_at_rest)
-        for file in (_OffsetFile(place, findings, name), _TimeFile(place, findings, name)):
-            file.check(disk, directory, on_bytes)
-    if not is_owned:
+        rules = _offset_rules(segment, segment_size, mark.interval), _time_rules(segment)
+        # A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
+        begins = (0, 0), (NO_TIMESTAMP, -1)
+        for (name, size), entry, rule, begin in zip(
+            segment.files, (OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE), rules, begins, strict=True
+        ):
+            try:
+                with disk.open_read(directory / name) as file:
+                    last = _check_entries(file, f"sparse/{name}", size, entry, rule, begin, active, scope, findings)
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                findings.add(f"sparse/{name}", 0, "file-missing", "the frontier names it, but it is not there")
+                continue
+            if entry is TIME_ENTRY_TYPE and active is not None and last not in (None, active.last_timestamp):
+                text = f"the last entry's timestamp is {last}, not {active.last_timestamp} as the frontier says"
+                findings.add(f"sparse/{name}", max(size - TIME_ENTRY_SIZE, 0), "segment-end", text)
+    if scope.is_complete:
         named = {segment.base for segment in mark.segments}
         for other, _ in disk.list_dir(directory) if disk.exists(directory) else ():
             base = own_base(other)
             if base is not None and base not in named:
-                findings.add(f"{name}/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+                findings.add(f"sparse/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
     return findings
 
 
@@ -80,124 +80,146 @@ def check_sparse_mark(mark: SparseMark, segment_size: int) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    # A segment, and what may be asked of its files.
-    segment: SegmentMark
-    active: ActiveMark | None
-    segment_size: int
-    interval: int
-    is_at_rest: bool
+def recover_sparse(
+    disk: Disk, directory: Path, segment_size: int, held: SparseMark | None, interval: int, scope: RecoveryScope
+) -> OutputRecovery[SparseMark]:
+    """What of ``held`` is kept if what lies behind ``scope.believed`` is not believed; reads only.
+
+    Segments that have expired are left out. Where the mark covers more than what is believed, the segment in which that
+    ends goes, with all behind it: at most one segment of log is read again for that.
+    """
+    mark, believed = held or SparseMark(interval), max(scope.believed, scope.log_begin)
+    sizes = dict(disk.list_dir(directory)) if disk.exists(directory) else {}
+    end = mark.phy_offset if mark.phy_offset <= believed else believed - believed % segment_size
+    kept: list[SegmentMark] = []
+    active, fault = None, None
+    for segment in mark.segments:
+        if segment.base + segment_size <= scope.log_begin:
+            continue
+        if segment.base >= end:
+            break
+        is_last = segment is mark.segments[-1]
+        growing = mark.active if is_last else None
+        # A sealed last one was closed for a message that the disk then refused; the log may have been cut since.
+        is_cut = is_last and growing is None and end < segment.base + segment_size
+        fault = None if is_cut else _fault(disk, directory, segment, growing, sizes, segment_size)
+        if is_cut or fault:
+            end = segment.base
+            break
+        kept.append(segment)
+        active = growing
+    named = {name for segment in kept for name, _ in segment.files}
+    is_lost = held is None or end < mark.phy_offset or scope.believed < scope.phy_offset
+    refill_from = max(end, scope.log_begin)
+    cut = []
+    for name, size in kept[-1].files if active is not None else ():
+        # Written after the mark, and torn perhaps.
+        with disk.open_read(directory / name) as file:
+            if find_nonzero(file, size, sizes[name])[1]:
+                cut.append((directory / name, size, sizes[name]))
+    return OutputRecovery(
+        SparseMark(mark.interval, end, tuple(kept), active),
+        refill_from if is_lost and refill_from < scope.phy_offset else None,
+        delete=tuple(directory / name for name in sizes if own_base(name) is not None and name not in named),
+        cut=tuple(cut),
+        reasons=(fault,) if fault else (),
+    )
 
 
-class _File:
-    # One file of a pair. ``before`` is the entry before the window, as two int64; at first one that any may follow.
-    type: np.dtype[np.void]
-    before: NDArray[np.int64]
+def _fault(
+    disk: Disk,
+    directory: Path,
+    segment: SegmentMark,
+    active: ActiveMark | None,
+    sizes: Mapping[str, int],
+    segment_size: int,
+) -> str | None:
+    # Why the segment's files are not what its mark says, as far as sizes and last entries tell.
+    for name, size in segment.files:
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] < size or (sizes[name] > size and active is None):
+            return f"{name} has {sizes[name]} bytes, not {size}"
+    base, (index, time_index) = segment.base, (directory / name for name, _ in segment.files)
+    with OffsetIndex.load(disk, index, base, segment.offset_entries) as offsets:
+        offset, position = offsets.last_entry
+        if offsets.entries and not (base < offset < base + segment.messages and 0 < position < segment_size):
+            return f"{index.name} ends with offset {offset} at {position}, which cannot be"
+    with TimeIndex.load(disk, time_index, base, segment.time_entries) as times:
+        timestamp, offset = times.last_entry
+    if times.entries and not base <= offset < base + segment.messages:
+        return f"{time_index.name} ends with offset {offset}, which cannot be"
+    if active is not None and timestamp != active.last_timestamp:
+        return f"{time_index.name} ends with timestamp {timestamp}, not {active.last_timestamp}"
+    return None
 
-    def __init__(self, place: _Place, findings: Findings, name: str, file_name: str, entries: int) -> None:
-        self._place, self._findings = place, findings
-        self._file_name, self._name = file_name, f"{name}/{file_name}"
-        self._entries = entries
 
-    def check(self, disk: Disk, directory: Path, on_bytes: Callable[[int], None]) -> None:
-        """Add to the findings what does not hold."""
-        try:
-            with disk.open_read(directory / self._file_name) as file:
-                self._check(file, on_bytes)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            self._findings.add(self._name, 0, "file-missing", "the frontier names it, but it is not there")
-
-    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
-        """What of ``rows`` (entries, 2) cannot be, ``before`` being the ones before each: kind, place in the entry."""
-        raise NotImplementedError
-
-    def check_end(self, last: NDArray[np.int64]) -> None:
-        """The last entry, or what stands for it, against what building would go on with."""
-
-    def _check(self, file: DiskFile, on_bytes: Callable[[int], None]) -> None:
-        size, wanted, width = file.size(), self._entries * self.type.itemsize, self.type.itemsize
-        is_growing = self._place.active is not None
-        if size < wanted or (size > wanted and not is_growing):
-            text = f"{size} bytes, but {self._entries} entries take {wanted}"
-            self._findings.add(self._name, min(size, wanted), "file-size", text)
-        there = min(self._entries, size // width)
-        for first in range(0, there, _ENTRIES_PER_READ):
-            data = file.pread(min(there - first, _ENTRIES_PER_READ) * width, first * width)
-            self._check_entries(unpack_entries(data, self.type), first)
-            on_bytes(len(data))
-        if there < self._entries:
-            return
-        self.check_end(self.before)
-        if self._place.is_at_rest and is_growing:
-            self._check_rest(file, wanted)
-
-    def _check_entries(self, rows: NDArray[np.int64], first: int) -> None:
-        if not len(rows):
-            return
-        before = np.concatenate([self.before[np.newaxis], rows[:-1]])
-        for what, at, wrong in self.rules(rows, before):
+def _check_entries(
+    file: DiskFile,
+    name: str,
+    size: int,
+    entry: np.dtype[np.void],
+    rules: Rules,
+    begin: tuple[int, int],
+    active: ActiveMark | None,
+    scope: CheckScope,
+    findings: Findings,
+) -> int | None:
+    # Returns the first number of the last entry, or of what stands for it; None if not all entries are there.
+    width, there, before = entry.itemsize, file.size(), np.array([begin], dtype=np.int64)
+    if there < size or (there > size and active is None):
+        text = f"{there} bytes, but {size // width} entries take {size}"
+        findings.add(name, min(there, size), "file-size", text)
+    end = min(size, there // width * width)
+    for position in range(0, end, _ENTRIES_PER_READ * width):
+        data = file.pread(min(end - position, _ENTRIES_PER_READ * width), position)
+        scope.on_bytes(len(data))
+        rows = np.concatenate([before, unpack_entries(data, entry)])
+        for what, at, wrong in rules(rows[1:], rows[:-1]):
             found = np.flatnonzero(wrong)
-            for index in found[:KEPT_MAX].tolist():
-                text = f"entry {first + index}: {self._words(rows[index])} behind {self._words(before[index])}"
-                self._findings.add(self._name, (first + index) * self.type.itemsize + at, what, text)
-            self._findings.count(what, max(len(found) - KEPT_MAX, 0))
-        self.before = rows[-1]
+            for row in found[:KEPT_MAX].tolist():
+                here, last = (
+                    ", ".join(f"{field} {value}" for field, value in zip(entry.names or (), numbers, strict=True))
+                    for numbers in (rows[row + 1].tolist(), rows[row].tolist())
+                )
+                text = f"entry {position // width + row}: {here} behind {last}"
+                findings.add(name, position + row * width + at, what, text)
+            findings.count(what, max(len(found) - KEPT_MAX, 0))
+        before = rows[-1:]
+    if end < size:
+        return None
+    if scope.is_at_rest and active is not None:
+        first, count = find_nonzero(file, size, there)
+        if count:
+            text = f"{count} bytes behind the last entry, {size // width - 1}, are not zero"
+            findings.add(name, first, "behind-last-entry", text)
+    return int(before[0, 0])
 
-    def _words(self, row: NDArray[np.int64]) -> str:
-        names = self.type.names or ()
-        return ", ".join(f"{name} {value}" for name, value in zip(names, row.tolist(), strict=True))
 
-    def _check_rest(self, file: DiskFile, position: int) -> None:
-        first, found = find_nonzero(file, position, file.size())
-        if found:
-            text = f"{found} bytes behind the last entry, {self._entries - 1}, are not zero"
-            self._findings.add(self._name, first, "behind-last-entry", text)
-
-
-class _OffsetFile(_File):
-    # A segment's first message has no entry, so the first one lies behind offset 0 at position 0.
-    type = OFFSET_ENTRY_TYPE
-
-    def __init__(self, place: _Place, findings: Findings, name: str) -> None:
-        super().__init__(place, findings, name, index_name(place.segment.base), place.segment.offset_entries)
-        self.before = np.zeros(2, dtype=np.int64)
-
-    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
-        place, offsets, positions = self._place, rows[:, 0], rows[:, 1]
-        is_outside = (offsets < 0) | (offsets >= place.segment.messages)
+def _offset_rules(segment: SegmentMark, segment_size: int, interval: int) -> Rules:
+    def rules(rows: Entries, before: Entries) -> list[tuple[str, int, NDArray[np.bool_]]]:
+        offsets, positions = rows.T
+        is_outside = (offsets < 0) | (offsets >= segment.messages)
         least = np.where(is_outside, 1, offsets) * FRAME_SIZE_MIN
-        is_misplaced = (positions < least) | (positions > place.segment_size - FRAME_SIZE_MIN)
-        falls, is_near = offsets <= before[:, 0], positions - before[:, 1] <= place.interval
+        is_misplaced = (positions < least) | (positions > segment_size - FRAME_SIZE_MIN)
         return [
             ("entry-offset", 0, is_outside),
             ("entry-position", 4, is_misplaced),
-            ("entry-order", 0, falls & ~is_outside),
-            ("entry-distance", 4, is_near & ~is_misplaced),
+            ("entry-order", 0, (offsets <= before[:, 0]) & ~is_outside),
+            ("entry-distance", 4, (positions - before[:, 1] <= interval) & ~is_misplaced),
         ]
 
+    return rules
 
-class _TimeFile(_File):
-    # The first message may have one; a timestamp below 0 never has.
-    type = TIME_ENTRY_TYPE
 
-    def __init__(self, place: _Place, findings: Findings, name: str) -> None:
-        super().__init__(place, findings, name, time_index_name(place.segment.base), place.segment.time_entries)
-        self.before = np.array([NO_TIMESTAMP, -1], dtype=np.int64)
-
-    def rules(self, rows: NDArray[np.int64], before: NDArray[np.int64]) -> list[tuple[str, int, NDArray[np.bool_]]]:
-        timestamps, offsets = rows[:, 0], rows[:, 1]
-        is_outside = (offsets < 0) | (offsets >= self._place.segment.messages)
+def _time_rules(segment: SegmentMark) -> Rules:
+    def rules(rows: Entries, before: Entries) -> list[tuple[str, int, NDArray[np.bool_]]]:
+        timestamps, offsets = rows.T
+        is_outside = (offsets < 0) | (offsets >= segment.messages)
         return [
             ("entry-offset", 8, is_outside),
             ("entry-order", 0, timestamps <= before[:, 0]),
             ("entry-order", 8, (offsets <= before[:, 1]) & ~is_outside),
         ]
 
-    def check_end(self, last: NDArray[np.int64]) -> None:
-        active = self._place.active
-        if active is not None and int(last[0]) != active.last_timestamp:
-            text = f"the last entry's timestamp is {last[0]}, not {active.last_timestamp} as the frontier says"
-            self._findings.add(self._name, max(self._entries - 1, 0) * TIME_ENTRY_SIZE, "segment-end", text)
+    return rules

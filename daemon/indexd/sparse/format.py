@@ -24,6 +24,7 @@ depends on which slots are looked at, so the steps are exactly Kafka's.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,6 +66,14 @@ class SegmentMark(NamedTuple):
     messages: int
     offset_entries: int
     time_entries: int
+
+    @property
+    def files(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """The names of the OffsetIndex and the TimeIndex, and the bytes that the entries of each take."""
+        return (
+            (index_name(self.base), self.offset_entries * OFFSET_ENTRY_SIZE),
+            (time_index_name(self.base), self.time_entries * TIME_ENTRY_SIZE),
+        )
 
 
 class ActiveMark(NamedTuple):
@@ -117,10 +126,12 @@ class SparseMark(NamedTuple):
         bases = [segment.base for segment in segments]
         if bases != sorted(set(bases)):
             raise ValueError("segments out of order")
-        if interval < 0 or phy_offset < 0 or any(min(segment) < 0 for segment in segments):
-            raise ValueError("a negative number")
-        if any(count > INT32_MAX for segment in segments for count in segment[1:]):
-            raise ValueError("more messages or entries than 31 bits can count")
+        if (
+            interval < 0
+            or phy_offset < 0
+            or any(min(segment) < 0 or max(segment[1:]) > INT32_MAX for segment in segments)
+        ):
+            raise ValueError("a negative number, or more messages or entries than 31 bits can count")
         if active is not None and not segments:
             raise ValueError("a segment grows that is not there")
         return cls(interval, phy_offset, segments, active)
@@ -136,43 +147,23 @@ def time_index_name(base: int) -> str:
     return f"{base:0{NAME_DIGITS}d}{TIME_SUFFIX}"
 
 
-def pair_names(base: int) -> tuple[str, str]:
-    """Both names of a segment."""
-    return index_name(base), time_index_name(base)
-
-
 def base_of_name(name: str) -> int:
     """The base in a name: the text before its first dot as a signed 64-bit number, whatever follows; or ValueError."""
-    text = name.partition(".")[0]
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not digits.isdecimal():
-        raise ValueError(f"{name!r} does not begin with a number")
-    base = int(text)
-    if not -INT64_MAX - 1 <= base <= INT64_MAX:
-        raise ValueError(f"{name!r} begins with a number of more than 64 bits")
-    return base
+    found = re.match(r"[-+]?[0-9]+(?=\.|$)", name)
+    if found is None or not -INT64_MAX - 1 <= int(found[0]) <= INT64_MAX:
+        raise ValueError(f"{name!r} does not begin with a number of 64 bits")
+    return int(found[0])
 
 
 def own_base(name: str) -> int | None:
     """The base if that is exactly the name of one of our files, else None."""
-    text, _, suffix = name.partition(".")
-    is_ours = f".{suffix}" in (OFFSET_SUFFIX, TIME_SUFFIX) and len(text) == NAME_DIGITS and text.isascii()
-    return int(text) if is_ours and text.isdecimal() and int(text) <= INT64_MAX else None
-
-
-def is_in_range(base: int, offset: int) -> bool:
-    """Whether an offset can be held relative to ``base``: Kafka's canAppendOffset, its 64-bit wrap included."""
-    return 0 <= signed_64(offset - base) <= INT32_MAX
+    found = re.fullmatch(r"([0-9]{20})\.(time)?index", name)
+    return int(found[1]) if found is not None and int(found[1]) <= INT64_MAX else None
 
 
 def signed_64(number: int) -> int:
     """``number`` as it wraps in 64 bits."""
     return (number + INT64_MAX + 1 & (1 << 64) - 1) - INT64_MAX - 1
-
-
-def signed_32(number: int) -> int:
-    """``number`` as it wraps in 32 bits."""
-    return (number + INT32_MAX + 1 & (1 << 32) - 1) - INT32_MAX - 1
 
 
 def _numbers(row: Any, count: int) -> list[int]:
@@ -189,15 +180,14 @@ def search(key: Callable[[int], int], entries: int, entry_size: int, target: int
     """Slots of the largest key at most ``target`` and of the smallest at least it, -1 for none; ``key`` by slot."""
     if entries == 0:
         return -1, -1
-    hot = max(0, entries - 1 - WARM_SIZE // entry_size)
+    low, high = 0, entries - 1
+    hot = max(0, high - WARM_SIZE // entry_size)
     if key(hot) < target:
-        return _binary(key, hot, entries - 1, entries, target)
-    if key(0) > target:
+        low = hot
+    elif key(0) > target:
         return -1, 0
-    return _binary(key, 0, hot, entries, target)
-
-
-def _binary(key: Callable[[int], int], low: int, high: int, entries: int, target: int) -> tuple[int, int]:
+    else:
+        high = hot
     while low < high:
         middle = (low + high + 1) // 2
         found = key(middle)

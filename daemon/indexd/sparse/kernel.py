@@ -6,8 +6,6 @@ call to call, so that the entries do not depend on how the rows are split: five 
 
 from __future__ import annotations
 
-import sys
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +13,6 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
 from indexd.sparse.format import NO_TIMESTAMP, ActiveMark
-
-if sys.byteorder != "little":  # the swaps below assume it, and every machine that runs RocketMQ has it
-    raise ImportError("indexd runs on little-endian machines only")
 
 BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
 
@@ -27,7 +22,6 @@ TIME_ENTRY_TYPE = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
-_2 = np.uint64(2)
 
 
 def pack_entries(rows: NDArray[np.int64], entry: np.dtype[np.void]) -> bytes:
@@ -55,9 +49,7 @@ def new_state() -> NDArray[np.int64]:
 
 def active_mark(state: NDArray[np.int64]) -> ActiveMark:
     """What building goes on with."""
-    return ActiveMark(
-        *(int(state[field]) for field in (BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP))
-    )
+    return ActiveMark(*state[:MESSAGES].tolist())
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -8,9 +8,8 @@ GrowingSegment until it is written, so that a disk that refuses loses nothing.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from indexd.config import Config
 from indexd.errors import DiskError, IndexdError
 from indexd.findings import Findings
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
-from indexd.sparse.check import check_sparse, check_sparse_mark
+from indexd.sparse.check import check_sparse, check_sparse_mark, recover_sparse
 from indexd.sparse.format import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
@@ -30,14 +29,9 @@ from indexd.sparse.format import (
     SegmentMark,
     SparseMark,
     index_name,
-    pair_names,
     time_index_name,
 )
 from indexd.sparse.kernel import (
-    BYTES_SINCE,
-    LAST_TIMESTAMP,
-    MAX_TIMESTAMP,
-    MAX_TIMESTAMP_OFFSET,
     MESSAGES,
     OFFSET_ENTRY_TYPE,
     TIME_ENTRY_TYPE,
@@ -48,7 +42,6 @@ from indexd.sparse.kernel import (
     new_state,
     pack_entries,
 )
-from indexd.sparse.recover import recover_sparse
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
@@ -61,111 +54,97 @@ def slots(segment_size: int, interval: int) -> int:
     return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
 
 
+class EntryFile(Protocol):
+    """What takes the entries of a segment: an OffsetIndex or a TimeIndex, or what compares them with one."""
+
+    path: Path
+    base: int
+    entries: int
+
+    def extend(self, data: bytes) -> None:
+        """Append entries, as the bytes of the file."""
+
+    def trim_to_valid_size(self) -> None:
+        """No entry follows."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class GrowingSegment:
-    """``slots`` offset entries and two more time entries (Kafka keeps a slot, the roll takes one) fit. One owner."""
+    """Both files of the segment that grows, and the entries that are not written yet. One owner.
+
+    ``slots`` offset entries and two more time entries (Kafka keeps a slot, the roll takes one) fit.
+    """
 
     def __init__(
-        self,
-        offset_index: OffsetIndex,
-        time_index: TimeIndex,
-        segment_size: int,
-        interval: int,
-        state: NDArray[np.int64],
+        self, offsets: EntryFile, times: EntryFile, segment_size: int, interval: int, state: NDArray[np.int64]
     ) -> None:
-        self.offset_index = offset_index
-        self.time_index = time_index
-        self.base = offset_index.base
-        self._end = self.base + segment_size
-        self._interval = interval
-        self._state = state
-        self._offset_entries = np.empty((_ENTRIES_PER_WRITE, 2), dtype=np.int64)
-        # One more place for the roll's.
-        self._time_entries = np.empty((_ENTRIES_PER_WRITE + 1, 2), dtype=np.int64)
-        self._offset_count = 0
-        self._time_count = 0
+        self.base = offsets.base
+        self.files = offsets, times
+        self._end, self._interval, self._state = self.base + segment_size, interval, state
+        # Of either kind, with a place more for the roll's; and how many are in use.
+        self._pending = np.empty((2, _ENTRIES_PER_WRITE + 1, 2), dtype=np.int64)
+        self._counts = [0, 0]
 
     @classmethod
     def create(cls, disk: Disk, directory: Path, base: int, segment_size: int, interval: int) -> Self:
         """Make both files, over what an earlier try has left; of a try that fails nothing is left."""
-        count = slots(segment_size, interval)
-        offset_path, time_path = directory / index_name(base), directory / time_index_name(base)
-        disk.unlink(offset_path)
+        count, path, time_path = slots(segment_size, interval), *(directory / name for name in _names(base))
+        disk.unlink(path)
         disk.unlink(time_path)
-        offset_index = OffsetIndex.create(disk, offset_path, base, count * OFFSET_ENTRY_SIZE)
+        offsets = OffsetIndex.create(disk, path, base, count * OFFSET_ENTRY_SIZE)
         try:
-            time_index = TimeIndex.create(disk, time_path, base, (count + 2) * TIME_ENTRY_SIZE)
+            times = TimeIndex.create(disk, time_path, base, (count + 2) * TIME_ENTRY_SIZE)
         except DiskError:
-            offset_index.close(trim=False)
-            disk.unlink(offset_path)
+            offsets.close()
+            disk.unlink(path)
             raise
-        return cls(offset_index, time_index, segment_size, interval, new_state())
+        return cls(offsets, times, segment_size, interval, new_state())
 
     @classmethod
     def load(
         cls, disk: Disk, directory: Path, mark: SegmentMark, active: ActiveMark, segment_size: int, interval: int
     ) -> Self:
         """Open files that are known to hold what the marks say."""
-        base, count = mark.base, slots(segment_size, interval)
+        count, path, time_path = slots(segment_size, interval), *(directory / name for name in _names(mark.base))
         with ExitStack() as opened:
-            path = directory / index_name(base)
-            offset_index = opened.enter_context(OffsetIndex.load(disk, path, base, mark.offset_entries, writable=True))
-            path = directory / time_index_name(base)
-            time_index = opened.enter_context(TimeIndex.load(disk, path, base, mark.time_entries, writable=True))
+            offsets = opened.enter_context(OffsetIndex.load(disk, path, mark.base, mark.offset_entries, writable=True))
+            times = opened.enter_context(TimeIndex.load(disk, time_path, mark.base, mark.time_entries, writable=True))
             # Recovery may have been broken off between cutting a file and giving it its length again.
-            offset_index.resize(count * OFFSET_ENTRY_SIZE)
-            time_index.resize((count + 2) * TIME_ENTRY_SIZE)
+            offsets.resize(count * OFFSET_ENTRY_SIZE)
+            times.resize((count + 2) * TIME_ENTRY_SIZE)
             opened.pop_all()
-        state = new_state()
-        state[BYTES_SINCE], state[MAX_TIMESTAMP], state[MAX_TIMESTAMP_OFFSET], state[LAST_TIMESTAMP] = active
-        state[MESSAGES] = mark.messages
-        return cls(offset_index, time_index, segment_size, interval, state)
-
-    def __repr__(self) -> str:
-        return f"GrowingSegment({self.mark()}, {self.active()})"
-
-    @property
-    def paths(self) -> tuple[Path, Path]:
-        """Both files."""
-        return self.offset_index.path, self.time_index.path
+        return cls(offsets, times, segment_size, interval, np.array([*active, mark.messages], dtype=np.int64))
 
     @property
     def entries(self) -> int:
         """Of both kinds, with those that are not written yet."""
-        return self.offset_index.entries + self._offset_count + self.time_index.entries + self._time_count
+        return sum(file.entries for file in self.files) + sum(self._counts)
 
     @property
     def has_pending(self) -> bool:
         """Whether ``write`` would write."""
-        return self._offset_count + self._time_count > 0
+        return any(self._counts)
 
     def put(self, columns: Columns, row: int, rows: int) -> int:
         """Take rows of this segment from ``row`` on, as many as there is room for; the first that was not taken.
 
         Never touches the disk: when nothing was taken, ``write`` makes room.
         """
-        row, offsets, times = message_entries(
-            columns,
-            row,
-            rows,
-            self.base,
-            self._end,
-            self._interval,
-            self._state,
-            self._offset_entries[self._offset_count :],
-            self._time_entries[self._time_count : _ENTRIES_PER_WRITE],
+        offsets, times = (self._pending[kind, count:_ENTRIES_PER_WRITE] for kind, count in enumerate(self._counts))
+        row, *more = message_entries(
+            columns, row, rows, self.base, self._end, self._interval, self._state, offsets, times
         )
-        self._offset_count += int(offsets)
-        self._time_count += int(times)
-        return int(row)
+        self._counts = [count + new for count, new in zip(self._counts, more, strict=True)]
+        return row
 
     def write(self) -> None:
         """Append what is collected to the files; after a DiskError the rest of it still is."""
-        if self._offset_count:
-            self.offset_index.extend(pack_entries(self._offset_entries[: self._offset_count], OFFSET_ENTRY_TYPE))
-            self._offset_count = 0
-        if self._time_count:
-            self.time_index.extend(pack_entries(self._time_entries[: self._time_count], TIME_ENTRY_TYPE))
-            self._time_count = 0
+        for kind, entry in enumerate((OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE)):
+            if self._counts[kind]:
+                self.files[kind].extend(pack_entries(self._pending[kind, : self._counts[kind]], entry))
+                self._counts[kind] = 0
 
     def seal(self) -> SegmentMark:
         """What Kafka's roll does: a last time entry if there is a later timestamp, both files trimmed and closed.
@@ -174,22 +153,18 @@ class GrowingSegment:
         """
         last = final_time_entry(self._state)
         if last is not None:
-            self._time_entries[self._time_count] = last
-            self._time_count += 1
+            self._pending[1, self._counts[1]] = last
+            self._counts[1] += 1
         self.write()
-        self.offset_index.trim_to_valid_size()
-        self.time_index.trim_to_valid_size()
+        for file in self.files:
+            file.trim_to_valid_size()
         self.close()
         return self.mark()
 
     def mark(self) -> SegmentMark:
         """What the files hold once ``write`` has written."""
-        return SegmentMark(
-            self.base,
-            int(self._state[MESSAGES]),
-            self.offset_index.entries + self._offset_count,
-            self.time_index.entries + self._time_count,
-        )
+        entries = (file.entries + count for file, count in zip(self.files, self._counts, strict=True))
+        return SegmentMark(self.base, int(self._state[MESSAGES]), *entries)
 
     def active(self) -> ActiveMark:
         """What building goes on with."""
@@ -197,17 +172,12 @@ class GrowingSegment:
 
     def close(self) -> None:
         """Close both files as they are; what was collected and not written is lost."""
-        self.offset_index.close(trim=False)
-        self.time_index.close(trim=False)
+        for file in self.files:
+            file.close()
 
 
-@dataclass(slots=True)
-class SparseCounters:
-    """Plain numbers that only grow; ``entries`` of both kinds."""
-
-    messages: int = 0
-    entries: int = 0
-    sealed: int = 0
+def _names(base: int) -> tuple[str, str]:
+    return index_name(base), time_index_name(base)
 
 
 class SparseService(Output[SparseMark]):
@@ -227,10 +197,8 @@ class SparseService(Output[SparseMark]):
         self._growing: GrowingSegment | None = None
         #: All before it is built: rows of a batch that was interrupted, or is given once more, are passed over.
         self._phy_offset = 0
-        self.counters = SparseCounters()
-
-    def __repr__(self) -> str:
-        return f"SparseService({len(self._sealed)} sealed, growing={self._growing}, {self.counters})"
+        #: Of both kinds, since it was opened.
+        self.entries = 0
 
     @classmethod
     def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
@@ -275,8 +243,7 @@ class SparseService(Output[SparseMark]):
             if taken == row:
                 self._write(growing)
                 continue
-            self.counters.entries += growing.entries - before
-            self.counters.messages += taken - row
+            self.entries += growing.entries - before
             row = taken
             self._phy_offset = int(phy_offsets[row - 1]) + int(sizes[row - 1])
         self._phy_offset = max(self._phy_offset, batch.end_offset)
@@ -294,21 +261,16 @@ class SparseService(Output[SparseMark]):
     def mark(self) -> OutputMark[SparseMark]:
         """What stands now, published."""
         self.publish()
-        growing = self._growing
-        return self._mark(
-            SparseMark(
-                self.interval,
-                self._phy_offset,
-                (*self._sealed, *((growing.mark(),) if growing is not None else ())),
-                growing.active() if growing is not None else None,
-            )
-        )
+        held = SparseMark(self.interval, self._phy_offset, tuple(self._sealed))
+        if (growing := self._growing) is not None:
+            held = held._replace(segments=(*self._sealed, growing.mark()), active=growing.active())
+        return self._mark(held)
 
     def expire(self, min_phy_offset: int) -> list[str]:
         """Leave out sealed segments that end before the log begins, oldest first, and say their files' names."""
         names: list[str] = []
         while self._sealed and self._sealed[0].base + self.segment_size <= min_phy_offset:
-            names += pair_names(self._sealed.pop(0).base)
+            names += _names(self._sealed.pop(0).base)
         return self._leave_out(self.directory / name for name in names)
 
     def recover(self, held: SparseMark | None, scope: RecoveryScope) -> OutputRecovery[SparseMark]:
@@ -317,10 +279,7 @@ class SparseService(Output[SparseMark]):
 
     def check(self, held: SparseMark, scope: CheckScope) -> Findings:
         """Every entry of every pair; nothing else there."""
-        return check_sparse(
-            self._disk, self.directory, self.segment_size, held,
-            is_at_rest=scope.is_at_rest, is_owned=not scope.is_complete, on_bytes=scope.on_bytes,
-        )  # fmt: skip
+        return check_sparse(self._disk, self.directory, self.segment_size, held, scope)
 
     def check_mark(self, held: SparseMark, bounds: LogBounds) -> list[str]:
         """Each segment's numbers."""
@@ -332,19 +291,17 @@ class SparseService(Output[SparseMark]):
 
     def totals(self, held: SparseMark) -> Row:
         """Entries of both kinds; the growing segment fills."""
-        offsets = sum(segment.offset_entries for segment in held.segments)
-        times = sum(segment.time_entries for segment in held.segments)
         newest = held.segments[-1].offset_entries if held.segments else 0
         return {
             "files": 2 * len(held.segments),
-            "entries": offsets + times,
-            "bytes": offsets * OFFSET_ENTRY_SIZE + times * TIME_ENTRY_SIZE,
+            "entries": sum(segment.offset_entries + segment.time_entries for segment in held.segments),
+            "bytes": sum(size for segment in held.segments for _, size in segment.files),
             "fillRatio": ratio(newest, slots(self.segment_size, self.interval)),
         }
 
     def figures(self) -> Row:
         """Since it was opened."""
-        return {"sparseEntries": self.counters.entries}
+        return {"sparseEntries": self.entries}
 
     def close(self) -> None:
         """Close what is open; writes nothing."""
@@ -356,14 +313,12 @@ class SparseService(Output[SparseMark]):
         base = phy_offset - phy_offset % self.segment_size
         if self._growing is not None and self._growing.base < base:
             self._seal(self._growing)
-        if self._growing is None:
-            if self._sealed and self._sealed[-1].base >= base:
-                raise IndexdError(f"segment {base} is sealed, and a message at {phy_offset} came")
+        if self._growing is None and (not self._sealed or self._sealed[-1].base < base):
             self._growing = GrowingSegment.create(self._disk, self.directory, base, self.segment_size, self.interval)
             self._changed(self._growing)
             self.unsynced.add_directory(self.directory)
-        elif self._growing.base > base:
-            raise IndexdError(f"segment {self._growing.base} grows, and a message at {phy_offset} came")
+        if self._growing is None or self._growing.base > base:
+            raise IndexdError(f"a later segment is sealed or grows, and a message at {phy_offset} came")
         return self._growing
 
     def _seal(self, growing: GrowingSegment) -> None:
@@ -372,9 +327,8 @@ class SparseService(Output[SparseMark]):
         try:
             self._sealed.append(growing.seal())
         finally:
-            self.counters.entries += growing.entries - before
+            self.entries += growing.entries - before
         self._growing = None
-        self.counters.sealed += 1
 
     def _write(self, growing: GrowingSegment) -> None:
         if growing.has_pending:
@@ -383,5 +337,5 @@ class SparseService(Output[SparseMark]):
 
     def _changed(self, growing: GrowingSegment) -> None:
         # Before the change: where the disk refuses half way, a file was changed as well.
-        for path in growing.paths:
-            self.unsynced.add(path)
+        for file in growing.files:
+            self.unsynced.add(file.path)

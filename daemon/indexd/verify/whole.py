@@ -1,15 +1,17 @@
-"""Composes a verification: the frontier and checkpoint, each output's own check, then the log if asked.
+"""``indexd verify``: everything in a data directory read again and held against everything else.
 
-Works beside a daemon. What it finds counts only if nobody came, went or flushed meanwhile; otherwise it looks again,
-at what the frontier names then: files expire, and recovery cuts them.
+First frontier and checkpoint: whether they are sane and agree. Then each output's own check, then the log if asked. It
+works beside a daemon. What it finds counts only if nobody came, went or flushed meanwhile; otherwise it looks again, at
+what the frontier names then: files expire, and recovery cuts them.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,82 @@ from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
 from indexd.compare.deep import Compared, DeepComparison
 from indexd.config import Config
-from indexd.errors import IndexdError
+from indexd.errors import CorruptDataError, DiskError, IndexdError
 from indexd.findings import Findings
-from indexd.flush.frontier import Frontier
+from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
 from indexd.flush.registry import all_outputs
-from indexd.output import CheckScope, Condition, LogBounds, Output
+from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
 from indexd.query.coverage import find_behind
 from indexd.query.log import LogView
-from indexd.query.source import check_as_built
+from indexd.query.source import check_as_built, known_frontier
 from indexd.recovery.open import decode_rules, frame_size_max, reader_options
 from indexd.recovery.whole_log import once
 from indexd.storage.disk import Disk
+from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles
-from indexd.verify.records import FRONTIER, StoreState, check_checkpoint, check_frontier, layout_problem, look
+
+# What is found counts if nothing has changed meanwhile; so often it is looked again.
+_LOOKS = 5
+_PAUSE = 0.2
+# The checkpoint is replaced just before the frontier: between the two, both have to be read again.
+_CHECKPOINT_LOOKS = 20
+_CHECKPOINT_PAUSE = 0.05
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """``owner`` holds the lock; while it ``is_opening``, recovery may be at work.
+
+    ``is_unclean``: no one holds the lock, and the last one who did was killed.
+    """
+
+    frontier: Frontier
+    owner: int | None
+    is_opening: bool
+    is_unclean: bool
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody works there, and the last one who did has stopped cleanly."""
+        return self.owner is None and not self.is_unclean
+
+    @property
+    def condition(self) -> Condition:
+        """What may be asked of the files that grow."""
+        if self.is_at_rest:
+            return Condition.AT_REST
+        return Condition.CUT_SHORT if self.is_unclean or self.is_opening else Condition.GROWING
+
+    def notes(self) -> list[str]:
+        """What is not asked because of who works there, or was killed there."""
+        if self.is_unclean:
+            return [
+                "the last stop was unclean: indexd --recover or the next start mends it; "
+                "of the open file only the entries that the frontier names were checked"
+            ]
+        if self.is_opening:
+            return [f"indexd, pid {self.owner}, is opening the directory: of the open file only entries were checked"]
+        if self.owner is not None:
+            return [f"indexd, pid {self.owner}, is at work: what it has built since the last flush was not checked"]
+        return []
+
+
+def look(disk: Disk, files: DataFiles) -> StoreState:
+    """What stands there now. Raises UsageError without a frontier, CorruptDataError for one that cannot be read."""
+    owner = owner_pid(files.lock)
+    unclean = owner is None and disk.exists(files.abort)
+    frontier = known_frontier(disk, files)
+    return StoreState(frontier, owner, owner is not None and not _is_building(disk, files, owner), unclean)
+
+
+def _is_building(disk: Disk, files: DataFiles, owner: int) -> bool:
+    # A daemon writes where it stands at each drain, from the first one behind its recovery on.
+    try:
+        row = json.loads(disk.read(files.state))
+    except (DiskError, ValueError):
+        return False
+    return isinstance(row, dict) and row.get("pid") == owner and "phyOffset" in row
 
 
 @dataclass(slots=True)
@@ -80,22 +145,16 @@ class Report:
         return row
 
 
-OnProgress = Callable[[int, int], None]
-
-_LOOKS = 5
-_PAUSE = 0.2
-_DEFAULT = "default"
-
-
-def verify(config: Config, disk: Disk, *, deep: bool, on_progress: OnProgress) -> Report:
+def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int, int], None]) -> Report:
     """Read everything again; ``on_progress`` gets (bytes done, bytes in all). Raises IndexdError where it cannot."""
     started = time.monotonic()
     files = DataFiles(config.store.data)
     state = look(disk, files)
     config = _as_built(config, state.frontier)
     outputs = [output for output, _ in all_outputs(config, disk, files.data)]
-    progress = _Progress(on_progress, state.frontier, outputs, deep=deep)
-    report = Report()
+    held, total = state.frontier.outputs, state.frontier.phy_offset - state.frontier.begin_offset if deep else 0
+    total += sum(output.totals(held[output.name])["bytes"] for output in outputs if output.name in held)
+    report, progress = Report(), Progress(on_progress, total)
     state = _check_outputs(config, disk, files, outputs, state, report, progress)
     report.notes += state.notes()
     if deep and report.findings.counts["frontier"]:
@@ -142,23 +201,6 @@ def _behind(config: Config, disk: Disk, frontier: Frontier) -> list[str]:
     return [f"the log from {behind.phy_offset} on: {behind.reason}"]
 
 
-class _Progress:
-    # Bytes of files, then of log.
-    def __init__(
-        self, on_progress: OnProgress, frontier: Frontier, outputs: Sequence[Output[Any]], *, deep: bool
-    ) -> None:
-        self._on_progress = on_progress
-        self._done = 0
-        held = frontier.outputs
-        self._total = sum(output.totals(held[output.name])["bytes"] for output in outputs if output.name in held)
-        if deep:
-            self._total += frontier.phy_offset - frontier.begin_offset
-
-    def __call__(self, more: int) -> None:
-        self._done += more
-        self._on_progress(self._done, max(self._total, self._done))
-
-
 def _check_outputs(
     config: Config,
     disk: Disk,
@@ -196,14 +238,14 @@ def _check_once(
     disk: Disk, files: DataFiles, outputs: Sequence[Output[Any]], state: StoreState, scope: CheckScope
 ) -> Findings:
     found, frontier = Findings(), state.frontier
-    if problem := layout_problem(frontier):
-        found.add(FRONTIER, 0, "frontier", problem)
+    if problem := _layout_problem(frontier):
+        found.add("frontier", 0, "frontier", problem)
         return found
     # Where the disk refused in the middle of a drain, files hold some of what lies behind the physical offset.
     slack = 0 if state.is_at_rest else frontier.segment_size
     bounds = LogBounds(frontier.begin_offset, frontier.phy_offset, frontier.segment_size, slack)
     for text in check_frontier(frontier, outputs, bounds):
-        found.add(FRONTIER, 0, "frontier", text)
+        found.add("frontier", 0, "frontier", text)
     check_checkpoint(disk, files, state, found)
     scope = replace(scope, condition=state.condition, is_complete=state.is_at_rest, bounds=bounds)
     for output in outputs:
@@ -245,3 +287,63 @@ def _as_built(config: Config, frontier: Frontier) -> Config:
             "outputs": config.outputs.model_copy(update=outputs),
         }
     )
+
+
+def check_frontier(frontier: Frontier, outputs: Sequence[Output[Any]], bounds: LogBounds) -> list[str]:
+    """What no pipeline writes: offsets out of order, and what no output says of itself."""
+    found = []
+    if not 0 <= frontier.begin_offset <= frontier.phy_offset:
+        found.append(f"beginOffset {frontier.begin_offset} and phyOffset {frontier.phy_offset} are no range of a log")
+    found += [
+        f"uncovered range {gap.begin} to {gap.end} is none before phyOffset {frontier.phy_offset}"
+        for gap in frontier.uncovered
+        if not 0 <= gap.begin < gap.end <= frontier.phy_offset
+    ]
+    if frontier.filled_offset > frontier.phy_offset:
+        found.append(f"refillOffset {frontier.filled_offset} lies behind phyOffset {frontier.phy_offset}")
+    for output in outputs:
+        if output.name in frontier.outputs:
+            found += output.check_mark(frontier.outputs[output.name], bounds)
+    return found
+
+
+def _layout_problem(frontier: Frontier) -> str | None:
+    """Why nothing can be read with this layout: every file would be read as what it is not."""
+    layout = frontier.layout
+    if layout.hash_slot_num < 1 or layout.index_num < 1 or frontier.segment_size < 1:
+        return f"{layout.hash_slot_num} slots, {layout.index_num} entries, segments of {frontier.segment_size} bytes"
+    return None
+
+
+def check_checkpoint(disk: Disk, files: DataFiles, state: StoreState, findings: Findings) -> None:
+    """The checkpoint against the frontier: the same after a clean stop, never behind it while a daemon runs.
+
+    After an unclean stop, too, it may be the newer one, but not the older.
+    """
+    for _ in range(_CHECKPOINT_LOOKS):
+        text = _checkpoint_problem(disk, files, state)
+        if text is None:
+            return
+        if state.owner is None:
+            break
+        time.sleep(_CHECKPOINT_PAUSE)
+        state = look(disk, files)
+    findings.add("checkpoint", 0, "checkpoint", text or "")
+
+
+def _checkpoint_problem(disk: Disk, files: DataFiles, state: StoreState) -> str | None:
+    if not disk.exists(files.checkpoint):
+        return "it is missing"
+    data, wanted = disk.read(files.checkpoint), StoreCheckpoint.of(state.frontier)
+    try:
+        read = StoreCheckpoint.unpack(data, files.checkpoint)
+    except CorruptDataError as error:
+        return error.line()
+    if data != read.pack():
+        return f"its {len(data)} bytes are not {CHECKPOINT_SIZE}, zeros behind the five fields"
+    may_be_newer = state.owner is not None or state.is_unclean
+    if may_be_newer and not read.master_flushed_offset and read.confirm_phy_offset > wanted.confirm_phy_offset:
+        return None
+    fields = zip(asdict(read).items(), asdict(wanted).values(), strict=True)
+    differing = [f"{name} is {here}, but the frontier says {there}" for (name, here), there in fields if here != there]
+    return "; ".join(differing) or None

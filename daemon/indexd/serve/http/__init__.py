@@ -4,7 +4,7 @@
 ``app``         create_app: the routes, the page and the guard around them
 ``guard``       Guard: limits, access, headers, and no error unanswered
 ``endpoints``   what is answered under which path of the API
-``answers``     the answers' models, which write and describe them
+``answers``     how what was found is written as JSON
 ``parameters``  what may be asked, and within which bounds
 ``problem``     ProblemError: every answer that is none
 ``openapi``     Api: routes, and their description

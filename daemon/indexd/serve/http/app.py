@@ -7,6 +7,7 @@ import hashlib
 import json
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -53,7 +54,9 @@ def create_app(
         *api.routes, Route("/openapi.json", openapi), Route("/", page.page),
         Route("/static/{version}/{name}", page.static),
     ]  # fmt: skip
-    return Guard(Router(routes, redirect_slashes=False, default=_not_found), access, log)
+    guarded = Guard(Router(routes, redirect_slashes=False, default=_not_found), access, log)
+    origins, allowed = config.http.http_cors_origins, ("Authorization", "Last-Event-ID")
+    return CORSMiddleware(guarded, origins, ("GET", "HEAD"), allowed) if origins else guarded
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an ASGI application

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -18,7 +18,7 @@ from indexd.query import Data, NotFound
 from indexd.query.source import Look, OpenIndexFile, topics_of
 from indexd.serve.board import Board, Event
 from indexd.serve.http import answers
-from indexd.serve.http.answers import Bodies, Row, json_response, to_json, written
+from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
 from indexd.serve.http.openapi import Api
 from indexd.serve.http.parameters import (
     ByKey,
@@ -35,8 +35,8 @@ from indexd.serve.http.problem import ProblemError, wrong_values
 from indexd.serve.metrics import render
 from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
 
-T = TypeVar("T")
-Ask = Callable[[Callable[[Data], tuple[bytes, str]]], Awaitable[Response]]
+#: An answer as it is sent, and its result as the board counts it.
+Shown = tuple[bytes, str]
 
 _WHERE = {
     "name": "where",
@@ -70,70 +70,36 @@ def _piece(request: Request, piece: Row) -> str:
 
 
 def add_messages(api: Api, config: Config, queries: Queries) -> None:
-    """Messages by key, unique key, queue offset and time, and where they stand in the log."""
-
-    async def ask(question: Callable[[Data], tuple[bytes, str]]) -> Response:
-        # Made into bytes where it was found: the event loop has others to serve.
-        body, _ = await queries.query(question, lambda found: found[1])
-        return json_response(body)
-
-    _add_keys(api, ask, config.http.http_body_max)
-    _add_places(api, ask, config)
+    """Each question with how its answer is written, and the one message at a place of the log."""
+    _add_question(api, config, queries, "by-key", ByKey, answers.key_answer, 409)
+    _add_question(api, config, queries, "by-unique-key", ByUniqueKey, answers.key_answer, 409)
+    _add_question(api, config, queries, "by-queue-offset", ByQueueOffset, answers.queue_answer, 404)
+    _add_question(api, config, queries, "by-time", ByTime, answers.time_answer, 404, 409)
     _add_one(api, queries, config.http.http_body_max)
 
 
-def _add_keys(api: Api, ask: Ask, body_max: int) -> None:
+def _add_question(
+    api: Api, config: Config, queries: Queries, path: str, model: type[Any], shown: Callable[..., Shown], *problems: int
+) -> None:
+    # The model's docstring is its summary and, behind an empty line, its description.
+    summary, _, words = (model.__doc__ or "").partition("\n\n")
 
-    @api.get("/api/v1/messages/by-key", "Messages of a topic that have a key", answers.KeyAnswer, 409, query=ByKey)
-    async def by_key(_: Request, asked: ByKey) -> Response:
-        """Exact by default: every message that matches, once, and none that does not.
+    async def handler(_: Request, asked: Any) -> Response:
+        if asked.output is not None:
+            _check_built(asked.output, is_built=getattr(config.outputs, asked.output))
+        bodies = Bodies(getattr(asked, "body", "none"), config.http.http_body_max)
+        # Made into bytes where it was found: the event loop has others to serve.
+        question: Callable[[Data], Shown] = lambda data: shown(data, asked.answer(data.index), bodies)  # noqa: E731
+        return json_response((await queries.query(question, lambda found: found[1]))[0])
 
-        In mode rocketmq it is what the broker itself would answer, collisions, repeats and misses included.
-        """
-        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
-
-    @api.get(
-        "/api/v1/messages/by-unique-key", "The message that a producer gave a unique key", answers.KeyAnswer, 409,
-        query=ByUniqueKey,
-    )  # fmt: skip
-    async def by_unique_key(_: Request, asked: ByUniqueKey) -> Response:
-        """The unique key is the id that a producer's send returns (UNIQ_KEY)."""
-        return await ask(lambda data: answers.key_answer(data, asked.answer(data.index), Bodies(asked.body, body_max)))
-
-
-def _add_places(api: Api, ask: Ask, config: Config) -> None:
-    outputs, body_max = config.outputs, config.http.http_body_max
-
-    @api.get(
-        "/api/v1/messages/by-queue-offset", "Messages of a queue from an offset on", answers.QueueAnswer, 404,
-        query=ByQueueOffset,
-    )  # fmt: skip
-    async def by_queue_offset(_: Request, asked: ByQueueOffset) -> Response:
-        """As a consumer's pull sees it; ``nextOffset`` is the offset of the next page."""
-        _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(
-            lambda data: answers.queue_answer(data, asked.answer(data.index), Bodies(asked.body, body_max))
-        )
-
-    @api.get(
-        "/api/v1/messages/by-time", "Where a time is in a queue, or in the whole log", answers.TimeAnswer, 404, 409,
-        query=ByTime,
-    )  # fmt: skip
-    async def by_time(_: Request, asked: ByTime) -> Response:
-        """With topic and queue, the queue offset that the broker's search finds; without, the log's first message
-        that was stored then or later.
-        """
-        if asked.topic is None:
-            _check_built("sparse indexes", "sparse", is_built=outputs.sparse)
-        else:
-            _check_built("ConsumeQueues", "consume_queue", is_built=outputs.consume_queue)
-        return await ask(lambda data: answers.time_answer(asked.answer(data.index)))
+    handler.__doc__, handler.__name__ = words or summary, path.replace("-", "_")
+    api.get(f"/api/v1/messages/{path}", summary, *problems, query=model)(handler)
 
 
 def _add_one(api: Api, queries: Queries, body_max: int) -> None:
     @api.get(
-        "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id",
-        answers.MessageRow, 404, query=OneMessage, piece=_WHERE,
+        "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id", 404,
+        query=OneMessage, piece=_WHERE,
     )  # fmt: skip
     async def one_message(request: Request, asked: OneMessage) -> Response:
         """Every field, the properties, and the body as text where it is such."""
@@ -154,42 +120,43 @@ def _add_one(api: Api, queries: Queries, body_max: int) -> None:
         return json_response(body)
 
 
-def _check_built(what: str, key: str, *, is_built: bool) -> None:
+def _check_built(output: str, *, is_built: bool) -> None:
     if not is_built:
-        raise ProblemError(404, "not-built", f"no {what} are built ({key} = false)")
+        what = "ConsumeQueues" if output == "consume_queue" else "sparse indexes"
+        raise ProblemError(404, "not-built", f"no {what} are built ({output} = false)")
 
 
 def add_files(api: Api, board: Board, queries: Queries) -> None:
     """What lies in the data directory: index files with their headers, coverage, recovery, frontier."""
 
-    @api.get("/api/v1/index-files", "All index files with their headers", answers.IndexFiles)
+    @api.get("/api/v1/index-files", "All index files with their headers")
     async def index_files(*_: object) -> Response:
         """As they stand now, the newest still growing."""
-        return json_response(written(answers.IndexFiles, await queries.ask(_index_files)))
+        return json_response(to_json(await queries.ask(_index_files), OF_LISTS))
 
-    @api.get("/api/v1/index-files/{name}", "One index file", answers.IndexFileRow, 404, piece=_FILE_NAME)
+    @api.get("/api/v1/index-files/{name}", "One index file", 404, piece=_FILE_NAME)
     async def index_file(request: Request, _: NoParameters) -> Response:
         """The numbers of its header, and how full it is."""
         name = _piece(request, _FILE_NAME)
         for row in (await queries.ask(_index_files))["indexFiles"]:
             if row["name"] == name:
-                return json_response(written(answers.IndexFileRow, row))
+                return json_response(to_json(row, OF_LISTS))
         raise ProblemError(404, "no-file", f"there is no index file {name}")
 
-    @api.get("/api/v1/coverage", "Which part of the log is indexed", answers.CoverageAnswer)
+    @api.get("/api/v1/coverage", "Which part of the log is indexed")
     async def coverage(*_: object) -> Response:
         """Every message of ``[begin, end)`` is in the index, but for those of ``uncovered``."""
-        return json_response(written(answers.CoverageAnswer, await queries.ask(_coverage)))
+        return json_response(to_json(await queries.ask(_coverage), OF_LISTS))
 
-    @api.get("/api/v1/topics", "Topics with a queue", answers.Topics, 404, query=TopicsBegin)
+    @api.get("/api/v1/topics", "Topics with a queue", 404, query=TopicsBegin)
     async def topics(_: Request, asked: TopicsBegin) -> Response:
         """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
         names = await queries.ask(lambda data: topics_of(data.index))
-        _check_built("ConsumeQueues", "consume_queue", is_built=names is not None)
+        _check_built("consume_queue", is_built=names is not None)
         found = [name for name in names or () if name.lower().startswith(asked.begin.lower())]
-        return json_response(written(answers.Topics, {"topics": found[: asked.max], "total": len(found)}))
+        return json_response(to_json({"topics": found[: asked.max], "total": len(found)}, OF_LISTS))
 
-    @api.get("/api/v1/recovery", "The recovery that is under way, and the last one", answers.Open)
+    @api.get("/api/v1/recovery", "The recovery that is under way, and the last one")
     async def recovery(*_: object) -> Response:
         """Answered while it goes on, too; ``recovering`` is null when none is under way."""
         row = board.row()
@@ -197,7 +164,7 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
         found |= {f"remaining{unit}": row.get(f"recoveryRemaining{unit}") for unit in ("Bytes", "Files")}
         return json_response(to_json(found))
 
-    @api.get("/api/v1/frontier", "What is durable", answers.Open)
+    @api.get("/api/v1/frontier", "What is durable")
     async def frontier(*_: object) -> Response:
         """What a crash now would leave: DATA/frontier, with its long lists counted."""
         return json_response(to_json(await queries.ask(_frontier)))
@@ -206,14 +173,14 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
 def _index_files(data: Data) -> Row:
     look = data.index.look()
     rows = [_file_row(found, look) for found in data.index.newest_first(look)]
-    return {"indexFiles": rows[::-1], "coverage": look.coverage.to_json()}
+    return {"indexFiles": rows[::-1], "coverage": coverage_row(look.coverage)}
 
 
 def _file_row(found: OpenIndexFile, look: Look) -> Row:
     header, layout = found.reader.header(), look.layout
     return {
         "name": found.reader.file.path.name,
-        "size": layout.file_size,
+        "size": str(layout.file_size),
         "full": header.index_count >= layout.index_num,
         "durable": found.mark is not None,
         "entries": header.entries,
@@ -232,7 +199,7 @@ def _file_row(found: OpenIndexFile, look: Look) -> Row:
 def _coverage(data: Data) -> Row:
     look, log = data.index.look(), data.index.log
     return {
-        "coverage": look.coverage.to_json(),
+        "coverage": coverage_row(look.coverage),
         "durableOffset": look.frontier.phy_offset,
         "segmentSize": log.segment_size,
         "segments": [{"begin": part.base, "end": part.end} for part in log.segments[-_SEGMENTS_MAX:]],
@@ -256,24 +223,24 @@ def add_figures(api: Api, board: Board, stop: asyncio.Event) -> None:
     """Metrics, status, events, and the last two live; streams end when ``stop`` is set."""
     streams: set[object] = set()
 
-    @api.get("/metrics", "Metrics for Prometheus", "text/plain")
+    @api.get("/metrics", "Metrics for Prometheus", media="text/plain")
     async def metrics(request: Request, _: NoParameters) -> Response:
         """What Accept asks for: Prometheus's text format, or OpenMetrics."""
         body, kind = render(board, request.headers.get("accept"))
         return Response(body, headers={"content-type": kind})
 
-    @api.get("/api/v1/status", "All figures", answers.Open)
+    @api.get("/api/v1/status", "All figures")
     async def status(*_: object) -> Response:
         """Where the daemon stands: what ``indexd status --json`` shows."""
         return json_response(to_json(board.row()))
 
-    @api.get("/api/v1/events", "What happened lately", answers.EventsAnswer, query=Since)
+    @api.get("/api/v1/events", "What happened lately", query=Since)
     async def events(_: Request, asked: Since) -> Response:
         """Events are numbered from 1 in each life of the daemon (``bootId``); the last thousand are kept."""
         rows = [event_row(event) for event in board.events.since(asked.since)]
         return json_response(to_json({"bootId": board.boot_id, "last": board.events.last, "events": rows}))
 
-    @api.get("/api/v1/live", "Figures and events as they come", _EVENT_STREAM)
+    @api.get("/api/v1/live", "Figures and events as they come", media=_EVENT_STREAM)
     async def live(request: Request, _: NoParameters) -> Response:
         """Server-sent events: ``status`` each second, ``event`` for each event, the objects of ``/api/v1/status`` and
         ``/api/v1/events``. It ends when the daemon stops.
@@ -322,7 +289,7 @@ async def _stream(board: Board, stop: asyncio.Event) -> AsyncIterator[bytes]:
 def add_health(api: Api, board: Board) -> None:
     """Is it alive, and is it near enough to the end of the log?"""
 
-    @api.get("/livez", "Is it alive?", answers.Health)
+    @api.get("/livez", "Is it alive?")
     async def livez(*_: object) -> Response:
         """200 unless a stage of the indexing (read, build, flush) stands still, which a restart may help.
 
@@ -335,7 +302,7 @@ def add_health(api: Api, board: Board) -> None:
             raise ProblemError(503, "stalled", f"the indexing does not move: {words}", members, retry=_RETRY)
         return json_response(to_json({"status": "ok", "phase": row["phase"]}))
 
-    @api.get("/readyz", "Is the index near enough to the end of the log?", answers.Health, query=Thresholds)
+    @api.get("/readyz", "Is the index near enough to the end of the log?", query=Thresholds)
     async def readyz(_: Request, asked: Thresholds) -> Response:
         """200 while it runs, within the thresholds, and can read on; else 503 with the numbers and why.
 

@@ -7,17 +7,15 @@ import hmac
 import ipaddress
 import ssl
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.config import OFF, Config, split_address
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
-from indexd.serve.http.problem import ALLOWED, ProblemError, problem_of
+from indexd.serve.http.problem import ProblemError, problem_of
 from indexd.serve.queries import StoppingError
 
 _TOKEN_BYTES_MIN = 8
@@ -35,7 +33,6 @@ class Access:
 
     token: bytes | None
     tls: ssl.SSLContext | None
-    origins: frozenset[bytes]
     is_local: bool
     is_open: bool = False
 
@@ -53,10 +50,8 @@ class Access:
         """
         if not self.is_local or host is None:
             return True
-        name = (
-            host.decode("latin-1").rpartition(":")[0] if host.rpartition(b":")[2].isdigit() else host.decode("latin-1")
-        )
-        name = name.strip("[]").rstrip(".").lower()
+        name, _, port = host.decode("latin-1").rpartition(":")
+        name = (name if port.isdigit() else host.decode("latin-1")).strip("[]").rstrip(".").lower()
         if name == "localhost" or name.endswith(".localhost"):
             return True
         try:
@@ -73,10 +68,9 @@ def read_access(config: Config) -> Access:
     tls = None
     if http.http_tls_cert is not None and http.http_tls_key is not None:
         tls = read_tls(http.http_tls_cert, http.http_tls_key)
-    origins = frozenset(origin.encode() for origin in http.http_cors_origins)
     is_near = http.http != OFF and is_loopback(split_address(http.http)[0])
     is_open = http.http != OFF and not is_near and (token is None or tls is None)
-    return Access(token, tls, origins, token is None and is_near, is_open)
+    return Access(token, tls, token is None and is_near, is_open)
 
 
 def read_token(path: Path) -> bytes:
@@ -89,8 +83,6 @@ def read_token(path: Path) -> bytes:
 TARGET_MAX = 16_384
 HEADERS_MAX = 16_384
 _HEADERS_COUNT_MAX = 100
-#: In the state of a scope: the Connection by which it came.
-CONNECTION = "connection"
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -98,14 +90,8 @@ HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-_VARY = (b"vary", b"Origin")
 #: Given twice, a proxy may go by the one and this server by the other.
 _ONCE = frozenset({b"host", b"authorization", b"origin"})
-_DEFECT = "a defect: the daemon's log says more"
-
-
-class _GoneError(Exception):
-    """The client has gone."""
 
 
 class Guard:
@@ -116,113 +102,62 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        began, status = time.perf_counter(), 0
-        headers = dict(scope["headers"])
-        extra = self._cors(headers.get(b"origin"))
+        began, status, problem = time.perf_counter(), 0, None
 
         async def send_guarded(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                given = [*message.get("headers", ()), *extra]
+                status, given = message["status"], [*message.get("headers", ())]
                 names = {name for name, _ in given}
                 message["headers"] = given + [header for header in HEADERS if header[0] not in names]
-            try:
-                await send(message)
-            except (RuntimeError, OSError) as error:  # as the server says that the connection is closed
-                raise _GoneError from error
+            await send(message)
 
-        connection = scope.get("state", {}).get(CONNECTION)
-        if connection is not None:
-            connection.request_began()
         try:
-            await self._answer(scope, receive, send_guarded, headers)
+            problem = self._problem(scope)
+            if problem is None:
+                await self._app(scope, receive, send_guarded)
         except asyncio.CancelledError:  # at a stop, or it would be answered in the server's own words
             self._say("warning", "http_cut_off", scope, answered=bool(status))
             if status:
                 raise
-            with suppress(_GoneError):
-                await _respond(StoppingError(), scope, receive, send_guarded)
+            problem = problem_of(StoppingError())
         except Exception as error:  # whatever it is, it is answered, and said in the log
-            if _is_gone(error):
-                return  # nobody is there to be answered
-            if problem_of(error) is None:
+            problem = problem_of(error)
+            if problem is None:
                 self._say("error", "http_failed", scope, problem=repr(error), exc_info=True)
+                problem = ProblemError(500, "internal", "a defect: the daemon's log says more", closes=True)
             if status:
                 raise
-            await _respond(error, scope, receive, send_guarded)
-        finally:
-            if connection is not None:
-                connection.request_ended()
-            seconds = round(time.perf_counter() - began, 6)
-            self._say("debug", "http", scope, method=scope["method"], status=status, seconds=seconds)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
-        preflight = self._preflight(scope, headers)
-        if preflight is not None:
-            await Response(None, 204, preflight)(scope, receive, send)
-            return
-        try:
-            self._check(scope, headers)
-        except ProblemError as problem:
-            problem.closes = True  # what was not asked as it should may come with more of the kind
-            raise
-        await self._app(scope, receive, send)
+        if problem is not None:
+            await problem.response(scope["path"])(scope, receive, send_guarded)
+        seconds = round(time.perf_counter() - began, 6)
+        self._say("debug", "http", scope, method=scope["method"], status=status, seconds=seconds)
 
     def _say(self, level: str, event: str, scope: Scope, **fields: object) -> None:
         if self._log is not None:
             getattr(self._log, level)(event, path=scope["path"], **fields)
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        path, given = scope["path"], scope["headers"]
+    def _problem(self, scope: Scope) -> ProblemError | None:
+        # What keeps a request from being answered; its connection is not kept, which may come with more of the kind.
+        path, given, headers = scope["path"], scope["headers"], dict(scope["headers"])
+        scope.setdefault("state", {})["authorized"] = bears = self._access.bears_token(headers.get(b"authorization"))
+        once = [name for name, _ in given if name in _ONCE]
         if scope["method"] not in ("GET", "HEAD"):
-            detail = f"{scope['method']} is not answered here, only GET and HEAD are"
-            raise ProblemError(405, "method-not-allowed", detail)
-        if len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
-            raise ProblemError(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
-        if sum(len(name) + len(value) for name, value in given) > HEADERS_MAX or len(given) > _HEADERS_COUNT_MAX:
+            found = 405, "method-not-allowed", f"{scope['method']} is not answered here, only GET and HEAD are"
+        elif len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
+            found = 414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes"
+        elif sum(len(name) + len(value) for name, value in given) > HEADERS_MAX or len(given) > _HEADERS_COUNT_MAX:
             detail = f"the headers are longer than {HEADERS_MAX} bytes, or more than {_HEADERS_COUNT_MAX}"
-            raise ProblemError(431, "headers-too-long", detail)
-        if len(twice := [name for name, _ in given if name in _ONCE]) != len(set(twice)):
-            raise ProblemError(400, "repeated-header", "a request has one Host, Authorization and Origin at most")
-        if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
-            raise ProblemError(413, "content-too-large", "a request has no body here")
-        if not self._access.is_known_host(headers.get(b"host")):
-            raise ProblemError(
-                421, "unknown-host", "the Host header names neither this address nor localhost",
-                {"hint": "ask by address, or set http_token_file"},
-            )  # fmt: skip
-        bears = self._access.bears_token(headers.get(b"authorization"))
-        if not bears and path not in FREE and not path.startswith(FREE_BELOW):
-            raise ProblemError(401, "token-needed", "give the token: Authorization: Bearer TOKEN")
-        scope.setdefault("state", {})["authorized"] = bears
-
-    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        if not self._access.origins:
-            return []
-        if origin in self._access.origins and origin is not None:
-            return [(b"access-control-allow-origin", origin), _VARY, (b"cross-origin-resource-policy", b"cross-origin")]
-        return [_VARY]
-
-    def _preflight(self, scope: Scope, headers: dict[bytes, bytes]) -> dict[str, str] | None:
-        # The answer to a browser that asks whether a page of another origin may ask.
-        is_asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-        if not is_asked or headers.get(b"origin") not in self._access.origins:
+            found = 431, "headers-too-long", detail
+        elif len(once) != len(set(once)):
+            found = 400, "repeated-header", "a request has one Host, Authorization and Origin at most"
+        elif headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
+            found = 413, "content-too-large", "a request has no body here"
+        elif not self._access.is_known_host(headers.get(b"host")):
+            found = 421, "unknown-host", "the Host header names neither this address nor localhost"
+        elif not bears and path not in FREE and not path.startswith(FREE_BELOW):
+            found = 401, "token-needed", "give the token: Authorization: Bearer TOKEN"
+        else:
             return None
-        return {
-            "access-control-allow-methods": ALLOWED,
-            "access-control-allow-headers": "Authorization, Last-Event-ID",
-            "access-control-max-age": "600",
-        }
-
-
-def _is_gone(error: BaseException) -> bool:
-    # A stream says it in a group.
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_gone(one) for one in error.exceptions)
-    return isinstance(error, _GoneError)
-
-
-async def _respond(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-    problem = problem_of(error) or ProblemError(500, "internal", _DEFECT, closes=True)
-    await problem.response(scope["path"])(scope, receive, send)
+        members = {"hint": "ask by address, or set http_token_file"} if found[1] == "unknown-host" else None
+        return ProblemError(*found, members, closes=True)

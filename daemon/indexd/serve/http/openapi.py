@@ -6,18 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from indexd import __version__
-from indexd.serve.http.answers import Problem
 from indexd.serve.http.parameters import NoParameters, read_query
 from indexd.serve.http.problem import MEDIA_TYPE
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
-_REFERENCE = "#/components/schemas/{model}"
+_JSON = "application/json"
+_PROBLEM = "#/components/schemas/Problem"
 _ALWAYS = (401, 405, 413, 414, 421, 422, 431, 500, 503)
 _WORDS = {
     401: "A token is needed (http_token_file)",
@@ -44,19 +43,18 @@ class Api:
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
-        self._models: set[type[BaseModel]] = {Problem}
         self._operations: dict[str, Callable[[], dict[str, Any]]] = {}
 
     def get(
         self,
         path: str,
         summary: str,
-        answer: type[BaseModel] | str,
         *problems: int,
         query: type[BaseModel] = NoParameters,
         piece: dict[str, Any] | None = None,
+        media: str = _JSON,
     ) -> Callable[[Handler], Handler]:
-        """Register what answers GET and HEAD: ``answer`` is its model or media type, ``piece`` a piece of the path."""
+        """Register what answers GET and HEAD, with ``media``; ``piece`` is a piece of the path."""
 
         def register(handler: Handler) -> Handler:
             async def endpoint(request: Request) -> Response:
@@ -69,23 +67,22 @@ class Api:
                     "description": " ".join((handler.__doc__ or "").split()),
                     "operationId": handler.__name__,
                     "parameters": [*parameters, *_parameters(query)],
-                    "responses": {"200": _answer(answer)}
+                    "responses": {"200": _answer(media)}
                     | {str(status): _problem(status) for status in (*_ALWAYS, *problems)},
                 }
 
             self.routes.append(Route(path, endpoint))
             self._operations[path] = operation
-            if not isinstance(answer, str):
-                self._models.add(answer)
             return handler
 
         return register
 
     def schema(self, *, with_token: bool) -> dict[str, Any]:
         """OpenAPI's description of all that was registered."""
-        models = sorted(self._models, key=lambda model: model.__name__)
-        _, schemas = models_json_schema([(model, "serialization") for model in models], ref_template=_REFERENCE)
-        parts: dict[str, Any] = {"schemas": schemas["$defs"]}
+        members: dict[str, Any] = {name: {"type": "string"} for name in ("type", "title", "detail", "instance", "hint")}
+        members |= {"status": {"type": "integer"}, "problems": {"type": "array", "items": {"type": "string"}}}
+        problem = {"type": "object", "description": "Every answer that is none (RFC 9457)", "properties": members}
+        parts: dict[str, Any] = {"schemas": {"Problem": problem | {"required": list(members)[:4]}}}
         schema: dict[str, Any] = {
             "openapi": "3.1.0",
             "info": {
@@ -119,13 +116,10 @@ def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
     return found
 
 
-def _answer(answer: type[BaseModel] | str) -> dict[str, Any]:
-    if isinstance(answer, str):
-        return {"description": "Text", "content": {answer: {"schema": {"type": "string"}}}}
-    reference = {"$ref": _REFERENCE.format(model=answer.__name__)}
-    return {"description": answer.__doc__, "content": {"application/json": {"schema": reference}}}
+def _answer(media: str) -> dict[str, Any]:
+    kind = "object" if media == _JSON else "string"
+    return {"description": "The answer", "content": {media: {"schema": {"type": kind}}}}
 
 
 def _problem(status: int) -> dict[str, Any]:
-    reference = {"$ref": _REFERENCE.format(model=Problem.__name__)}
-    return {"description": _WORDS[status], "content": {MEDIA_TYPE: {"schema": reference}}}
+    return {"description": _WORDS[status], "content": {MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}}}

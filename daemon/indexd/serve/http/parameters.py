@@ -5,7 +5,7 @@ Annotations here are read when the module runs: no postponed annotations in this
 
 import re
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -38,6 +38,8 @@ BodyForm = Annotated[
 class InTimeRange(questions.InTimeRange):
     """What both questions by key share."""
 
+    #: Which output beside the key index they need.
+    output: ClassVar[str | None] = None
     topic: Topic
     max: Max = 64
     body: BodyForm = "none"
@@ -54,20 +56,31 @@ class InTimeRange(questions.InTimeRange):
 
 
 class ByKey(InTimeRange, questions.ByKey):
-    """Messages of a topic that have a key."""
+    """Messages of a topic that have a key
+
+    Exact by default: every message that matches, once, and none that does not. In mode rocketmq it is what the broker
+    itself would answer, collisions, repeats and misses included.
+    """
 
     key: Key = Field(description="One of the message's keys")
 
 
 class ByUniqueKey(InTimeRange, questions.ByUniqueKey):
-    """The message that a producer gave a unique key."""
+    """The message that a producer gave a unique key
+
+    The unique key is the id that a producer's send returns (UNIQ_KEY).
+    """
 
     id: Key = Field(description="The unique key (UNIQ_KEY, the producer's message id)")
 
 
 class ByQueueOffset(questions.ByQueueOffset):
-    """Messages of a queue from an offset on."""
+    """Messages of a queue from an offset on
 
+    As a consumer's pull sees it; ``nextOffset`` is the offset of the next page.
+    """
+
+    output: ClassVar[str | None] = "consume_queue"
     topic: Topic
     offset: Count = Field(0, description="The first queue offset", examples=[0])
     max: Max = 32
@@ -75,9 +88,18 @@ class ByQueueOffset(questions.ByQueueOffset):
 
 
 class ByTime(questions.ByTime):
-    """Where a time is: in a queue, or without topic and queue in the whole log."""
+    """Where a time is in a queue, or in the whole log
+
+    With topic and queue, the queue offset that the broker's search finds; without, the log's first message that was
+    stored then or later.
+    """
 
     topic: Topic | None = Field(None, description="The queue's topic; the whole log without")
+
+    @property
+    def output(self) -> str:
+        """Which output beside the key index it needs."""
+        return "sparse" if self.topic is None else "consume_queue"
 
     @model_validator(mode="after")
     def _together(self) -> Self:  # a boundary without a queue is passed over

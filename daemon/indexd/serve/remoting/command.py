@@ -166,16 +166,25 @@ class RemotingCommand:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def frame_size(data: bytes | bytearray | memoryview, at: int, most: int) -> int:
-    """The length field at ``at``, of which all 4 bytes are there: bytes behind it. FrameError beyond 4 ... ``most``."""
-    (size,) = _WORD.unpack_from(data, at)
-    if LENGTH_SIZE <= size <= most:
-        return int(size)
-    start = bytes(data[at : at + LENGTH_SIZE])
-    for begin, what in _NOT_OURS:
-        if start.startswith(begin):
-            raise FrameError(f"what comes is {what}")
-    raise FrameError(f"a frame of {size} bytes: {LENGTH_SIZE} to {most} are taken")
+def take_command(buffer: bytearray, most: int) -> RemotingCommand | None:
+    """The first command of ``buffer``, which is removed from it; None while it is not whole.
+
+    FrameError for what is none, and for a frame of more than ``most`` bytes, its length not counted.
+    """
+    if len(buffer) < LENGTH_SIZE:
+        return None
+    (size,) = _WORD.unpack_from(buffer, 0)
+    if not LENGTH_SIZE <= size <= most:
+        for begin, what in _NOT_OURS:
+            if buffer.startswith(begin):
+                raise FrameError(f"what comes is {what}")
+        raise FrameError(f"a frame of {size} bytes: {LENGTH_SIZE} to {most} are taken")
+    end = LENGTH_SIZE + size
+    if end > len(buffer):
+        return None
+    command = decode_command(buffer[LENGTH_SIZE:end])
+    del buffer[:end]
+    return command
 
 
 def decode_command(frame: bytes | bytearray | memoryview) -> RemotingCommand:

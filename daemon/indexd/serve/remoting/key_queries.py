@@ -89,9 +89,6 @@ class IndexTables:
         self._files_opened = self._segments_opened = -1
         self._tables = Tables.of(frames=_FRAMES_MAX, size=_BYTES_MAX)
 
-    def __repr__(self) -> str:
-        return f"IndexTables({self._index})"
-
     def prepare(self) -> Tables | None:
         """The tables as of now; None if there are too many files, or one cannot be opened now."""
         index = self._index
@@ -159,9 +156,6 @@ class KeyQueries:
         self._pieces = kernel.pack(*_header_pieces())
         self._request = np.zeros(kernel.REQUEST_SHAPE, dtype=np.int64)
         self._said = np.zeros(2, dtype=np.int64)
-
-    def __repr__(self) -> str:
-        return f"KeyQueries({self._queries})"
 
     def answer(self, data: bytes, frame_max: int) -> Answered | None:
         """The answers to as many requests at the begin of ``data`` as one call can answer; None: to none."""

@@ -12,8 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from indexd import __version__
 from indexd.commitlog.decoder import parse_java_number
@@ -23,15 +22,13 @@ from indexd.consumequeue.format import is_topic_name, queue_id_of
 from indexd.errors import DiskError, IndexdError
 from indexd.query import Data, NotFound, QueryIndex, query_time
 from indexd.query import broker_message as broker
-from indexd.query.broker_message import FoundFrames, KeyRequest, earliest_time, queue_bounds
+from indexd.query.broker_message import FoundFrames, KeyRequest
 from indexd.query.source import topics_of
 from indexd.serve.board import Board
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
-from indexd.serve.remoting.forward import IN_A_CIRCLE, REGISTRATIONS, Client, Forwarder
 from indexd.serve.remoting.key_queries import Answered, KeyQueries
-from indexd.serve.remoting.link import Patience, UpstreamError
 from indexd.serve.remoting.routes import (
     BrokerPlace,
     lead_cluster,
@@ -43,6 +40,7 @@ from indexd.serve.remoting.routes import (
     wants_standard,
     write_json,
 )
+from indexd.serve.remoting.upstream import IN_A_CIRCLE, Client, Forwarder, Patience, UpstreamError
 
 Handler = Callable[[Queries, RemotingCommand], Awaitable[RemotingCommand]]
 #: Whom PULL_MESSAGE is answered: tools that look at single messages, none that consumes.
@@ -59,6 +57,8 @@ _HEADER_MAX = 4096
 _ROUTES_MAX = 8 << 20
 # What the log's own figures may take; a table without them is better than none.
 _LOG_SECONDS = 0.5
+# A name server takes the connection of these for the broker's: it would be ours.
+_REGISTRATIONS = frozenset({103, 904})
 _INDEX_TYPES = ("K", "U", "T")
 _PULL_CODES = {
     "FOUND": ResponseCode.SUCCESS,
@@ -70,21 +70,17 @@ _PULL_CODES = {
 }
 # Figures of the log and of the index's work that a broker has under the same names.
 _SAME = ("commitLogMinOffset", "commitLogMaxOffset", "dispatchBehindBytes")
-# No message is put here or taken from here, and tools divide these texts without a look.
-_NO_RATES = dict.fromkeys(("putTps", "getTransferredTps", "getTransferedTps"), "0.0 0.0 0.0") | dict.fromkeys(
-    ("timerEnqueueTps", "timerDequeueTps"), "0.0"
-)
-# A broker's queues of requests to send and to be given messages: there are none here, so nothing waits in them.
-_NO_QUEUES = dict.fromkeys(
-    (
-        "sendThreadPoolQueueSize", "sendThreadPoolQueueHeadWaitTimeMills",
-        "pullThreadPoolQueueSize", "pullThreadPoolQueueHeadWaitTimeMills",
-        "ackThreadPoolQueueSize", "ackThreadPoolQueueHeadWaitTimeMills",
-        "queryThreadPoolQueueSize", "queryThreadPoolQueueHeadWaitTimeMills",
-        "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind", "timerCongestNum",
-    ),
-    "0",
-)  # fmt: skip
+# No message is put here or taken from here, nothing waits, and tools divide these texts without a look.
+_NOT_HERE = {
+    **dict.fromkeys(("putTps", "getTransferredTps", "getTransferedTps"), "0.0 0.0 0.0"),
+    **dict.fromkeys(("timerEnqueueTps", "timerDequeueTps"), "0.0"),
+    **dict.fromkeys(("pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind", "timerCongestNum"), "0"),
+    **{
+        f"{pool}ThreadPoolQueue{what}": "0"
+        for pool in ("send", "pull", "ack", "query")
+        for what in ("Size", "HeadWaitTimeMills")
+    },
+}
 
 
 class FieldError(Exception):
@@ -123,7 +119,7 @@ async def answer_from_index(handler: Handler, queries: Queries, command: Remotin
         return command.answer(ResponseCode.SYSTEM_ERROR, error.line())
 
 
-# --- messages ---------------------------------------------------------------------------------------------------
+# --- messages, offsets and times --------------------------------------------------------------------------------
 
 
 async def query_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
@@ -193,42 +189,26 @@ def _result(has_found: bool, is_covered: bool) -> str:
     return FOUND if has_found else EMPTY_COVERED if is_covered else EMPTY_UNCOVERED
 
 
-# --- offsets and times ------------------------------------------------------------------------------------------
+def _offset_by_time(index: QueryIndex, command: RemotingCommand, topic: str, queue_id: int) -> int:
+    is_upper = command.ext_fields.get("boundaryType", "").lower() == "upper"
+    found = query_time(index, topic, queue_id, whole(command, "timestamp"), "upper" if is_upper else "lower")
+    return found.queue_offset or 0
 
 
-async def search_offset_by_timestamp(queries: Queries, command: RemotingCommand) -> RemotingCommand:
-    """SEARCH_OFFSET_BY_TIMESTAMP (29): as the broker's search finds it; 0 in a queue that there is not."""
-    timestamp = whole(command, "timestamp")
-    boundary: Literal["lower", "upper"] = (
-        "upper" if command.ext_fields.get("boundaryType", "").lower() == "upper" else "lower"
-    )
-
-    def find(index: QueryIndex, topic: str, queue_id: int) -> int:
-        return query_time(index, topic, queue_id, timestamp, boundary).queue_offset or 0
-
-    return await _of_a_queue(queries, command, "offset", find)
+#: Questions about the messages of a queue that are still in the log: the answer's field, and who answers.
+_OF_A_QUEUE: dict[int, tuple[str, Callable[[QueryIndex, RemotingCommand, str, int], int]]] = {
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: ("offset", _offset_by_time),
+    RequestCode.GET_MAX_OFFSET: ("offset", lambda index, _, *queue: broker.queue_bounds(index, *queue)[1]),
+    RequestCode.GET_MIN_OFFSET: ("offset", lambda index, _, *queue: broker.queue_bounds(index, *queue)[0]),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: ("timestamp", lambda index, _, *queue: broker.earliest_time(index, *queue)),
+}
 
 
-async def get_max_offset(queries: Queries, command: RemotingCommand) -> RemotingCommand:
-    """GET_MAX_OFFSET (30): behind the last message; 0 in a queue that there is not."""
-    return await _of_a_queue(queries, command, "offset", lambda *queue: queue_bounds(*queue)[1])
-
-
-async def get_min_offset(queries: Queries, command: RemotingCommand) -> RemotingCommand:
-    """GET_MIN_OFFSET (31): the first message that is still in the log; 0 in a queue that there is not."""
-    return await _of_a_queue(queries, command, "offset", lambda *queue: queue_bounds(*queue)[0])
-
-
-async def get_earliest_msg_storetime(queries: Queries, command: RemotingCommand) -> RemotingCommand:
-    """GET_EARLIEST_MSG_STORETIME (32): of the first message that is still in the log, in ms; -1 where there is none."""
-    return await _of_a_queue(queries, command, "timestamp", earliest_time)
-
-
-async def _of_a_queue(
-    queries: Queries, command: RemotingCommand, name: str, question: Callable[..., int]
-) -> RemotingCommand:
+async def answer_of_a_queue(queries: Queries, command: RemotingCommand) -> RemotingCommand:
+    """A number of a queue, by the request's code: 0 for an offset of a queue that there is not, -1 for a time."""
+    name, question = _OF_A_QUEUE[command.code]
     topic, queue_id = text(command, "topic"), whole(command, "queueId", 32)
-    number = await queries.ask(lambda data: question(data.index, topic, queue_id))
+    number = await queries.ask(lambda data: question(data.index, command, topic, queue_id))
     return command.answer(ResponseCode.SUCCESS, ext_fields={name: str(number)})
 
 
@@ -237,30 +217,21 @@ async def _of_a_queue(
 
 async def get_broker_runtime_info(queries: Queries, command: RemotingCommand) -> RemotingCommand:
     """GET_BROKER_RUNTIME_INFO (28), answered in every phase."""
-    table = runtime_table(queries.board)
-    # What can be known without the log is told all the same.
-    with suppress(NotAnsweredError, IndexdError, TimeoutError):
-        async with asyncio.timeout(_LOG_SECONDS):
-            table |= await queries.ask(_of_the_log)
-    return command.answer(ResponseCode.SUCCESS, body=table_body(table))
-
-
-def table_body(table: Mapping[str, str]) -> bytes:
-    """The body that carries a table."""
-    return json.dumps({"table": dict(table)}).encode()
-
-
-def runtime_table(board: Board) -> dict[str, str]:
-    """What a broker's table has and is known here, and ``indexd_figures``."""
-    row = board.row()
-    same = {name: str(row[name]) for name in _SAME if isinstance(row.get(name), int)}
-    head = {
+    row = queries.board.row()
+    table = {
         "brokerActive": "true",
         "brokerVersion": str(VERSION),
         "brokerVersionDesc": f"indexd {__version__}",
         "bootTimestamp": str(row["startedAt"]),
+        **_NOT_HERE,
+        **{name: str(row[name]) for name in _SAME if isinstance(row.get(name), int)},
+        **indexd_figures(queries.board),
     }
-    return head | _NO_RATES | _NO_QUEUES | same | indexd_figures(board)
+    # What can be known without the log is told all the same.
+    with suppress(NotAnsweredError, IndexdError, TimeoutError):
+        async with asyncio.timeout(_LOG_SECONDS):
+            table |= await queries.ask(_of_the_log)
+    return command.answer(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
 
 
 def indexd_figures(board: Board) -> dict[str, str]:
@@ -317,10 +288,7 @@ _OURS: dict[int, Handler] = {
 _INSTEAD: dict[int, Handler] = {
     RequestCode.PULL_MESSAGE: pull_message,
     RequestCode.GET_BROKER_RUNTIME_INFO: get_broker_runtime_info,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: search_offset_by_timestamp,
-    RequestCode.GET_MAX_OFFSET: get_max_offset,
-    RequestCode.GET_MIN_OFFSET: get_min_offset,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: get_earliest_msg_storetime,
+    **dict.fromkeys(_OF_A_QUEUE, answer_of_a_queue),
     RequestCode.HEART_BEAT: _succeed,
     RequestCode.UNREGISTER_CLIENT: _succeed,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _no_groups,
@@ -333,13 +301,7 @@ class RemotingProcessor:
     """One for an outlet. UsageError if the certificates for upstream cannot be used."""
 
     def __init__(
-        self,
-        config: Config,
-        board: Board,
-        log: Any,
-        access: Access,
-        queries: Queries,
-        patience: Patience | None = None,
+        self, config: Config, board: Board, log: Any, access: Access, queries: Queries, patience: Patience | None = None
     ) -> None:
         self._access, self._board, self._log, self._queries = access, board, log, queries
         has_upstream = bool(config.remoting.upstream_namesrv)
@@ -389,13 +351,13 @@ class RemotingProcessor:
         self, forwarder: Forwarder, client: Client, command: RemotingCommand
     ) -> RemotingCommand | None:
         # The broker's answer, and ours when it gives none.
-        if command.code in REGISTRATIONS:
+        if command.code in _REGISTRATIONS:
             return command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _NO_BROKERS)
         handler = _INSTEAD.get(command.code)
         if handler is None:
             return await forwarder.forward(client, command)
         try:
-            # A pull may be held by the broker for long: it gets the time that it asks for.
+            # A pull may be held by the broker for long.
             is_short = command.code != RequestCode.PULL_MESSAGE
             answer = await forwarder.ask_broker(client, command, is_short=is_short)
         except UpstreamError as error:
@@ -406,7 +368,8 @@ class RemotingProcessor:
             return found
         if command.code == RequestCode.GET_BROKER_RUNTIME_INFO and answer is not None:
             with suppress(ValueError, KeyError, TypeError):  # it is no table
-                answer.body = table_body(read_json(answer.body)["table"] | indexd_figures(self._board))
+                table = read_json(answer.body)["table"] | indexd_figures(self._board)
+                answer.body = json.dumps({"table": table}).encode()
         return answer
 
 
@@ -422,7 +385,6 @@ class Directory:
         self, config: Config, queries: Queries, forwarder: Forwarder | None, log: Any, routes_max: int = _ROUTES_MAX
     ) -> None:
         self._config, self._queries, self._forwarder, self._log = config, queries, forwarder, log
-        self._own = own_place(config)
         self._routes_max = routes_max
         # What was answered last, as it came, by topic; the cluster by "".
         self._kept: OrderedDict[str, bytes] = OrderedDict()
@@ -430,40 +392,38 @@ class Directory:
 
     async def answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
         """A TopicRouteData, or TOPIC_NOT_EXIST; or a ClusterInfo."""
+        address = self._config.remoting.remoting_advertise or client.local
         if self._forwarder is None:
-            return await self._own_answer(client, command)
-        patience, locator = self._forwarder.patience, self._forwarder.locator
+            return await self._own_answer(address, command)
+        short, locator = self._forwarder.patience.short, self._forwarder.locator
         try:
             answer = await self._forwarder.ask_names(command, is_short=True)
         except UpstreamError as error:
             self._log.warning("upstream_failed", code=command.code, problem=str(error))
-            return await self._last_answer(client, command)
+            return await self._last_answer(address, command)
         if answer.code == ResponseCode.SUCCESS:
             if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-                await locator.look(within=patience.short)
-            led = self._led(client, command, answer, is_new=True)
-            if led is None:
-                return answer
-            self._keep(_kept_by(command), answer.body)
-            return led
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                await locator.look(within=short)
+            led = self._led(address, command, answer.body, is_new=True)
+            if led is not None:
+                self._keep(_kept_by(command), answer.body)
+                answer.body = led
+        elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
             answered = time.monotonic()
-            place = await locator.look(anew=True, within=patience.short)
+            place = await locator.look(anew=True, within=short)
             if place is None or not place.is_registered:
-                found = await self._last_answer(client, command)
+                found = await self._last_answer(address, command)
                 return found if found.code == ResponseCode.SUCCESS else answer
             if locator.sure_at >= answered:
-                self._forget(_kept_by(command))  # it knows the broker, and the broker has no such topic
+                self._keep(_kept_by(command), None)  # it knows the broker, and the broker has no such topic
         return answer
 
-    def _led(
-        self, client: Client, command: RemotingCommand, answer: RemotingCommand, *, is_new: bool
-    ) -> RemotingCommand | None:
+    def _led(self, address: str, command: RemotingCommand, body: bytes, *, is_new: bool) -> bytes | None:
         # None for one that cannot be made to lead here: it goes on as it is, and only queries pass us by.
         assert self._forwarder is not None
-        locator, address = self._forwarder.locator, self._address(client)
+        locator = self._forwarder.locator
         try:
-            found = read_json(answer.body)
+            found = read_json(body)
             if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
                 place = locator.note(found) if is_new else locator.known
                 if place is not None:
@@ -475,49 +435,43 @@ class Directory:
         except ValueError as error:
             self._log.warning("upstream_unread", code=command.code, problem=str(error), hint=_ROUTE_HINT)
             return None
-        return replace(answer, body=write_json(found, is_standard=wants_standard(command)))
+        return write_json(found, is_standard=wants_standard(command))
 
-    async def _last_answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
+    async def _last_answer(self, address: str, command: RemotingCommand) -> RemotingCommand:
         body = self._kept.get(_kept_by(command))
-        if body is not None:
-            led = self._led(client, command, command.answer(ResponseCode.SUCCESS, body=body), is_new=False)
-            if led is not None:
-                return led
-        return await self._own_answer(client, command)
+        led = None if body is None else self._led(address, command, body, is_new=False)
+        if led is not None:
+            return command.answer(ResponseCode.SUCCESS, body=led)
+        return await self._own_answer(address, command)
 
-    async def _own_answer(self, client: Client, command: RemotingCommand) -> RemotingCommand:
+    async def _own_answer(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        place: BrokerPlace | None = None if self._forwarder is None else self._forwarder.locator.known
+        place = place or own_place(self._config)
+
         async def answer(queries: Queries, command: RemotingCommand) -> RemotingCommand:
             if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                found = make_cluster(self._place(), self._address(client))
+                found = make_cluster(place, address)
             else:
                 topic = text(command, "topic")
                 count = await queries.ask(lambda data: queue_nums(data, topic))
                 if count == 0:
                     remark = f"no message of topic {topic!r:.{_SHOWN_MAX}} is in the index"
                     return command.answer(ResponseCode.TOPIC_NOT_EXIST, remark)
-                found = make_route(self._place(), self._address(client), count)
+                found = make_route(place, address, count)
             return command.answer(ResponseCode.SUCCESS, body=write_json(found, is_standard=wants_standard(command)))
 
         return await answer_from_index(answer, self._queries, command)
 
-    def _place(self) -> BrokerPlace:
-        known = None if self._forwarder is None else self._forwarder.locator.known
-        return known or self._own
-
-    def _address(self, client: Client) -> str:
-        return self._config.remoting.remoting_advertise or client.local
-
-    def _keep(self, name: str, body: bytes) -> None:
-        self._forget(name)
-        self._kept[name] = body
-        self._kept_size += len(name) + len(body)
-        while self._kept_size > self._routes_max:
-            self._forget(next(iter(self._kept)))
-
-    def _forget(self, name: str) -> None:
-        body = self._kept.pop(name, None)
+    def _keep(self, name: str, body: bytes | None) -> None:
+        # In the place of what was kept; None: nothing any more. The oldest go where it is too much.
+        old = self._kept.pop(name, None)
+        self._kept_size -= 0 if old is None else len(name) + len(old)
         if body is not None:
-            self._kept_size -= len(name) + len(body)
+            self._kept[name] = body
+            self._kept_size += len(name) + len(body)
+        while self._kept_size > self._routes_max:
+            name, old = self._kept.popitem(last=False)
+            self._kept_size -= len(name) + len(old)
 
 
 def _kept_by(command: RemotingCommand) -> str:

@@ -26,7 +26,8 @@ _OLD_STYLE_MAX = 1 << 20
 # A string, ended or not, is one match and is never begun again from a quote within: each character is looked at once.
 _NUMBER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+"?|([{,][ \t\r\n]*+)(-?[0-9]++)(?=[ \t\r\n]*+:)', re.DOTALL)
 # Maps from numbers: the members whose keys fastjson leaves without quotes.
-_BY_NUMBER = frozenset({"brokerAddrs", "currIdMap"})
+_BY_NUMBER = re.compile(r'"(?:brokerAddrs|currIdMap)":\{[^{}]*\}')
+_NUMBER = re.compile(r'(?<=[{,])"(-?[0-9]+)":')
 
 Json = dict[str, Any]
 
@@ -89,29 +90,13 @@ def write_json(value: Json, *, is_standard: bool) -> bytes:
     """The same in the style that is asked for, with the members in order of their names as the name server has them."""
     if is_standard:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    return _old_style(value, is_by_number=False).encode("utf-8", "replace")
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _BY_NUMBER.sub(lambda found: _NUMBER.sub(r"\1:", found[0]), text).encode("utf-8", "replace")
 
 
 def _quoted(match: re.Match[str]) -> str:
     start, number = match.groups()
     return match[0] if number is None else f'{start}"{number}"'
-
-
-def _old_style(value: Any, *, is_by_number: bool) -> str:
-    if type(value) is dict:
-        members = (
-            f"{_key(name, is_by_number)}:{_old_style(member, is_by_number=name in _BY_NUMBER)}"
-            for name, member in sorted(value.items())
-        )
-        return f"{{{','.join(members)}}}"
-    if type(value) is list:
-        return f"[{','.join(_old_style(member, is_by_number=False) for member in value)}]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _key(name: str, is_by_number: bool) -> str:
-    is_number = is_by_number and name.removeprefix("-").isdecimal() and name.isascii()
-    return name if is_number else json.dumps(name, ensure_ascii=False)
 
 
 # --- our own ----------------------------------------------------------------------------------------------------

@@ -1,35 +1,49 @@
-"""The remoting server: accepts connections on a listening socket until it is told to stop."""
+"""The remoting server: accepts connections, reads frames, writes the answers, and bounds what each client may hold.
+
+A frame has so many seconds from its first byte to its last, an answer so many to be taken, and who says nothing for
+long is closed: each connection is looked at once a second. Requests run side by side; where too many are under way, or
+answers are not taken, no more is read, and the client's own side of TCP fills. Who ends his side of the connection ends
+it: so does RocketMQ's broker, and a client that has gone looks no different.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
-from indexd.serve.remoting.connection import (
-    Connection,
-    Limits,
-    MemoryBudget,
-    RateLimitedLog,
-    RemotingCounts,
-    ServerContext,
+from indexd.serve.remoting.command import (
+    FrameError,
+    RemotingCommand,
+    ResponseCode,
+    encode_command,
+    take_command,
 )
 from indexd.serve.remoting.key_queries import load_key_queries
-from indexd.serve.remoting.link import Patience
+from indexd.serve.remoting.limits import Limits, MemoryBudget, RateLimitedLog, RemotingCounts
 from indexd.serve.remoting.processor import RemotingProcessor
+from indexd.serve.remoting.upstream import Patience
 
 #: Without an upstream no request needs more: the largest are signed queries, and the heartbeats of clients.
 FRAME_MAX_ALONE = 1 << 20
-
+# What a request holds while it runs beside its bytes: a task, and its header's fields as objects.
+_TASK_SIZE, _FIELD_SIZE = 4096, 16
+# The begin of what came that compiled code is given.
+_COMPILED_SIZE = 1 << 16
+# The transport is given so much at once: TLS neither counts nor waits for what it passes on to the buffer below.
+_PIECE_SIZE = 1 << 16
+# Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
+_WEIGHED_SIZE = 1 << 15
 # All three, and what closing the queries takes, are less than the outlet is given (serve.server).
 _LEAVE_SECONDS, _ABORT_SECONDS, _CLOSE_SECONDS = 1.5, 0.3, 0.5
 _SHUTDOWN_SECONDS = 1.0
@@ -43,6 +57,407 @@ _OPEN = (
     "give remoting_access_key with remoting_secret_key_file and TLS, or remoting_allow with the networks of your "
     "clients, or listen on 127.0.0.1"
 )
+
+
+class Connection(asyncio.Protocol):
+    """One client: frames in, answers out. An ``upstream.Client`` for the processor."""
+
+    def __init__(self, server: RemotingServer, peer: str, local: str) -> None:
+        self._server, self.peer, self.local = server, peer, local
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        #: The budget's.
+        self.held = 0
+        self.is_closed = self.was_made = False
+        # What came of frames that have not begun to run; what is not yet given to the transport.
+        self._inflow = bytearray()
+        self._outflow: deque[memoryview] = deque()
+        # Under way: what each holds, and whether somebody waits for its answer.
+        self._tasks: dict[asyncio.Task[None], tuple[int, bool]] = {}
+        self._under_way = 0
+        self._calls: list[Callable[[], None]] = []
+        # The transport takes no more; we do not read; it is to end; a whole frame has come.
+        self._is_paused = self._is_silent = self._is_leaving = self._has_asked = False
+        self._active_at = self._frame_at = self._taken_at = self._loop.time()
+
+    # --- asyncio's calls --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there, its TLS handshake done."""
+        self._transport, self.was_made = cast("asyncio.Transport", transport), True
+        self._weigh()
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of frames."""
+        self._server.counts.received_bytes += len(data)
+        self._active_at = self._loop.time()
+        if not self._inflow:
+            self._frame_at = self._active_at
+        if not self.is_closed:
+            self._inflow += data
+            self._take()
+
+    def pause_writing(self) -> None:
+        """It does not take its answers: nothing more is begun for it."""
+        self._is_paused = True
+        self._read_or_wait()
+
+    def resume_writing(self) -> None:
+        """It has taken some of them."""
+        self._is_paused, self._taken_at = False, self._loop.time()
+        self._pour()
+        if not self._is_stalled:
+            self._take()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, whatever the reason
+        """It is gone. What nobody waits for goes on: a client may well leave behind a last one-way request."""
+        self._transport = None
+        self._forget()
+        for task, (_, is_awaited) in self._tasks.items():
+            if is_awaited:
+                task.cancel()
+        self._weigh()
+        while self._calls:
+            self._calls.pop()()
+
+    # --- the processor's and the server's ---------------------------------------------------------------------------
+
+    def send(self, command: RemotingCommand) -> None:
+        """See ``upstream.Client``."""
+        try:
+            self._write(encode_command(command))
+        except FrameError as error:
+            self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """See ``upstream.Client``."""
+        if self.is_closed and self._transport is None:
+            call()
+        else:
+            self._calls.append(call)
+
+    def end(self, reason: str | None = None) -> None:
+        """Close it at once, without a word, with all that it has left behind; ``reason``: one of those counted."""
+        if not self.is_closed and reason is not None:
+            self._server.counts.closed[reason] += 1
+        for task in self._tasks:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._forget()
+        self._server.memory.hold(self, 0)
+
+    def leave(self) -> None:
+        """Begin nothing more, and close when all that is under way is answered and taken."""
+        self._is_leaving = True
+        self._read_or_wait()
+        self._close_if_done()
+
+    def look(self, now: float) -> None:
+        """Close it if its client takes too long over anything."""
+        if self.is_closed or self._transport is None:
+            return
+        limits, untaken = self._server.limits, self._untaken()
+        self._weigh()
+        if untaken == 0:
+            self._taken_at = now
+        if self._is_silent:  # no wonder that its frame does not grow
+            self._frame_at = now
+        frame_seconds = limits.frame_seconds + len(self._inflow) / limits.frame_bytes_per_second
+        idle_seconds = self._server.idle_seconds
+        patience = idle_seconds if self._has_asked else min(idle_seconds, limits.first_seconds)
+        # Whether a client is still there cannot be seen where its bytes are not read.
+        is_quiet = self._is_silent or (not self._tasks and untaken == 0)
+        if now - self._taken_at > limits.untaken_seconds:
+            self.end("untaken")
+        elif self._inflow and now - self._frame_at > frame_seconds:
+            self.end("slow")
+        elif is_quiet and now - self._active_at > patience:
+            self.end("idle")
+
+    # --- frames in --------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_stalled(self) -> bool:
+        return self._is_paused or bool(self._outflow)
+
+    def _is_full(self) -> bool:
+        return (
+            self.is_closed
+            or self._is_stalled
+            or self._is_leaving
+            or len(self._tasks) >= self._server.under_way_max
+            or self._under_way >= self._server.limits.under_way_bytes
+        )
+
+    def _take(self) -> None:
+        # Begins what is whole and may begin; the rest stays.
+        inflow, server = self._inflow, self._server
+        size = len(inflow)
+        if inflow and not self._is_full():
+            found = server.processor.answer_compiled(bytes(memoryview(inflow)[:_COMPILED_SIZE]), server.frame_max)
+            if found is not None:
+                server.counts.ended(found.request_code, found.response_code, found.requests)
+                del inflow[: found.size]
+                self._write(found.answers)
+        try:
+            while not self._is_full():
+                left = len(inflow)
+                command = take_command(inflow, server.frame_max)
+                if command is None:
+                    break
+                self._begin(command, left - len(inflow))
+        except FrameError as error:
+            server.log.warning("remoting_bytes", peer=self.peer, problem=str(error))
+            self.end("bytes")
+            return
+        if len(inflow) < size:
+            self._has_asked, self._frame_at = True, self._active_at
+        self._weigh()
+        self._read_or_wait()
+
+    def _begin(self, command: RemotingCommand, frame_size: int) -> None:
+        size = _TASK_SIZE + frame_size + _FIELD_SIZE * (frame_size - len(command.body))
+        task = self._loop.create_task(self._answer(command))
+        self._tasks[task] = (size, not command.is_oneway and not command.is_response)
+        task.add_done_callback(self._done)
+        self._under_way += size
+
+    async def _answer(self, command: RemotingCommand) -> None:
+        data = b""
+        try:
+            answer = await self._server.processor.process(self, command)
+            if answer is not None:
+                data = encode_command(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, and the log
+            self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=repr(error))
+            answer = command.answer(ResponseCode.SYSTEM_ERROR, f"a defect of indexd: {type(error).__name__}")
+            data = encode_command(answer)
+        if command.is_response:
+            return
+        self._server.counts.ended(command.code, None if answer is None else answer.code)
+        if data and not command.is_oneway:
+            self._write(data)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        size, _ = self._tasks.pop(task)
+        self._under_way -= size
+        if self._is_silent and not self.is_closed:
+            self._take()
+        else:
+            self._weigh()
+        self._close_if_done()
+
+    def _read_or_wait(self) -> None:
+        is_full = self._is_full()
+        if is_full != self._is_silent and self._transport is not None and not self._transport.is_closing():
+            self._is_silent = is_full
+            if is_full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+                self._frame_at = self._loop.time()
+
+    # --- answers out ------------------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes) -> None:
+        if self.is_closed or self._transport is None or self._transport.is_closing():
+            return
+        self._active_at = self._loop.time()
+        self._server.counts.sent_bytes += len(data)
+        if len(data) <= _PIECE_SIZE and not self._is_stalled:
+            self._transport.write(data)
+        else:
+            pieces = memoryview(data)
+            self._outflow.extend(pieces[at : at + _PIECE_SIZE] for at in range(0, len(data), _PIECE_SIZE))
+            self._pour()
+        if self._is_stalled or len(data) >= _WEIGHED_SIZE:
+            self._read_or_wait()
+            self._weigh()
+
+    def _pour(self) -> None:
+        while self._outflow and not self._is_paused and self._transport is not None:
+            self._transport.write(self._outflow.popleft())  # which may pause it
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._is_leaving and not self._tasks and not self._outflow and self._transport is not None:
+            self._transport.close()
+
+    def _untaken(self) -> int:
+        # Over TLS it may be twice as much as TLS is given at once that is not seen.
+        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return held + sum(map(len, self._outflow))
+
+    def _forget(self) -> None:
+        self.is_closed = True
+        self._inflow.clear()
+        self._outflow.clear()
+
+    def _weigh(self) -> None:
+        size = len(self._inflow) + self._under_way + self._untaken()
+        if size != self.held or not size:
+            self._server.memory.hold(self, size)
+
+
+class RemotingServer:
+    """Accepts connections, looks at each once a second, and writes on the board what they did.
+
+    A connection counts from its first moment on, not from the end of a TLS handshake that may never come.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        board: Board,
+        log: Any,
+        listening: socket.socket,
+        processor: RemotingProcessor,
+        access: Access,
+        limits: Limits | None = None,
+    ) -> None:
+        remoting = config.remoting
+        is_alone = not remoting.upstream_namesrv
+        self.processor, self.limits = processor, limits or Limits()
+        self.counts, self.memory, self.log = RemotingCounts(), MemoryBudget(self.limits.held_bytes), RateLimitedLog(log)
+        self.frame_max, self.idle_seconds = remoting.remoting_frame_max, remoting.remoting_idle_timeout
+        self.under_way_max = self.limits.under_way_upstream
+        if is_alone:
+            self.frame_max, self.under_way_max = min(self.frame_max, FRAME_MAX_ALONE), self.limits.under_way
+        self._board, self._access = board, access
+        self._most = connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
+        self._address = address_of(*listening.getsockname()[:2])
+        self._listening = listening.dup()
+        self._listening.setblocking(False)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_over, self._is_empty = False, asyncio.Event()
+
+    async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
+        """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._listen()
+            while not stop.is_set():
+                for connection in tuple(self.memory.connections):
+                    connection.look(loop.time())
+                self._show()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self.limits.look_seconds)
+        finally:
+            self._is_over = True
+            loop.remove_reader(self._listening)
+            self._listening.close()
+            on_stop()
+            await self._leave()
+            self._show()
+
+    def _show(self) -> None:
+        upstream = self.processor.row()
+        self._board.outlets["remoting"] = {**self.counts.row(self._address), "upstream": upstream}
+
+    async def _leave(self) -> None:
+        for task in self._opening:
+            task.cancel()
+        for connection in tuple(self.memory.connections):
+            connection.leave()
+        await self._wait_until_gone(_LEAVE_SECONDS)
+        late = [connection for connection in self.memory.connections if not connection.is_closed]
+        if late:
+            self.log.warning("remoting_cut_off", connections=len(late))
+        for connection in tuple(self.memory.connections):
+            connection.end()
+        await self._wait_until_gone(_ABORT_SECONDS)
+
+    async def _wait_until_gone(self, seconds: float) -> None:
+        if self.counts.connections:
+            self._is_empty.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), seconds)
+
+    def _listen(self) -> None:
+        if not self._is_over:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                peer, place = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors: they wait in the kernel meanwhile
+                self.log.warning("remoting_full", connections=self.counts.connections, problem=str(error))
+                loop.remove_reader(self._listening)
+                loop.call_later(self.limits.accept_pause, self._listen)
+                return
+            reason = self._refusal(place[0])
+            if reason is not None:
+                self.counts.refused[reason] += 1
+                with suppress(OSError):
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                peer.close()
+                continue
+            self.counts.connections += 1
+            self.counts.connections_total += 1
+            task = loop.create_task(self._open(peer, address_of(*place[:2])))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _refusal(self, host: str) -> str | None:
+        if not self._access.admits(host):
+            self.log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
+            return "allow"
+        if self.counts.connections >= self._most:
+            self.log.warning("remoting_full", connections=self.counts.connections)
+            return "full"
+        return None
+
+    async def _open(self, peer: socket.socket, name: str) -> None:
+        tls, connection, handshake = self._access.tls, None, self.limits.handshake_seconds
+        times = {} if tls is None else {"ssl_handshake_timeout": handshake, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
+        try:
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, name, address_of(*peer.getsockname()[:2]))
+            connection.on_close(self._release)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer, ssl=tls, **times)
+        except (OSError, ssl.SSLError, asyncio.CancelledError):  # gone already, or no TLS
+            peer.close()
+            if connection is None or not connection.was_made:  # or it tells by itself that it has ended
+                self.counts.refused["tls"] += tls is not None
+                self._release()
+
+    def _release(self) -> None:
+        self.counts.connections -= 1
+        if self.counts.connections == 0:
+            self._is_empty.set()
+
+
+def address_of(host: str, port: int) -> str:
+    """``127.0.0.1:9577``; IPv6 in brackets, and an IPv4-mapped address as the IPv4 address that it is."""
+    if ":" not in host:
+        return f"{host}:{port}"
+    mapped = host.removeprefix("::ffff:")
+    return f"{mapped}:{port}" if "." in mapped and ":" not in mapped else f"[{host}]:{port}"
+
+
+def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
+    """So many of the ``wanted`` as descriptors are left for, once the process has taken all that it may.
+
+    The index needs its own.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    need = wanted * descriptors_each + _DESCRIPTORS_KEPT
+    if soft < min(need, hard):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(need, hard), limits[1]))
+            soft = min(need, hard)
+    if soft >= need:
+        return wanted
+    most = min(wanted, max((soft - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
+    log.warning("remoting_descriptors", connections_max=most, wanted=wanted, descriptors=soft, hint="raise LimitNOFILE")
+    return most
 
 
 async def serve_remoting(
@@ -70,183 +485,10 @@ async def serve_remoting(
         server = RemotingServer(config, board, log, listening, processor, access, limits)
         await server.run(stop, queries.stop)
     finally:
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             await asyncio.wait_for(processor.close(), _CLOSE_SECONDS)
         queries.stop()
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)
         if left:
             log.warning("queries_left_behind", queries=left)
-
-
-class RemotingServer:
-    """Accepts connections, looks at each once a second, and writes on the board what they did.
-
-    A connection counts from its first moment on, not from the end of a TLS handshake that may never come.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        board: Board,
-        log: Any,
-        listening: socket.socket,
-        processor: RemotingProcessor,
-        access: Access,
-        limits: Limits | None = None,
-    ) -> None:
-        remoting = config.remoting
-        is_alone = not remoting.upstream_namesrv
-        self._limits = limits = limits or Limits()
-        self._counts, self._memory, self._log = RemotingCounts(), MemoryBudget(limits.held_bytes), RateLimitedLog(log)
-        self._context = ServerContext(
-            processor,
-            limits,
-            self._memory,
-            self._counts,
-            self._log,
-            min(remoting.remoting_frame_max, FRAME_MAX_ALONE) if is_alone else remoting.remoting_frame_max,
-            remoting.remoting_idle_timeout,
-            limits.under_way if is_alone else limits.under_way_upstream,
-        )
-        self._board, self._access = board, access
-        self._most = connections_max(remoting.remoting_connections_max, 1 if is_alone else 2, log)
-        self._address = address_of(*listening.getsockname()[:2])
-        self._listening = listening.dup()
-        self._listening.setblocking(False)
-        self._opening: set[asyncio.Task[None]] = set()
-        self._is_over, self._is_empty = False, asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"RemotingServer({self._address}, {self._counts.connections} connections)"
-
-    async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
-        """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._listen()
-            while not stop.is_set():
-                for connection in tuple(self._memory.connections):
-                    connection.look(loop.time())
-                self._show()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), self._limits.look_seconds)
-        finally:
-            self._is_over = True
-            loop.remove_reader(self._listening)
-            self._listening.close()
-            on_stop()
-            await self._leave()
-            self._show()
-
-    def _show(self) -> None:
-        upstream = self._context.processor.row()
-        self._board.outlets["remoting"] = {**self._counts.row(self._address), "upstream": upstream}
-
-    async def _leave(self) -> None:
-        for task in self._opening:
-            task.cancel()
-        for connection in tuple(self._memory.connections):
-            connection.leave()
-        await self._wait_until_gone(_LEAVE_SECONDS)
-        late = [connection for connection in self._memory.connections if not connection.is_closed]
-        if late:
-            self._log.warning("remoting_cut_off", connections=len(late))
-        for connection in tuple(self._memory.connections):
-            connection.abort()
-        await self._wait_until_gone(_ABORT_SECONDS)
-
-    async def _wait_until_gone(self, seconds: float) -> None:
-        if self._counts.connections:
-            self._is_empty.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_empty.wait(), seconds)
-
-    def _listen(self) -> None:
-        if not self._is_over:
-            asyncio.get_running_loop().add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                peer, place = self._listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no descriptors: they wait in the kernel meanwhile
-                self._log.warning("remoting_full", connections=self._counts.connections, problem=str(error))
-                loop.remove_reader(self._listening)
-                loop.call_later(self._limits.accept_pause, self._listen)
-                return
-            reason = self._refusal(place[0])
-            if reason is not None:
-                self._counts.refused[reason] += 1
-                with contextlib.suppress(OSError):
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                peer.close()
-                continue
-            self._counts.connections += 1
-            self._counts.connections_total += 1
-            task = loop.create_task(self._open(peer, address_of(*place[:2])))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-
-    def _refusal(self, host: str) -> str | None:
-        if not self._access.admits(host):
-            self._log.warning("remoting_not_allowed", peer=host, key="remoting_allow")
-            return "allow"
-        if self._counts.connections >= self._most:
-            self._log.warning("remoting_full", connections=self._counts.connections)
-            return "full"
-        return None
-
-    async def _open(self, peer: socket.socket, name: str) -> None:
-        tls, times, connection = self._access.tls, {}, None
-        if tls is not None:
-            times = {
-                "ssl_handshake_timeout": self._limits.handshake_seconds,
-                "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
-            }
-        try:
-            peer.setblocking(False)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self._context, name, address_of(*peer.getsockname()[:2]), is_tls=tls is not None)
-            connection.on_close(self._release)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer, ssl=tls, **times)
-        except (OSError, ssl.SSLError, asyncio.CancelledError):  # gone already, or no TLS
-            peer.close()
-            if connection is None or not connection.was_made:  # or it tells by itself that it has ended
-                self._counts.refused["tls"] += tls is not None
-                self._release()
-
-    def _release(self) -> None:
-        self._counts.connections -= 1
-        if self._counts.connections == 0:
-            self._is_empty.set()
-
-
-def address_of(host: str, port: int) -> str:
-    """``127.0.0.1:9577``; IPv6 in brackets, and an IPv4-mapped address as the IPv4 address that it is."""
-    if ":" not in host:
-        return f"{host}:{port}"
-    mapped = host.removeprefix("::ffff:")
-    return f"{mapped}:{port}" if "." in mapped and ":" not in mapped else f"[{host}]:{port}"
-
-
-def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
-    """So many of the ``wanted`` as descriptors are left for, once the process has taken all that it may.
-
-    The index needs its own.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (2**62 if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    need = wanted * descriptors_each + _DESCRIPTORS_KEPT
-    if soft < min(need, hard):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(need, hard), limits[1]))
-            soft = min(need, hard)
-    if soft >= need:
-        return wanted
-    most = min(wanted, max((soft - _DESCRIPTORS_KEPT) // descriptors_each, _CONNECTIONS_LEAST))
-    log.warning("remoting_descriptors", connections_max=most, wanted=wanted, descriptors=soft, hint="raise LimitNOFILE")
-    return most

@@ -20,7 +20,7 @@ from indexd.query import TIME_MAX, TIME_MIN, Answer, Coverage, Data, Hit, NotFou
 from indexd.query import coverage as reasons
 from indexd.query.message import Body, message_fields, unpack_body
 from indexd.query.questions import ByKey
-from indexd.query.source import NO_FOLDER
+from indexd.serve.queries import result_of
 from indexd.serve.web.page import render
 from indexd.serve.web.search_form import BY_INDEX, INDEX_TYPES, MODES, WAYS, SearchForm
 
@@ -32,7 +32,6 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _NAMES = {"json": "JSON", "text": "text", "hex": "hex"}
 _TYPES = {0x0: "", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
-_COVERED = (reasons.ABSENT, reasons.ABSENT_BEFORE, reasons.BEHIND_LAST, NO_FOLDER)
 _BINS, _BARS_HEIGHT = 60, 38
 # What is there is seen: no part of the log is drawn narrower.
 _PART_SHARE_MIN = 0.004
@@ -174,7 +173,7 @@ def _nothing(form: SearchForm, coverage: Coverage, why: str, queue: OffsetAnswer
         "answer.html", kind="nothing", why=why.partition(":")[0], links=links, lines=lines,
         log=log_strip(coverage, ()), covered=_covered(form, coverage),
     )  # fmt: skip
-    return Shown(html, "empty_covered" if why in _COVERED else "empty_uncovered")
+    return Shown(html, result_of(0, why))
 
 
 def _reason(form: SearchForm, coverage: Coverage, why: str) -> str:

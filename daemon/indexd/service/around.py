@@ -1,19 +1,15 @@
-"""Watches what runs: feeds the service manager's watchdog, and looks at the disk, the broker and the log's end.
-
-Watchdog beats on the event loop, as long as every stage moves: a loop that hangs feeds nobody. A stage that waits and
-has said so (for a disk with room, for a log that is not mounted) is not stalled: to end the process would not help.
+"""Looks at what stands around the index: how full the disk is, the broker, the log's end; in a thread of its own.
 
 DiskWatermark has indexing stop before the broker's disk is so full that the broker minds. A broker cleans up early at
 75 % (diskMaxUsedSpaceRatio), deletes what is not expired yet at 85 % (diskSpaceCleanForciblyRatio) and refuses messages
 at 90 % (diskSpaceWarningLevelRatio). Below its first line the index gives way: it is derived, and can be built later.
 
-Around looks at what stands around the index in a thread of its own. A look may hang, on a file system over a network as
-on a broker that does not answer; then only these figures are old.
+A look of Around may hang, on a file system over a network as on a broker that does not answer; then only these figures
+are old.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import threading
@@ -29,101 +25,10 @@ from indexd.commitlog.format import EndOfFile
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import log_end
 from indexd.commitlog.tail import LogLimit
-from indexd.dispatch.queue import DispatchQueue
-from indexd.dispatch.reput import pause
 from indexd.errors import DiskError, IndexdError
-from indexd.service.broker_watch import BrokerWatch
-from indexd.service.instance import Instance, StageLiveness
-from indexd.service.state import DaemonState, LagMeter, Telling
-
-_BEAT_SECONDS = 2.0
-# A look at broker, disk and log's end is due every second and takes some two; so old it hangs.
-_AROUND_SECONDS = 15.0
-
-
-class Watchdog:
-    """Of one Daemon: ``tailing`` at its first look at the log, ``stopping`` at the signal, ``run`` beside it all."""
-
-    def __init__(
-        self, instance: Instance, liveness: StageLiveness, state: DaemonState, queue: DispatchQueue, telling: Telling
-    ) -> None:
-        self._instance, self._board, self._notifier = instance, instance.board, instance.notifier
-        self._liveness = liveness
-        self._state = state
-        self._queue = queue
-        self._telling = telling
-        self._is_tailing = self._is_stopping = False
-
-    def tailing(self) -> None:
-        """The log was looked at: ready, the first time."""
-        if not self._is_tailing:
-            self._is_tailing = True
-            self._notifier.ready(self.status())
-
-    def reloading(self) -> None:
-        """A HUP is being followed."""
-        if self._is_tailing:
-            self._notifier.reloading()
-
-    def reloaded(self) -> None:
-        """It was, or could not be."""
-        if self._is_tailing and not self._is_stopping:
-            self._notifier.ready(self.status())
-
-    def stopping(self) -> None:
-        """A signal said stop."""
-        self._is_stopping = True
-        self._board.stopping()
-        self._notifier.stopping()
-
-    async def run(self, finished: asyncio.Event) -> None:
-        """Until ``finished``; at least four times in the shortest limit."""
-        seconds = min(_BEAT_SECONDS, self._liveness.limits["read"] / 4)
-        while not finished.is_set():
-            self.beat()
-            await pause(finished, seconds)
-
-    def beat(self) -> None:
-        """Look at every stage; feed the watchdog if none is stalled. A look around that hangs is only said."""
-        self._look_at_around()
-        pipeline = self._state.pipeline
-        self._liveness.watch("build", pipeline.built.phy_offset)
-        self._liveness.watch("flush", pipeline.counters.files_synced)
-        if self._queue.is_blocked:
-            self._liveness.sign("read")  # it waits for the drain, and that has signs of its own
-        stalled = self._liveness.stalled()
-        self._telling.stalled(stalled)
-        self._board.stalled = stalled
-        if stalled:
-            return
-        self._notifier.watchdog()
-        if self._is_stopping or not self._is_tailing:
-            self._notifier.extend(self._liveness.limits["build"])
-        elif self._is_tailing:
-            self._notifier.status(self.status())
-
-    def _look_at_around(self) -> None:
-        looked, is_told = self._instance.looked_around, "around" in self._state.tally.problems
-        is_old = looked is not None and self._instance.clock() - looked > _AROUND_SECONDS
-        if is_old and not is_told:
-            text = f"for {_AROUND_SECONDS:.0f} s and more no look at the broker, the disk and the log's end has ended"
-            remedy = "see whether broker_conf, --store or --data is on a file system that hangs"
-            self._telling.problem("around", IndexdError(text, remedy))
-        elif is_told and not is_old:
-            self._telling.problem("around", None)
-
-    def status(self) -> str:
-        """One line: how far behind, or what is in the way."""
-        lag, tally, corrupt = self._state.lag(), self._state.tally, self._state.reput.corrupt
-        behind = (
-            f"{lag.bytes} bytes and {lag.milliseconds} ms behind, at offset {self._state.pipeline.progress.phy_offset}"
-        )
-        for stage, error in tally.problems.items():
-            return f"waiting ({stage}): {error.line()}; {behind}"
-        if corrupt is not None:
-            return f"standing at corrupt bytes at {corrupt.offset}: {corrupt.reason}; {behind}"
-        return behind
-
+from indexd.service.broker import BrokerWatch
+from indexd.service.instance import Instance
+from indexd.service.state import LagMeter
 
 # How far it has to fall below the mark before indexing goes on: an index file that is allocated must not undo it.
 _HYSTERESIS = 0.01
@@ -188,7 +93,7 @@ class Around:
         self._thread = threading.Thread(target=self._run, name="around", daemon=True)
 
     def __enter__(self) -> Around:
-        self._instance.looked_around = self._instance.clock()
+        self._instance.looked_around = time.monotonic()
         self._thread.start()
         self._has_looked.wait(_FIRST_SECONDS)
         return self
@@ -235,7 +140,7 @@ class Around:
                 if repr(error) != self._failure:
                     self._failure = repr(error)
                     self._instance.log.error("look_failed", problem=self._failure)  # noqa: TRY400 - a line, no trace
-            self._instance.looked_around = self._instance.clock()
+            self._instance.looked_around = time.monotonic()
             self._has_looked.set()
             if self._leave.wait(_EVERY_SECONDS):
                 self._watch.close()

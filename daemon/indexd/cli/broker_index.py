@@ -1,0 +1,286 @@
+"""audit and repair: a broker's own index held against its log, strictly read-only; mended in place, and the way back.
+
+What needs the compiler is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from indexd.cli.output import (
+    EXIT_FINDINGS,
+    Parser,
+    ProgressBar,
+    add_command,
+    counted,
+    print_json,
+    print_line,
+    show_bytes,
+    show_time,
+    typed,
+    until_reader_leaves,
+    wants_json,
+)
+from indexd.cli.spark import spark_session, uses_spark
+from indexd.config import Config
+from indexd.config.compiled import prepare_compiler
+from indexd.config.units import RemotePath, parse_count, parse_path, parse_seconds, printable
+from indexd.errors import UsageError
+from indexd.storage.disk import Disk, OutputDisk
+from indexd.storage.remote import disk_for
+
+if TYPE_CHECKING:
+    from indexd.audit import AuditOptions, AuditReport
+    from indexd.repair.run import Planned, Repaired, RepairOptions
+
+
+def register(commands: Any, common: Parser) -> None:
+    """Add the commands."""
+    text = "hold a broker's own index against its log, changing nothing"
+    parser = add_command(commands, "audit", [common], text)
+    parser.add_argument("--queues", action="store_true", help="hold the broker's ConsumeQueues against the log, too")
+    parser.add_argument(
+        "--samples",
+        type=typed(parse_count, 0, 100_000),
+        metavar="N",
+        help="try the keys of so many messages in time ranges; 0: none",
+    )
+    parser.add_argument("--report", type=typed(parse_path), metavar="FILE", help="write it all down as one HTML page")
+    parser.add_argument(
+        "--resume",
+        type=typed(parse_path),
+        metavar="FILE",
+        help="keep what is finished in FILE, and go on with it if it is there",
+    )
+    parser.set_defaults(function=audit)
+    text = "mend the index of a stopped broker: what is missing is built, checked, and exchanged in one step"
+    parser = add_command(commands, "repair", [common], text)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--plan", action="store_true", help="say what it would do and how long, and change nothing")
+    what.add_argument("--undo", action="store_true", help="put back the index that the newest repair replaced")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--all", action="store_true", help="build everything again, sound files, too")
+    parser.add_argument(
+        "--time-limit",
+        type=typed(parse_seconds, 0.001),
+        metavar="SECONDS",
+        help="begin nothing that would end later: 600, 10m, 2h; the newest comes first",
+    )
+    parser.set_defaults(function=repair)
+
+
+def audit(args: argparse.Namespace, config: Config) -> int:
+    """Compare STORE/index with the log; 1 if a key is not findable or something does not hold.
+
+    Raises UsageError for a FILE that cannot be written there, before anything is read.
+    """
+    _check_places(args, config)
+    page = args.report.resolve() if args.report is not None else None
+    prepare_compiler()
+    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, for which all is prepared now
+
+    report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
+    with until_reader_leaves():
+        if wants_json(args):
+            for row in report.rows():
+                print_json(row)
+        else:
+            for line in lines(report, show_bytes, show_time):
+                print_line(line)
+    if page is not None:
+        # The last thing done: what was found is on standard output, whatever becomes of the page.
+        OutputDisk().write_atomically(page, audit_page(report).encode("utf-8"))
+    return 0 if report.is_sound else EXIT_FINDINGS
+
+
+def _check_places(args: argparse.Namespace, config: Config) -> None:
+    if args.report is not None and args.resume is not None and args.report.resolve() == args.resume.resolve():
+        raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
+    for option in ("report", "resume"):
+        path: Path | None = getattr(args, option)
+        if path is not None:
+            what, place = f"--{option} {printable(str(path))}", path.resolve()
+            roots = [root for root in (config.store.store, *config.store.commit_log_directories) if root is not None]
+            if any(place.is_relative_to(root.resolve()) for root in roots if not isinstance(root, RemotePath)):
+                raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
+            # A device, a pipe: it would be replaced, not written to.
+            if os.path.lexists(place) and not place.is_file():
+                kind = "is a directory" if place.is_dir() else "is no plain file"
+                raise UsageError(f"{what} {kind}", "name a file, or a name that nothing has")
+            if not place.parent.is_dir():
+                raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
+            if not os.access(place.parent, os.W_OK | os.X_OK):
+                parent = printable(str(place.parent))
+                raise UsageError(f"{what}: this user may not write to {parent}", "name a file elsewhere")
+
+
+def _options(args: argparse.Namespace) -> AuditOptions:
+    from indexd.audit import AuditOptions  # noqa: PLC0415 - loads numba
+
+    options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
+    return options if args.samples is None else replace(options, samples=args.samples)
+
+
+def _here(args: argparse.Namespace, config: Config) -> AuditReport:
+    from indexd.audit import audit_here, load_kernels  # noqa: PLC0415 - loads numba
+
+    load_kernels(config)
+    with ProgressBar("audit") as bar:
+        return audit_here(config, disk_for(config), _options(args), bar.to)
+
+
+def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
+    with spark_session(config, "indexd audit", has_other_engine=True) as spark:
+        from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
+
+        with ProgressBar("audit") as bar:
+            return audit_on_spark(spark, config, _options(args), bar.to)
+
+
+# --- repair
+
+
+def repair(args: argparse.Namespace, config: Config) -> int:
+    """Mend STORE/index; 1 if there is something to do, or left to do."""
+    if args.undo and (args.all or args.time_limit is not None):
+        raise UsageError("--undo puts back what was there: --all and --time-limit are for a repair")
+    if not args.plan and not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError("indexd repair changes the store, and there is no terminal to ask", "say --yes, or --plan")
+    prepare_compiler()
+    from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
+    from indexd.repair.run import RepairOptions  # noqa: PLC0415 - the same
+
+    options = RepairOptions(args.all, args.time_limit)
+    if not args.undo:
+        load_kernels(config)
+    if args.plan:
+        return _plan(args, config, options)
+    try:
+        return _undo(args, config) if args.undo else _repair(args, config, options)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; nothing is half done: the index is as before, or the new one") from None
+
+
+def _plan(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
+    from indexd.repair.run import look  # noqa: PLC0415 - loads numba
+
+    with ProgressBar("audit") as bar:
+        planned = look(Disk(), config, options, bar.to)
+    _show_plan(args, planned)
+    return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
+
+
+def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
+    from indexd.repair.run import repair as mend  # noqa: PLC0415 - loads numba
+
+    def confirm(planned: Planned) -> bool:
+        bar.close()
+        _show_plan(args, planned)
+        is_wanted = bool(args.yes) or _says_yes("repair it now?")
+        if is_wanted:
+            bar.open("repair")
+        return is_wanted
+
+    with ProgressBar("audit") as bar:
+        done = mend(Disk(), config, options, confirm, bar.to)
+    with until_reader_leaves():
+        if wants_json(args):
+            print_json(done.to_json())
+        else:
+            _print_done(done)
+    is_left = done.planned.plan.is_needed and (done.folder is None or done.left)
+    return EXIT_FINDINGS if is_left or done.is_declined or done.planned.plan.keys_behind else 0
+
+
+def _undo(args: argparse.Namespace, config: Config) -> int:
+    from indexd.repair.run import take_back  # noqa: PLC0415 - loads numba
+
+    def confirm(folder: Path, entries: int) -> bool:
+        if entries and not wants_json(args):
+            print_line(
+                f"the broker has indexed {entries:,} keys since: they go with its index, and a start does not build "
+                "them again; indexd repair does"
+            )
+        return bool(args.yes) or _says_yes(f"put back the index of {folder.name}?")
+
+    undone = take_back(Disk(), config, confirm)
+    if wants_json(args):
+        folder = None if undone is None else str(undone.folder)
+        print_json({"kind": "undo", "folder": folder, "entriesSince": undone.entries if undone else 0})
+    elif undone is not None:
+        print_line(f"the old index is back; the one that was there is in {printable(str(undone.folder / 'index'))}")
+    return EXIT_FINDINGS if undone is None else 0
+
+
+def _says_yes(question: str) -> bool:
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _show_plan(args: argparse.Namespace, planned: Planned) -> None:
+    with until_reader_leaves():
+        if wants_json(args):
+            more = {"needed": planned.is_needed, "notes": [*planned.notes, *planned.unfinished]}
+            print_json(planned.plan.to_json() | more)
+        else:
+            _print_plan(planned)
+
+
+def _print_plan(planned: Planned) -> None:
+    audit, plan = planned.report.audit, planned.plan
+    share = 100 * audit.findable_keys / audit.keys if audit.keys else 100.0
+    # Rounded down: what is not whole must not look so.
+    print_line(
+        f"{printable(planned.report.store)}: {int(share * 100) / 100:.2f} % of {audit.keys:,} keys findable, "
+        f"{counted(audit.hole_count, 'hole')}, {counted(audit.index_findings, 'finding')}"
+    )
+    lines = plan.lines() if plan.is_needed else [] if planned.is_needed else ["nothing to do"]
+    for line in (*planned.notes, *planned.unfinished, *lines, *plan.behind_lines()):
+        print_line(printable(line))
+    if plan.is_needed:
+        print_line(
+            f"about {max(plan.estimated_seconds, 1):.0f} s; {show_bytes(plan.bytes_to_write)} are written in a folder "
+            "beside the index, which gets the old index in exchange"
+        )
+
+
+def _print_done(done: Repaired) -> None:
+    planned = done.planned
+    for line in done.settled:
+        print_line(printable(line))
+    if not planned.plan.is_needed and not done.is_declined:
+        if not planned.is_needed:
+            _print_plan(planned)
+        return
+    if done.folder is None:
+        why = "as you say" if done.is_declined else "there is not even time for the newest part"
+        print_line(f"nothing was changed: {why}")
+        return
+    keys = sum(built.entries for built in done.built)
+    files = sum(len(built.files) for built in done.built)
+    what = "no new file was needed"
+    if files:
+        what = f"{keys:,} keys in {counted(files, 'new file')}, checked against the log"
+    print_line(f"repaired in {done.seconds:.1f} s: {what}")
+    for gap in done.gaps:
+        size = show_bytes(gap.end - gap.begin)
+        print_line(f"log bytes {gap.begin} to {gap.end} ({size}) could not be read: {printable(gap.reason)}")
+    for line in planned.plan.behind_lines():
+        print_line(printable(line))
+    if done.left:
+        print_line(f"{counted(len(done.left), 'older part')} not reached in time, as before: run it again")
+    if done.index_timestamp:
+        print_line(f"the checkpoint vouches for the index up to {show_time(done.index_timestamp)}")
+    print_line(
+        f"the old index is in {printable(str(done.folder))}: indexd repair --undo puts it back; else remove it some day"
+    )
+    if done.folders > 1:
+        print_line(
+            f"{done.folders} repairs can be undone, the newest first: once content, remove all indexd-repair-* folders"
+        )

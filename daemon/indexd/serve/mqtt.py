@@ -1,0 +1,383 @@
+"""Publishes status, state and events over MQTT 5 with QoS 1, and listens to nothing: what is sent here moves nothing.
+
+By aiomqtt, which is asyncio-mqtt under its present name. Whatever the network does, events only wait on the board: the
+index is built in other threads and is never waited for here, nor does it wait. A connection that fails is cut, so that
+the broker publishes its will, ``offline``; one that is left says so itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import socket
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiomqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from indexd.config import Config, MqttConfig
+from indexd.errors import DiskError
+from indexd.serve.board import Board, Event
+from indexd.storage.disk import Disk
+
+Logger = Any
+ONLINE, OFFLINE = b"online", b"offline"
+#: Of one packet from the broker, in bytes; MQTT 5, 3.1.2.11.4 lets it know.
+PACKET_BYTES_MAX = 65_536
+#: Between two tries, in seconds.
+PAUSE_SECONDS = (1.0, 60.0)
+# A connection that stood this long makes the next pause a short one again.
+_STEADY_SECONDS = 60.0
+#: The broker has to answer within.
+ANSWER_SECONDS = 5.0
+# Without a word for twice this long, the connection is gone.
+_KEEPALIVE_SECONDS = 20
+# Between two looks at the board; between two states, however much happens; until the same reason is said again.
+_TICK_SECONDS, _STATE_SECONDS_MIN, _SAY_SECONDS = 0.2, 1.0, 600.0
+# Both together are shorter than what ServeThread grants.
+_LAST_WORDS_SECONDS, _LEAVE_SECONDS = 3.0, 1.0
+_PASSWORD_MAX, _LEVEL_BYTES_MAX = 65_535, 200
+_PLACES = frozenset({"begin", "end"})
+# As often as the index is flushed, and nobody's concern at once.
+_ROUTINE = "flush"
+_UNASKED = "the broker sends messages that nobody asked for"
+# MQTT 5, 2.4: what the package calls an end that nobody has given a reason for, a packet that is none, and silence.
+_CODES = {
+    0x80: "the connection was lost",
+    0x82: "protocol error: a packet that is no MQTT 5, as the broker says or as it sent one; check mqtt_port",
+    0x8D: "the connection was lost: the broker has been silent for too long",
+}
+_ACCESS = "; check mqtt_username, mqtt_password_file and the broker's access list"
+# Bad user name or password, not authorized, topic name invalid, packet too large, quota exceeded, retain, QoS.
+_HINTS = {
+    0x86: _ACCESS,
+    0x87: _ACCESS,
+    0x90: "; check mqtt_topic_prefix, and which topics the broker allows",
+    0x95: "; check the broker's limit for a packet (mosquitto: max_packet_size)",
+    0x97: "; check the broker's quotas",
+    0x9A: "; the broker has to allow retained messages (mosquitto: retain_available true)",
+    0x9B: "; the broker has to allow QoS 1 (mosquitto: max_qos 1)",
+}
+# What the packages would write to standard error themselves: their reasons reach our log as errors.
+_SILENT = logging.getLogger("indexd.mqtt")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+
+
+async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
+    """Publish until ``stop``; ``board.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
+    publisher = _Publisher(config.mqtt, board, log)
+    telling = asyncio.create_task(publisher.keep_telling())
+    try:
+        while not stop.is_set():
+            await publisher.connect_once(stop)
+    finally:
+        telling.cancel()
+        publisher.tell()
+
+
+class _Publisher:
+    def __init__(self, config: MqttConfig, board: Board, log: Logger) -> None:
+        self._config, self._board, self._log = config, board, log
+        self._about = board.row()
+        levels = [topic_level(self._about[name]) for name in ("cluster", "nodeId")]
+        self._root = "/".join((config.mqtt_topic_prefix, *levels))
+        # The same for every connection of a node, so that the broker ends one that was left half open, and publishes
+        # its will, before it takes the next one; else that ``offline`` would come minutes later, on top of ``online``.
+        self._client_id = "-".join(("indexd", *levels))
+        #: The number of the last event that was published or lost, and of the newest that is worth a state.
+        self._last = self._notable = self._published = self._dropped = 0
+        self._pause = PAUSE_SECONDS[0]
+        self._connected_at: float | None = None
+        self._last_error: str | None = None
+        self._said: tuple[str | None, float] = None, 0.0
+        # What was worth a state when the last one was published, and when that was.
+        self._shown: tuple[object, float] = None, float("-inf")
+        self.tell()
+
+    def tell(self) -> None:
+        """Write down how it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published."""
+        waiting = len(self._waiting())
+        self._board.outlets["mqtt"] = {
+            "connected": self._connected_at is not None,
+            "published": self._published,
+            "dropped": self._dropped,
+            "waiting": waiting,
+            "lastError": self._last_error,
+        }
+
+    async def keep_telling(self) -> None:
+        """Whether connected or not."""
+        while True:
+            self.tell()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _waiting(self) -> list[Event]:
+        # The board keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
+        events = self._board.events
+        found = events.since(self._last)[-self._config.mqtt_queue_max :]
+        lost = (found[0].number if found else events.last + 1) - self._last - 1
+        self._dropped, self._last = self._dropped + lost, self._last + lost
+        self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
+        return found
+
+    async def connect_once(self, stop: asyncio.Event) -> None:
+        """One connection from its begin to its end, and the pause after one that failed: longer, and at random, so
+        that many nodes do not come back at once.
+        """
+        try:
+            await self._connect(stop)
+        except (aiomqtt.MqttError, DiskError, TimeoutError, ValueError) as error:  # a host that cannot be a name
+            now, since, self._last_error = time.monotonic(), self._connected_at, reason(error)
+            shortest, longest = PAUSE_SECONDS
+            last = shortest if since is not None and now - since >= _STEADY_SECONDS else self._pause
+            self._pause = min(random.uniform(shortest, 3 * last), longest)
+            self._connected_at = None
+            self.tell()
+            said, at = self._said
+            if self._last_error != said or now - at >= _SAY_SECONDS:
+                self._said = self._last_error, now
+                retry = {} if stop.is_set() else {"retry_seconds": round(self._pause, 1)}
+                self._say(self._log.warning, "mqtt_lost", problem=self._last_error, **retry)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._pause)
+        finally:
+            self._connected_at = None
+
+    async def _connect(self, stop: asyncio.Event) -> None:
+        password = await asyncio.to_thread(read_password, self._config.mqtt_password_file)
+        client = Client(self._config, self._client_id, f"{self._root}/status", password)
+        try:
+            await _first_of(client.__aenter__(), stop.wait())
+            if stop.is_set():
+                return
+            await _first_of(client.lost(), self._publish(client), stop.wait())
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._send_events(client)
+                await self._send_state(client)
+                await client.send(f"{self._root}/status", OFFLINE, retain=True)
+            client.timeout = _LEAVE_SECONDS
+            await client.__aexit__(None, None, None)
+        finally:
+            client.cut()
+
+    async def _publish(self, client: Client) -> None:
+        await client.send(f"{self._root}/status", ONLINE, retain=True)
+        await self._send_state(client)
+        await self._send_events(client)
+        # Only now: a broker that takes a part and refuses the rest is no news at every try.
+        self._connected_at, self._said = time.monotonic(), (None, 0.0)
+        self.tell()
+        self._say(self._log.info, "mqtt_connected", topic=f"{self._root}/status")
+        while True:
+            shown, at = self._shown
+            age = time.monotonic() - at
+            if age >= self._config.mqtt_interval or (age >= _STATE_SECONDS_MIN and shown != self._worth_a_state()):
+                await self._send_state(client)
+            await self._send_events(client)
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _send_state(self, client: Client) -> None:
+        shown = self._worth_a_state()
+        await client.send(f"{self._root}/state", state_payload(self._board.row()), retain=True)
+        self._shown = shown, time.monotonic()
+
+    async def _send_events(self, client: Client) -> None:
+        while waiting := self._waiting():
+            event = waiting[0]
+            await client.send(f"{self._root}/event/{topic_level(event.kind)}", event_payload(event, self._about))
+            self._published += 1
+            self._dropped -= event.number <= self._last  # it was taken for lost meanwhile
+            self._last = max(self._last, event.number)
+
+    def _worth_a_state(self) -> object:
+        return condition(self._board.row()), self._notable, self._connected_at is not None
+
+    def _say(self, write: Any, name: str, **fields: object) -> None:
+        place = f"{self._config.mqtt_host}:{self._config.mqtt_port}"
+        write(name, broker=place, **fields, waiting=len(self._waiting()), dropped=self._dropped)
+
+
+async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
+    # Until the first ends; the rest is cancelled. Of several that failed the first named is raised.
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+class Client(aiomqtt.Client):
+    """One connection. The package takes a refusal for a yes and packets of any size: here each ends it by MqttError."""
+
+    def __init__(self, config: MqttConfig, client_id: str, status: str, password: str | None) -> None:
+        ca_file, limits = config.mqtt_ca_file, _properties(PacketTypes.CONNECT)
+        limits.MaximumPacketSize, limits.ReceiveMaximum = PACKET_BYTES_MAX, 1
+        tls = aiomqtt.TLSParameters(ca_certs=None if ca_file is None else str(ca_file)) if config.mqtt_tls else None
+        super().__init__(
+            config.mqtt_host or "",
+            config.mqtt_port,
+            username=config.mqtt_username,
+            password=password,
+            identifier=client_id,
+            protocol=aiomqtt.ProtocolVersion.V5,
+            will=aiomqtt.Will(status, OFFLINE, qos=1, retain=True, properties=_content("text/plain")),
+            tls_params=tls,
+            timeout=ANSWER_SECONDS,
+            keepalive=_KEEPALIVE_SECONDS,
+            max_queued_incoming_messages=1,
+            properties=limits,
+            logger=_SILENT,
+        )
+        #: What is being published, and the broker's No to it.
+        self._topic: str | None = None
+        self._refusal: ReasonCode | None = None
+        self._problem: str | None = None
+        # Why it ended is asked for by whoever is interested; else asyncio would write it to standard error.
+        for ended in (self._connected, self._disconnected):
+            ended.add_done_callback(lambda future: future.cancelled() or future.exception())
+        receive = self._client._sock_recv
+
+        def receive_bounded(size: int) -> bytes:
+            if size > PACKET_BYTES_MAX:
+                self._problem = f"{_UNASKED}, or a packet of more than {PACKET_BYTES_MAX} bytes"
+                raise ConnectionError(self._problem)  # the package closes the socket then, and keeps nothing
+            return receive(size)
+
+        self._client._sock_recv = receive_bounded  # type: ignore[method-assign,assignment]  # another argument's name
+
+    async def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Publish, and wait until the broker has it; one at a time. A broker that does not allow it is an error too."""
+        self._topic, self._refusal = topic, None
+        kind = "application/json" if payload.startswith(b"{") else "text/plain"
+        await self.publish(topic, payload, qos=1, retain=retain, properties=_content(kind))
+        if self._refusal is not None:
+            raise aiomqtt.MqttError(self._about_topic(self._refusal))
+        self._topic = None
+
+    async def lost(self) -> None:
+        """Ends with MqttError as soon as the connection is gone, and never otherwise: nothing is subscribed to."""
+        if not self._client.is_connected():  # it ended in the moment after the answer, which the package forgets
+            raise aiomqtt.MqttError(self._problem or _CODES[0x80])
+        try:
+            async for _ in self.messages:
+                raise aiomqtt.MqttError(_UNASKED)
+        except aiomqtt.MqttError as error:
+            code = getattr(error.__cause__, "rc", None)
+            if self._problem is not None:
+                raise aiomqtt.MqttError(self._problem) from None
+            if isinstance(code, ReasonCode) and code.value in _HINTS and self._topic is not None:
+                raise aiomqtt.MqttError(self._about_topic(code)) from None
+            raise
+
+    def cut(self) -> None:
+        """End it without a word, if it is still open, so that the will is published."""
+        opened = self._client.socket()
+        if isinstance(opened, socket.socket):
+            with suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
+    def _about_topic(self, code: ReasonCode) -> str:
+        return f"the broker says about {self._topic}: {code}{_HINTS.get(code.value, '')}"
+
+    def _on_publish(self, client: Any, userdata: Any, mid: int, reason_code: ReasonCode, properties: Any) -> None:
+        if reason_code.is_failure:
+            self._refusal = reason_code
+        super()._on_publish(client, userdata, mid, reason_code, properties)
+
+
+def reason(error: BaseException) -> str:
+    """One line for the log, with what to look at where that is known."""
+    if isinstance(error, DiskError):
+        return error.line()
+    cause = error.__cause__ or error
+    code = getattr(cause, "rc", None)
+    if isinstance(code, ReasonCode):
+        return _CODES.get(code.value) or f"the broker says: {code}{_HINTS.get(code.value, '')}"
+    if isinstance(error, TimeoutError) or str(error) == "Operation timed out":
+        return "the broker does not answer; check mqtt_port and mqtt_tls"
+    text = " ".join(str(cause).split())
+    if "certificate" in text.lower():
+        return f"{text}; check mqtt_ca_file, and that mqtt_host is a name in the broker's certificate"
+    return text
+
+
+def read_password(path: Path | None) -> str | None:
+    """The first line of the file; raises DiskError, or MqttError when there is none that could be sent."""
+    if path is None:
+        return None
+    with Disk().open_read(path) as file:
+        line = file.pread(_PASSWORD_MAX, 0).partition(b"\n")[0].rstrip(b"\r")
+    try:
+        password = line.decode()
+    except UnicodeDecodeError:
+        raise aiomqtt.MqttError(f"the password in {path} is no UTF-8") from None
+    if not password:
+        raise aiomqtt.MqttError(f"no password in the first line of {path}")
+    return password
+
+
+def _properties(packet: int) -> Properties:
+    return Properties(packet)  # type: ignore[no-untyped-call]  # the package's one untyped call
+
+
+def _content(kind: str) -> Properties:
+    properties = _properties(PacketTypes.PUBLISH)
+    properties.ContentType, properties.PayloadFormatIndicator = kind, 1
+    return properties
+
+
+def topic_level(name: str) -> str:
+    """``name`` as one level of a topic: what MQTT or its wildcards forbid there becomes ``_``; at most 200 bytes."""
+    clean = "".join("_" if char in "/+#" or not char.isprintable() else char for char in name)
+    return clean.encode()[:_LEVEL_BYTES_MAX].decode(errors="ignore") or "_"
+
+
+def state_payload(row: Mapping[str, Any]) -> bytes:
+    """The board's row; 64-bit offsets are strings, as they are over HTTP: a double holds 53 bits."""
+    return _json(_texts(row))
+
+
+def event_payload(event: Event, board: Mapping[str, Any]) -> bytes:
+    """One event. Within one ``bootId`` the ``seq`` of the events of all kinds grows by one: a gap is what was lost.
+
+    The same event may come twice, after a connection that broke before the broker had answered.
+    """
+    about = {name: board[name] for name in ("bootId", "cluster", "nodeId")}
+    told = {"at": event.at, "kind": event.kind, "event": event.name, "fields": event.fields}
+    return _json(_texts({"seq": event.number, **about, **told}))
+
+
+def condition(row: Mapping[str, Any]) -> str:
+    """What is worth a state at once when it changes: phase, problems, corruption, and what is known of the broker."""
+    broker = row.get("broker") or {}
+    seen = [row.get(key) for key in ("phase", "problems", "corrupt")]
+    return json.dumps([*seen, *(broker.get(key) for key in ("alive", "indexing", "unsafe"))], default=str)
+
+
+def _json(value: object) -> bytes:
+    # ASCII: a path that is no UTF-8 would have none otherwise.
+    return json.dumps(value, separators=(",", ":"), default=str).encode()
+
+
+def _texts(value: object, key: str = "") -> object:
+    if isinstance(value, Mapping):
+        return {name: _texts(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        # A list of offsets, or of ranges [begin, end, reason], is called for what it holds.
+        return [_texts(inner, "offset" if key == "uncovered" else key) for inner in value]
+    is_offset = key in _PLACES or key.lower().endswith("offset")
+    return str(value) if is_offset and isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,0 +1,597 @@
+"""Passes requests on to a name server or the broker and brings the answers back; finds out where the broker is.
+
+The broker knows a client by its connection: it sends rebalancing, transaction checks and late answers there. So each
+client has a connection of its own to the broker, which ends with its own; what the broker asks there goes to the
+client, and what the client answers back. Name servers are asked over one connection for all.
+
+Headers go on as JSON, whatever the client writes, and each answer comes back in the client's form: a JSON header has
+room for the mark by which a circle of daemons is noticed, and no signature covers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from indexd.config import Config, split_address
+from indexd.config.serving import is_peer
+from indexd.config.units import printable, shown
+from indexd.errors import UsageError
+from indexd.serve.remoting.access import ACCESS_KEY, SIGNATURE, Credentials
+from indexd.serve.remoting.command import (
+    NAME_SERVER_CODES,
+    VERSION,
+    Form,
+    FrameError,
+    RemotingCommand,
+    RequestCode,
+    ResponseCode,
+    encode_command,
+    take_command,
+)
+from indexd.serve.remoting.routes import BrokerPlace, Json, find_place, own_place, read_json
+
+T = TypeVar("T")
+OnRequest = Callable[[RemotingCommand], None]
+
+IN_A_CIRCLE = "upstream_namesrv of this indexd leads back to it"
+_VIA = "indexdVia"
+_CIRCLE_HINT = "upstream_namesrv or the broker's address leads back here, perhaps by another indexd: give the real ones"
+_SHOWN_MAX = 300
+# What the other side has not acknowledged for so long is lost, and the connection with it.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
+)
+_OPAQUE_MAX = 2**31 - 1
+# At a stop: what was written may take so long to be sent.
+_CLOSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long others are waited for, in seconds, and how much they may leave waiting, in bytes."""
+
+    #: By a request that has another answer: RocketMQ's clients wait 3 s for most.
+    short: float = 1.0
+    #: By one that has none, such as a pull that the broker holds.
+    answer: float = 600.0
+    #: Requests that have another answer get that at once for so long after one got none.
+    refused: float = 5.0
+    #: After a connection that failed, others are told so at once.
+    retry: float = 1.0
+    #: The cluster is asked for again when what is known is older; while the broker is missing; when it did not answer.
+    fresh: float = 5.0
+    missing: float = 1.0
+    anew: float = 0.5
+    #: Requests that the other side does not take: beyond so many bytes further ones are refused.
+    untaken_bytes: int = 32 << 20
+
+
+class UpstreamError(Exception):
+    """No answer from a name server or a broker; ``str``: why."""
+
+
+class Client(Protocol):
+    """One connection, in the event loop's thread. Nothing here raises when it is closed already.
+
+    ``peer``: who it is, ``127.0.0.1:53122``; ``local``: our address as this client has reached it.
+    """
+
+    peer: str
+    local: str
+
+    def send(self, command: RemotingCommand) -> None:
+        """A request to the client; dropped when it is closed."""
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call it once when the connection ends, however it ends; at once if it has ended."""
+
+
+class Link(asyncio.Protocol):
+    """One connection to a name server or a broker; ``Dialer.open`` makes one.
+
+    A request goes out under an ``opaque`` of the link's and comes back under its own.
+    """
+
+    def __init__(self, address: str, dialer: Dialer, on_request: OnRequest | None) -> None:
+        self.address, self._dialer, self._on_request = address, dialer, on_request
+        self._opaque = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._why = "it closed the connection"
+        #: Set when it is over.
+        self.ended = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        """The answer, under the request's own ``opaque``; UpstreamError if the connection ends before it comes."""
+        opaque = next(self._opaque) & _OPAQUE_MAX
+        waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._waiting[opaque] = waiting
+        try:
+            self.tell(replace(command, opaque=opaque))
+            answer = await waiting
+        finally:
+            self._waiting.pop(opaque, None)
+        answer.opaque = command.opaque
+        return answer
+
+    def tell(self, command: RemotingCommand) -> None:
+        """Send it, under its own ``opaque``; UpstreamError if it cannot be."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise UpstreamError(self._why)
+        most = self._dialer.patience.untaken_bytes
+        if transport.get_write_buffer_size() > most:
+            raise UpstreamError(f"it has not taken {most >> 20} MiB yet")
+        try:
+            transport.write(encode_command(command))
+        except FrameError as error:
+            raise UpstreamError(str(error)) from error
+
+    def close(self, why: str = "this daemon stops", *, at_once: bool = False) -> None:
+        """End it when what was written has been sent, or at once; who still waits is told ``why``."""
+        self._why = why
+        if self._transport is not None:
+            (self._transport.abort if at_once else self._transport.close)()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open. A machine that goes away without a word is noticed within half a minute, not in hours."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer: socket.socket = transport.get_extra_info("socket")
+        for option in _SOCKET_OPTIONS:
+            peer.setsockopt(*option)
+        self._dialer.links.add(self)
+        if self._dialer.is_closed:
+            self.close(at_once=True)
+
+    def data_received(self, data: bytes) -> None:
+        """Frames, whole or in part."""
+        self._buffer += data
+        try:
+            while (command := take_command(self._buffer, self._dialer.frame_max)) is not None:
+                if not command.is_response:
+                    if self._on_request is not None:
+                        self._on_request(command)
+                elif (waiting := self._waiting.get(command.opaque)) is not None and not waiting.done():
+                    waiting.set_result(command)
+        except FrameError as error:
+            self.close(f"what it sent is no answer: {error}", at_once=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whoever waits is told."""
+        self._dialer.links.discard(self)
+        if exc is not None:
+            self._why = _reason(exc)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(UpstreamError(self._why))
+        self._transport = None
+        self.ended.set()
+
+
+class Dialer:
+    """Opens connections, and remembers for a moment where none could be made."""
+
+    def __init__(self, config: Config, patience: Patience) -> None:
+        self.patience, self.timeout = patience, config.remoting.upstream_timeout
+        self.frame_max = config.remoting.remoting_frame_max
+        self.links: set[Link] = set()
+        #: From then on no connection is made: who loses one asks for another.
+        self.is_closed = False
+        self._tls = read_upstream_tls(config)
+        self._failures: dict[str, tuple[str, float, float]] = {}  # address: why, since (epoch), and until when
+
+    async def open(self, address: str, on_request: OnRequest | None = None) -> Link:
+        """A connection of the caller's, who closes it; ``on_request`` takes what the other side asks. UpstreamError."""
+        if self.is_closed:
+            raise UpstreamError("this daemon stops")
+        why, since, until = self._failures.get(address, ("", time.time(), 0.0))
+        if time.monotonic() >= until:
+            try:
+                link = await self._connect(address, on_request)
+            except UpstreamError as error:
+                why = str(error)
+                self._failures[address] = why, since, time.monotonic() + self.patience.retry
+            else:
+                self._failures.pop(address, None)
+                return link
+        raise UpstreamError(f"{why}, since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(since))}")
+
+    async def close(self) -> None:
+        """Close every connection, and see them closed; TLS has a word to say at the end, and may get no answer."""
+        self.is_closed = True
+        for at_once in (False, True):
+            links = tuple(self.links)
+            for link in links:
+                link.close(at_once=at_once)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    for link in links:
+                        await link.ended.wait()
+
+    async def _connect(self, address: str, on_request: OnRequest | None) -> Link:
+        try:
+            host, port = split_address(address)
+            names: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls, "server_hostname": host}
+            async with asyncio.timeout(self.timeout):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: Link(address, self, on_request), host, port, **names
+                )
+        except TimeoutError:
+            raise UpstreamError(f"no connection within {self.timeout:g} s") from None
+        except (OSError, ValueError, OverflowError) as error:  # the last two: no host or port can be named so
+            raise UpstreamError(_reason(error)) from error
+        return link
+
+
+def read_upstream_tls(config: Config) -> ssl.SSLContext | None:
+    """What connections upstream are made with, if upstream_tls. UsageError if upstream_ca_file cannot be used.
+
+    An authority that is given vouches for whatever bears its certificate, as RocketMQ's own clients have it, which call
+    brokers by address. The system's authorities vouch for anybody, so that the name has to be right as well.
+    """
+    if not config.remoting.upstream_tls:
+        return None
+    path = config.remoting.upstream_ca_file
+    try:
+        tls = ssl.create_default_context(cafile=None if path is None else str(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot use {path} (upstream_ca_file): {_reason(error)}", "give certificates in PEM"
+        ) from error
+    tls.check_hostname = path is None
+    return tls
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class Channel:
+    """A connection that is made when it is first asked for something, and again when it is after that has ended.
+
+    ``locate`` gives its address; with ``anew`` another one perhaps, since nobody answers at the first.
+    """
+
+    def __init__(self, dialer: Dialer, locate: Callable[[bool], Awaitable[str]], on_request: OnRequest | None) -> None:
+        self._dialer, self._locate, self._on_request = dialer, locate, on_request
+        self._lock = asyncio.Lock()  # requests keep their order while the connection is made
+        self.link: Link | None = None
+        self._pending, self._has_left = 0, False
+        self.address: str | None = None
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
+        """The other side's answer, None to a one-way request; UpstreamError."""
+        self._pending += 1
+        try:
+            async with self._lock:
+                link = await self._open()
+            # Sent before anything else happens in the loop.
+            if not command.is_oneway:
+                return await link.ask(command)
+            link.tell(command)
+            return None
+        finally:
+            self._pending -= 1
+            self._close_if_left()
+
+    def leave(self) -> None:
+        """Nobody asks any more: the connection ends when the last one-way requests are sent."""
+        self._has_left = True
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        if self._has_left and not self._pending and self.link is not None:
+            self.link.close()
+
+    async def _open(self) -> Link:
+        link, address = self.link, await self._locate(False)
+        if link is not None and link.is_open and link.address == address:
+            return link
+        if link is not None:
+            link.close()  # another broker is the master now
+        self.address = address
+        try:
+            self.link = await self._dialer.open(address, self._on_request)
+        except UpstreamError:
+            self.address = await self._locate(True)
+            if self.address == address:
+                raise
+            self.link = await self._dialer.open(self.address, self._on_request)
+        return self.link
+
+
+class NameServers:
+    """Asked in turn, the one that answered last first, over one connection each."""
+
+    def __init__(self, addresses: tuple[str, ...], dialer: Dialer) -> None:
+        self._addresses, self._dialer = list(addresses), dialer
+        self._channels = {address: Channel(dialer, partial(_stay, address), None) for address in addresses}
+
+    @property
+    def address(self) -> str:
+        """The one that is asked first."""
+        return self._addresses[0]
+
+    async def ask(self, command: RemotingCommand, seconds: float, *, is_short: bool = False) -> RemotingCommand:
+        """The first answer that comes; UpstreamError names all of them.
+
+        The last one has ``seconds`` for it, those before it no more than a connection may take; ``is_short``: all share
+        them.
+        """
+        problems, count = [], len(self._addresses)
+        for number, address in enumerate(tuple(self._addresses), 1):
+            turn = seconds if number == count else min(seconds, self._dialer.timeout)
+            try:
+                answer = await _within(seconds / count if is_short else turn, self._ask(address, command))
+            except UpstreamError as error:
+                problems.append(f"the name server at {address} does not answer: {error}")
+            else:
+                at = self._addresses.index(address)
+                self._addresses = self._addresses[at:] + self._addresses[:at]
+                return answer
+        raise UpstreamError("; ".join(problems))
+
+    async def _ask(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        channel = self._channels[address]
+        try:
+            answer = await channel.ask(command)
+        except UpstreamError:
+            if channel.link is None or channel.link.is_open:
+                raise
+            # It was started anew, perhaps: whatever a name server is asked may be asked twice.
+            answer = await channel.ask(command)
+        assert answer is not None  # only one-way requests get none
+        return answer
+
+
+async def _stay(address: str, _: bool) -> str:
+    return address
+
+
+class BrokerLocator:
+    """Where the broker is: broker_address, else what the name servers say of the broker of our name.
+
+    What was found last holds until something newer is said: a name server may have forgotten everything. ``mark`` is
+    in the headers of our own requests.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        names: NameServers,
+        patience: Patience,
+        credentials: Credentials | None,
+        log: Any,
+        mark: str,
+    ) -> None:
+        self._config, self._names, self._credentials, self._log, self._mark = config, names, credentials, log, mark
+        self._patience = patience
+        #: What was found last, and why nothing was.
+        self.known: BrokerPlace | None = None
+        self.problem = "nobody was asked yet"
+        #: Monotonic, seconds: what is known now was asked for then, or later.
+        self.sure_at = self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def look(self, *, anew: bool = False, within: float | None = None) -> BrokerPlace | None:
+        """Where it is, as known now; None: none of the name server's brokers is known to be ours (``problem``).
+
+        A name server is waited for, ``within`` seconds, before the first answer, and ``anew``: nobody answers there.
+        """
+        is_there, patience = self.known is not None and self.known.is_registered, self._patience
+        fresh = patience.anew if anew else patience.fresh if is_there else patience.missing
+        if self._asking is None and time.monotonic() - self._asked_at >= fresh:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None and (anew or self.known is None):
+            await asyncio.wait([self._asking], timeout=within)
+        return self.known
+
+    async def address(self, anew: bool) -> str:
+        """Where requests for it go; UpstreamError if nobody knows."""
+        if self._config.node.broker_address is not None:
+            return self._config.node.broker_address
+        place = await self.look(anew=anew)
+        if place is None or place.address is None:
+            raise UpstreamError(f"where it is is not known: {self.problem}")
+        return place.address
+
+    def note(self, cluster: Json) -> BrokerPlace | None:
+        """A ClusterInfo that came from a name server; where the broker is then. ValueError if it is none."""
+        found, node = find_place(cluster, self._config, self.known), self._config.node
+        self._asked_at = time.monotonic()
+        if found is not None:
+            if found.address is not None and not is_peer(found.address):
+                self.problem = f"what the name server gives for it is no address: {shown(found.address)}"
+                hint = "correct brokerIP1, or give broker_address"
+                self._log.warning("upstream_unread", problem=self.problem, hint=hint)
+                found = replace(found, address=None)
+            if found.address is None and self.known is not None:
+                found = replace(found, address=self.known.address)
+            self.known = found
+            return found
+        own, names = own_place(self._config), _cut(", ".join(sorted(cluster["brokerAddrTable"])) or "none")
+        self.problem = f"the name server knows these brokers: {names}; ours is {own.name} (node_id, brokerName)"
+        if self.known is not None:
+            self.known = replace(self.known, is_registered=False)
+        elif node.node_id is not None:
+            self.known = own
+        else:
+            self._log.warning("upstream_unknown", problem=self.problem, hint="give node_id, the broker's brokerName")
+        return self.known
+
+    async def _ask(self) -> None:
+        began = self._asked_at = time.monotonic()
+        # One of our own, signed if we want signatures: whoever is asked may want them, too.
+        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO, 0, language="JAVA", version=VERSION)
+        request.others[_VIA] = self._mark
+        if self._credentials is not None:
+            request.ext_fields[ACCESS_KEY] = self._credentials.access_key
+            request.ext_fields[SIGNATURE] = self._credentials.signature(request)
+        try:
+            answer = await self._names.ask(request, self._config.remoting.upstream_timeout)
+            if answer.code != ResponseCode.SUCCESS:
+                raise ValueError(f"code {answer.code}, {_cut(answer.remark or 'no remark')}")
+            self.note(read_json(answer.body))
+            self.sure_at = began
+        except UpstreamError as error:
+            self.problem = str(error)
+        except ValueError as error:
+            self.problem = f"the name server at {self._names.address} gave no cluster: {error}"
+        finally:
+            self._asking = None
+
+
+def _cut(text: str) -> str:
+    return f"{printable(text[:_SHOWN_MAX])}{'...' if len(text) > _SHOWN_MAX else ''}"
+
+
+class Forwarder:
+    """One for an outlet with upstream_namesrv. UsageError if its certificates cannot be used.
+
+    ``mark``: what this process is known by among those that pass requests on, a word of its own.
+    """
+
+    def __init__(
+        self, config: Config, log: Any, credentials: Credentials | None, mark: str, patience: Patience | None = None
+    ) -> None:
+        self.patience = patience or Patience()
+        self._log, self._mark = log, mark
+        self._dialer = Dialer(config, self.patience)
+        self._names = NameServers(config.remoting.upstream_namesrv, self._dialer)
+        self.locator = BrokerLocator(config, self._names, self.patience, credentials, log, mark)
+        self._channels: dict[Client, Channel] = {}
+        # Who got no answer lately to a request that has another one: why, and until when others are refused at once.
+        self._hung: dict[str, tuple[str, float]] = {}
+        self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
+
+    def row(self) -> dict[str, Any]:
+        """For the board: where to, how many connections, and what became of requests (counters)."""
+        place, links = self.locator.known, len(self._dialer.links)
+        address = None if place is None else place.address
+        return {"nameServer": self._names.address, "broker": address, "links": links, **self._counts}
+
+    def has_been_here(self, command: RemotingCommand) -> bool:
+        """Whether a request comes back that we have forwarded; if not, it is marked, by a member RocketMQ ignores."""
+        via = command.others.get(_VIA, "")
+        if type(via) is not str or self._mark in via.split():
+            self._log.warning("upstream_circle", code=command.code, hint=_CIRCLE_HINT)
+            return True
+        command.others[_VIA] = f"{via} {self._mark}".lstrip()
+        return False
+
+    async def forward(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer to a request from where it belongs, or SERVICE_NOT_AVAILABLE with a remark; None if one-way."""
+        try:
+            if command.code in NAME_SERVER_CODES:
+                return await self.ask_names(command)
+            return await self.ask_broker(client, command)
+        except UpstreamError as error:
+            if not command.is_oneway:
+                return command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            self._counts["dropped"] += 1
+            self._log.warning("upstream_dropped", peer=client.peer, code=command.code, problem=str(error))
+            return None
+
+    async def ask_names(self, command: RemotingCommand, *, is_short: bool = False) -> RemotingCommand:
+        """What a name server answers; UpstreamError. ``is_short``: there is another answer, which clients wait for."""
+        # What is one-way is answered as well there: that is the proof that it came.
+        asked, seconds = replace(command, flag=0, form=Form.JSON), self._seconds(is_short)
+        asking = partial(self._names.ask, asked, seconds, is_short=is_short)
+        answer = await self._counted("names", command, asking, is_short)
+        assert answer is not None
+        return answer
+
+    async def ask_broker(
+        self, client: Client, command: RemotingCommand, *, is_short: bool = False
+    ) -> RemotingCommand | None:
+        """What the broker answers, None for a one-way request; UpstreamError, whose text names the broker.
+
+        ``is_short``: as for ``ask_names``.
+        """
+        channel, asked = self._channels.get(client), replace(command, form=Form.JSON)
+        if channel is None:
+            channel = self._channels[client] = Channel(self._dialer, self.locator.address, client.send)
+            client.on_close(lambda: self._channels.pop(client).leave())
+        is_short = is_short and not command.is_oneway
+
+        async def ask() -> RemotingCommand | None:
+            try:
+                return await _within(self._seconds(is_short), channel.ask(asked))
+            except UpstreamError as error:
+                place = "" if channel.address is None else f" at {channel.address}"
+                raise UpstreamError(f"the broker{place} does not answer: {error}") from error
+
+        return await self._counted("broker", command, ask, is_short)
+
+    def respond(self, client: Client, command: RemotingCommand) -> None:
+        """A client's response to what the broker has asked it; dropped if the broker has gone meanwhile."""
+        channel = self._channels.get(client)
+        if channel is not None and channel.link is not None:
+            with suppress(UpstreamError):
+                channel.link.tell(command)
+
+    async def close(self) -> None:
+        """Close every connection, within half a second."""
+        await self._dialer.close()
+
+    def _seconds(self, is_short: bool) -> float:
+        return self.patience.short if is_short else self.patience.answer
+
+    async def _counted(
+        self,
+        whom: str,
+        command: RemotingCommand,
+        ask: Callable[[], Awaitable[RemotingCommand | None]],
+        is_short: bool,
+    ) -> RemotingCommand | None:
+        # Spares requests that have another answer the wait for one that hangs: one of them tries every few seconds.
+        problem, until = self._hung.get(whom, ("", 0.0))
+        now = time.monotonic()
+        if is_short and now < until:
+            self._counts["failed"] += 1
+            raise UpstreamError(problem)
+        if is_short and problem:
+            self._hung[whom] = problem, now + self.patience.refused  # while this one tries
+        try:
+            answer = await ask()
+            if answer is not None and answer.remark == IN_A_CIRCLE:
+                raise UpstreamError(IN_A_CIRCLE)
+        except UpstreamError as error:
+            self._counts["failed"] += 1
+            if is_short:
+                self._hung[whom] = str(error), time.monotonic() + self.patience.refused
+            raise
+        self._counts["forwarded"] += 1
+        if answer is not None:
+            self._hung.pop(whom, None)
+            answer.form = command.form
+        return answer
+
+
+async def _within(seconds: float, asking: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await asking
+    except TimeoutError:
+        raise UpstreamError(f"no answer within {seconds:.2g} s") from None
