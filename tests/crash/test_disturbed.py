@@ -85,7 +85,7 @@ def test_an_index_file_is_touched(tmp_path: Path, which: int, damage: Callable[[
         time.sleep(0.05)
         damage(path)
         problem = after(daemon, "disturbed")["problem"]
-        assert f"index file {path} was {says}" in problem
+        assert f"{path} was {says}" in problem
         check_mended(daemon, store, end)
         assert len(daemon.events("disturbed")) == 1
 
