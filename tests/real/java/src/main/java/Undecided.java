@@ -43,6 +43,7 @@ public final class Undecided {
         TransactionMQProducer producer = new TransactionMQProducer("test-undecided", options.signature());
         producer.setNamesrvAddr(options.required("namesrv"));
         producer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
+        producer.setSendMsgTimeout(20_000);
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
