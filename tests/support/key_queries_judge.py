@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numba
 
 from indexd.errors import IndexdError
-from indexd.query import TIME_MAX
-from indexd.query.broker_message import KeyRequest, query_message
+from indexd.query import TIME_MAX, KeyQuery
+from indexd.query.broker_message import query_message
 from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import decode_command, encode_command, last_update_fields
 from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
@@ -126,7 +126,7 @@ class Judge:
         self.index, self.tables = index, IndexTables(index)
         self.answered: Counter[str] = Counter()
 
-    def ask(self, request: KeyRequest, size_max: int = ANY_SIZE) -> FoundFrames | str:
+    def ask(self, request: KeyQuery, size_max: int = ANY_SIZE) -> FoundFrames | str:
         """What the plain way answers or complains of; what the compiled one answers is the same."""
         wanted = outcome(lambda: query_message(self.index, request, size_max))
         found = self.compiled(request, size_max)
@@ -136,13 +136,13 @@ class Judge:
         self.answered["left" if found is None else COMPILED] += isinstance(wanted, str) or bool(wanted.frames)
         return wanted
 
-    def compiled(self, asked: KeyRequest, size_max: int = ANY_SIZE) -> tuple[dict[str, str], bytes, str | None] | None:
+    def compiled(self, asked: KeyQuery, size_max: int = ANY_SIZE) -> tuple[dict[str, str], bytes, str | None] | None:
         """Ext fields, body and remark."""
         fields = {
             "topic": asked.topic,
             "key": asked.key,
             "maxNum": str(asked.max_num),
-            "_UNIQUE_KEY_QUERY": str(asked.is_unique).lower(),
+            "_UNIQUE_KEY_QUERY": "false",
             "beginTimestamp": str(asked.begin),
             "endTimestamp": str(asked.end),
         }
@@ -173,9 +173,9 @@ def outcome(call: Callable[[], FoundFrames]) -> FoundFrames | str:
         return error.line()
 
 
-def by_key(key: str = "k", max_num: int = 64, begin: int = 0, end: int = TIME_MAX) -> KeyRequest:
+def by_key(key: str = "k", max_num: int = 64, begin: int = 0, end: int = TIME_MAX) -> KeyQuery:
     """A query of topic T."""
-    return KeyRequest("T", key, max_num, begin, end, False, "K")
+    return KeyQuery("T", key, max_num, begin, end, "K")
 
 
 def frames(found: FoundFrames | str) -> int:

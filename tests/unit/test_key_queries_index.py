@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.index.format import IndexLayout
-from indexd.query import TIME_MAX, open_index
-from indexd.query.broker_message import KeyRequest, query_message
+from indexd.query import TIME_MAX, KeyQuery, open_index
+from indexd.query.broker_message import query_message
 from indexd.storage.disk import Disk
 from support.broker_frames import ANY_SIZE, damage
 from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
@@ -33,7 +33,7 @@ def test_every_golden_answer(name: str, tmp_path: Path) -> None:
     judge, found_any, left = Judge(index), 0, 0
     for row in golden.answers():
         times = row["begin"], row["end"]
-        request = KeyRequest(row["topic"], row["key"], max(row["max"], 0), *times, False, row.get("indexType"))
+        request = KeyQuery(row["topic"], row["key"], max(row["max"], 0), *times, row.get("indexType"))
         before = judge.answered["left"]
         found_any += frames(judge.ask(request)) > 0
         if (request.topic + request.key).isascii() and request.index_type != "T":  # others are the plain way's
@@ -56,9 +56,8 @@ def test_any_log(data: st.DataObject, samples: list[Sample], flavour: str) -> No
             judge = Judge(index)
             for _ in range(6):
                 query, unique = data.draw(queries(samples)), data.draw(st.booleans())
-                request = KeyRequest(
-                    query.topic, query.key, query.max_num, query.begin, query.end, unique, query.index_type
-                )
+                kind, max_num = ("U", 32) if unique else (query.index_type, query.max_num)
+                request = KeyQuery(query.topic, query.key, max_num, query.begin, query.end, kind)
                 judge.ask(request, data.draw(st.sampled_from([ANY_SIZE, 300, 91])))
 
 

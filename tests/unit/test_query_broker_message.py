@@ -14,9 +14,8 @@ from indexd.commitlog.decoder import DecoderOptions, Message, check_frame, decod
 from indexd.commitlog.format import Corrupt
 from indexd.errors import UsageError
 from indexd.index.format import IndexLayout
-from indexd.query import TIME_MAX, NotFound, open_index
+from indexd.query import TIME_MAX, KeyQuery, NotFound, open_index
 from indexd.query.broker_message import (
-    KeyRequest,
     earliest_time,
     pull_message,
     query_message,
@@ -43,7 +42,7 @@ LARGE = IndexLayout(101, 1000)
 
 
 def ask(store: Store, key: str = "k", max_num: int = 64, *, size_max: int = ANY_SIZE, **more: int) -> FoundFrames:
-    request = KeyRequest("T", key, max_num, more.get("begin", 0), more.get("end", TIME_MAX), False, "K")
+    request = KeyQuery("T", key, max_num, more.get("begin", 0), more.get("end", TIME_MAX), "K")
     with store.index() as index:
         return query_message(index, request, size_max)
 
@@ -55,9 +54,7 @@ def test_every_golden_answer_as_frames_in_ascending_order(name: str, tmp_path: P
     index = open_index(Disk(), config_of(tmp_path / "data"))
     found_any = 0
     for row in golden.answers():
-        request = KeyRequest(
-            row["topic"], row["key"], max(row["max"], 0), row["begin"], row["end"], False, row.get("indexType")
-        )
+        request = KeyQuery(row["topic"], row["key"], max(row["max"], 0), row["begin"], row["end"], row.get("indexType"))
         found = query_message(index, request, ANY_SIZE)
         offsets = sorted(row["phyOffsets"])
         assert found.frames == tuple(raw(golden.root / "commitlog", golden.segment_size, one) for one in offsets)
@@ -88,12 +85,9 @@ def test_both_answers_on_any_log(data: st.DataObject, samples: list[Sample], fla
         with store.index() as index:
             for _ in range(6):
                 query, unique = data.draw(queries(samples)), data.draw(st.booleans())
-                request = KeyRequest(
-                    query.topic, query.key, query.max_num, query.begin, query.end, unique, query.index_type
-                )
-                kind = "U" if unique else query.index_type
+                kind, max_num = ("U", 32) if unique else (query.index_type, query.max_num)
                 times = (query.begin, query.end)
-                max_num = 32 if unique else query.max_num
+                request = KeyQuery(query.topic, query.key, max_num, *times, kind)
                 named, timestamp, phy_offset = service.query_offset(query.topic, query.key, max_num, *times, kind)
                 found = query_message(index, request, ANY_SIZE)
                 assert found.frames == frames_at(store, sorted(named))
@@ -112,21 +106,8 @@ def test_collisions_and_repeats_are_kept(tmp_path: Path) -> None:
     store.build()
     assert ask(store, "Aa").frames == frames_at(store, [first, first, second])
     with store.index() as index:
-        exact = query_message_exact(index, KeyRequest("T", "Aa", 64, 0, TIME_MAX), ANY_SIZE)
+        exact = query_message_exact(index, KeyQuery("T", "Aa", 64, 0, TIME_MAX), ANY_SIZE)
     assert exact.frames == frames_at(store, [first])
-
-
-def test_a_unique_key_has_a_maximum_of_its_own(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    offsets = store.append(*[spec(UNIQ_KEY="u") for _ in range(40)])
-    store.build()
-    with store.index() as index:
-        for asked in (1, 64, -5):
-            found = query_message(index, KeyRequest("T", "u", asked, 0, TIME_MAX, True), ANY_SIZE)
-            assert found.frames == frames_at(store, offsets[-32:])
-        with pytest.raises(UsageError, match="maxNum"):
-            query_message(index, KeyRequest("T", "u", -1, 0, TIME_MAX), ANY_SIZE)
-        assert query_message(index, KeyRequest("T", "u", 0, 0, TIME_MAX), ANY_SIZE).frames == ()
 
 
 def test_it_asks_further_back_while_nothing_can_be_read(tmp_path: Path) -> None:
@@ -200,7 +181,7 @@ def test_what_has_expired_is_said_where_nothing_is_found(tmp_path: Path) -> None
     found = ask(store, "none")
     assert (found.remark, found.is_covered) == (f"the index names no such message; {expired}", True)
     with store.index() as index:
-        exact = query_message_exact(index, KeyRequest("T", "none", 9, 0, TIME_MAX, False, "K"), ANY_SIZE)
+        exact = query_message_exact(index, KeyQuery("T", "none", 9, 0, TIME_MAX, "K"), ANY_SIZE)
     assert (exact.remark, exact.is_covered) == (f"absent; {expired}", True)
 
 
@@ -216,11 +197,11 @@ def test_why_there_is_nothing(tmp_path: Path) -> None:
     assert found.remark == f"the index names no such message; not yet indexed: the log from physical offset {end} on"
     assert not found.is_covered
     with store.index() as index:
-        exact = query_message_exact(index, KeyRequest("T", "b", 9, 0, TIME_MAX, False, "K"), ANY_SIZE)
+        exact = query_message_exact(index, KeyQuery("T", "b", 9, 0, TIME_MAX, "K"), ANY_SIZE)
         assert exact.remark is not None
         assert exact.remark.startswith("not yet indexed")
         assert not exact.is_covered
-        assert query_message_exact(index, KeyRequest("T", "a", 0, 0, TIME_MAX), ANY_SIZE).remark
+        assert query_message_exact(index, KeyQuery("T", "a", 0, 0, TIME_MAX), ANY_SIZE).remark
 
 
 def test_a_walk_along_a_long_chain_can_be_ended(tmp_path: Path) -> None:
@@ -238,7 +219,7 @@ def test_a_walk_along_a_long_chain_can_be_ended(tmp_path: Path) -> None:
     with store.index() as index:
         index.log.check = check
         with pytest.raises(TimeoutError):
-            query_message(index, KeyRequest("T", "absent", 64, 0, TIME_MAX), ANY_SIZE)
+            query_message(index, KeyQuery("T", "absent", 64, 0, TIME_MAX), ANY_SIZE)
 
 
 def test_view_message_gives_whole_frames_alone(tmp_path: Path) -> None:

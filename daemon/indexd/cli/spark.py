@@ -77,6 +77,31 @@ def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     text = "say what Spark would run with: which Java, Python and packages, and what is missing"
     add_command(commands, "doctor", [common], text).set_defaults(function=doctor)
+    _add_export(commands, common)
+    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock, chains")
+    parser.add_argument(
+        "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
+    )
+    parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
+    parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
+    parser.add_argument(
+        "--top", type=typed(parse_count, 1, 1000), default=20, metavar="N", help="how many of each list (default: 20)"
+    )
+    parser.add_argument(
+        "--silence",
+        type=typed(parse_millis, 1),
+        default=60_000,
+        metavar="TIME",
+        help="so long without a message is one (default: 60s)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="read the log once: no chains, hot keys of a large log not recounted"
+    )
+    parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
+    parser.set_defaults(function=stats)
+
+
+def _add_export(commands: Any, common: Parser) -> None:
     parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark")
     parser.add_argument(
         "--to",
@@ -119,27 +144,6 @@ def register(commands: Any, common: Parser) -> None:
         "(default: fail)",
     )
     parser.set_defaults(function=export)
-    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock, chains")
-    parser.add_argument(
-        "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
-    )
-    parser.add_argument("-b", "--begin", type=count64, metavar="MS", help="first store time (default: none)")
-    parser.add_argument("-e", "--end", type=count64, metavar="MS", help="last store time (default: none)")
-    parser.add_argument(
-        "--top", type=typed(parse_count, 1, 1000), default=20, metavar="N", help="how many of each list (default: 20)"
-    )
-    parser.add_argument(
-        "--silence",
-        type=typed(parse_millis, 1),
-        default=60_000,
-        metavar="TIME",
-        help="so long without a message is one (default: 60s)",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="read the log once: no chains, hot keys of a large log not recounted"
-    )
-    parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
-    parser.set_defaults(function=stats)
 
 
 def uses_spark(config: Config) -> bool:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import NotYetWritten
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import UsageError
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
@@ -29,26 +28,6 @@ _PULL_MAX_NUM = 32
 _ROUNDS = 3
 # Why a message that the index names is not in an answer.
 _EXPIRED, _UNREADABLE, _TOO_LONG = "expired", "unreadable", "too long for an answer"
-
-
-class KeyRequest(NamedTuple):
-    """QUERY_MESSAGE as it was sent: times in ms, both inclusive; ``index_type`` K, U, T or None."""
-
-    topic: str
-    key: str
-    max_num: int
-    begin: int
-    end: int
-    is_unique: bool = False
-    index_type: str | None = None
-
-    def to_query(self, default_query_max_num: int) -> KeyQuery:
-        """What a broker asks its index: for a unique key as many as it says, whatever was sent. UsageError."""
-        if self.is_unique:
-            return KeyQuery(self.topic, self.key, default_query_max_num, self.begin, self.end, "U")
-        if self.max_num < 0:
-            raise UsageError(f"maxNum has to be at least 0, not {self.max_num}", "")
-        return KeyQuery(self.topic, self.key, self.max_num, self.begin, self.end, self.index_type or "K")
 
 
 class FoundFrames(NamedTuple):
@@ -76,12 +55,11 @@ class PulledFrames:
     is_covered: bool
 
 
-def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
+def query_message(index: QueryIndex, query: KeyQuery, size_max: int) -> FoundFrames:
     """The broker's own answer, collisions, repeats and misses included, of at most ``size_max`` bytes (spec 9.5).
 
     As it does, it asks again with an earlier end, twice at most, while nothing that the index names can be read.
     """
-    query = request.to_query(index.config.query.default_query_max_num)
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
     last_update, end = LastUpdate(), query.end
@@ -104,11 +82,8 @@ def query_message(index: QueryIndex, request: KeyRequest, size_max: int) -> Foun
     return FoundFrames(tuple(frames.found), last_update, look.coverage.complete and not frames.unknown, remark)
 
 
-def query_message_exact(index: QueryIndex, request: KeyRequest, size_max: int) -> FoundFrames:
+def query_message_exact(index: QueryIndex, query: KeyQuery, size_max: int) -> FoundFrames:
     """Every message that matches, none that does not, each once; of more than may be asked for, the newest."""
-    query = request.to_query(index.config.query.default_query_max_num)
-    if not request.is_unique and request.index_type is None:
-        query = query._replace(index_type=None)
     answer = query_exact(index, query._replace(max_num=min(query.max_num, index.config.query.query_max_num)))
     frames = _Frames(index.log, size_max)
     frames.add(sorted(hit.phy_offset for hit in answer.hits))

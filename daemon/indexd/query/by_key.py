@@ -27,7 +27,7 @@ from indexd.index.format import (
     unpack_fields,
 )
 from indexd.index.reader import IndexFileReader
-from indexd.query.by_time import TimeBound
+from indexd.query.by_time import time_bound
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, Coverage, why_empty
 from indexd.query.log import LogView, TimeUpError
 from indexd.query.message import TIME_MAX, HasHits, Hit
@@ -262,7 +262,7 @@ class _Walk:
     def offsets(self) -> Iterator[int]:
         """The physical offsets of the hash's entries, newest first, each once."""
         seen: set[int] = set()
-        bound, walk_max = TimeBound(self._index, self._look), self._index.config.query.query_walk_max
+        bound, walk_max = 0, self._index.config.query.query_walk_max
         for file in self._index.newest_first(self._look):
             for phy_offset, entry in self._entries(file):
                 self._index.log.check()
@@ -272,7 +272,9 @@ class _Walk:
                     self.is_too_long = True
                     return
                 self.count, self.last = self.count + 1, phy_offset
-                if self.count > _BOUND_AFTER and bound.is_before(phy_offset, self._query.begin):
+                if self.count == _BOUND_AFTER + 1:
+                    bound = time_bound(self._index, self._look, self._query.begin)
+                if 0 <= phy_offset < bound:
                     return
                 if entry is not None and entry.key_hash == self._key_hash and phy_offset not in seen:
                     seen.add(phy_offset)

@@ -4,7 +4,7 @@
 Kafka's findOffsetByTimestamp, exactly: of all messages with that store time or a later one, the first in the order of
 the log; where the broker's clock fell, later messages may be older again (spec kafka-index 9).
 
-Both that and ``TimeBound`` ask the sparse indexes where in the log messages of a time can stand, and the log confirms.
+Both that and ``time_bound`` ask the sparse indexes where in the log messages of a time can stand, and the log confirms.
 A time entry (T, o) is made together with an offset entry, the first at or behind the message o, and says that no
 message up to there has a larger store time than T, and that o was the first of that time. So from that offset entry on
 a scan for later times misses nothing, however the clock fell (spec kafka-index 8, 9); where it fell, it may be the rest
@@ -219,27 +219,16 @@ _TIME_MIN = 0
 _NOT_KNOWN = INT64_MAX
 
 
-class TimeBound:
-    """The bound of one query by key, found when it is asked for first."""
+def time_bound(index: QueryIndex, look: Look, timestamp: int) -> int:
+    """A physical offset before which all messages that are still in the log are older than ``timestamp``.
 
-    def __init__(self, index: QueryIndex, look: Look) -> None:
-        self._index = index
-        self._look = look
-        self._offset: int | None = None
-
-    def is_before(self, phy_offset: int, timestamp: int) -> bool:
-        """Whether all messages up to ``phy_offset`` that are still in the log are older than ``timestamp``.
-
-        False where that is not known. What has expired may have been of any time.
-        """
-        if timestamp <= _TIME_MIN or self._look.frontier.sparse is None:
-            return False
-        if self._offset is None:
-            begin = max(self._look.coverage.begin, self._look.coverage.log_begin or 0)
-            found = scan_start(self._index, self._look, timestamp, begin)
-            # At its very begin it says nothing about what came before.
-            self._offset = found if found > begin else 0
-        return phy_offset < self._offset
+    0 where none is known. What has expired may have been of any time.
+    """
+    if timestamp <= _TIME_MIN or look.frontier.sparse is None:
+        return 0
+    begin = max(look.coverage.begin, look.coverage.log_begin or 0)
+    found = scan_start(index, look, timestamp, begin)
+    return found if found > begin else 0  # at its very begin it says nothing about what came before
 
 
 def scan_start(index: QueryIndex, look: Look, timestamp: int, begin: int) -> int:

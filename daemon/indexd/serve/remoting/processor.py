@@ -20,9 +20,9 @@ from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.config import Config
 from indexd.consumequeue.format import is_topic_name, queue_id_of
 from indexd.errors import DiskError, IndexdError
-from indexd.query import Data, NotFound, QueryIndex, query_time
+from indexd.query import Data, KeyQuery, NotFound, QueryIndex, query_time
 from indexd.query import broker_message as broker
-from indexd.query.broker_message import FoundFrames, KeyRequest
+from indexd.query.broker_message import FoundFrames
 from indexd.query.source import topics_of
 from indexd.serve.board import Board
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
@@ -124,24 +124,21 @@ async def answer_from_index(handler: Handler, queries: Queries, command: Remotin
 
 async def query_message(queries: Queries, command: RemotingCommand) -> RemotingCommand:
     """QUERY_MESSAGE (12): the broker's own answer, or the exact one where the configuration says so."""
-    index_type = command.ext_fields.get("indexType")
-    request = KeyRequest(
-        text(command, "topic"),
-        text(command, "key"),
-        whole(command, "maxNum", 32),
-        whole(command, "beginTimestamp"),
-        whole(command, "endTimestamp"),
-        is_unique=command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true",
-        index_type=index_type if index_type in _INDEX_TYPES else None,
-    )
+    topic, key, index_type = text(command, "topic"), text(command, "key"), command.ext_fields.get("indexType")
+    max_num, times = whole(command, "maxNum", 32), (whole(command, "beginTimestamp"), whole(command, "endTimestamp"))
+    if command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true":  # as many as the broker says, whatever was sent
+        max_num, index_type = queries.config.query.default_query_max_num, "U"
+    elif max_num < 0:
+        raise FieldError(f"maxNum has to be at least 0, not {max_num}")
+    asked = KeyQuery(topic, key, max_num, *times, index_type if index_type in _INDEX_TYPES else None)
     ask = broker.query_message_exact if queries.config.remoting.remoting_mode == "exact" else broker.query_message
     size_max = size_max_of(queries)
 
     def question(data: Data) -> tuple[FoundFrames, bytes]:
-        found = ask(data.index, request, size_max)
+        found = ask(data.index, asked, size_max)
         return found, b"".join(found.frames)  # put together here: the event loop has others to serve
 
-    found, body = await queries.query(question, lambda asked: _result(bool(asked[0].frames), asked[0].is_covered))
+    found, body = await queries.query(question, lambda found: _result(bool(found[0].frames), found[0].is_covered))
     code = ResponseCode.SUCCESS if found.frames else ResponseCode.QUERY_NOT_FOUND
     return command.answer(code, found.remark, last_update_fields(*found.last_update), body)
 
