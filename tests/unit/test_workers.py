@@ -141,6 +141,28 @@ def test_a_storm_of_questions_from_pauses_of_all_lengths() -> None:
     assert totals == [sum(number % 7 for number in range(400))] * 2
 
 
+async def test_long_questions_take_turns_with_short_ones() -> None:
+    workers = Workers(2, 100)
+    answered = threading.Event()
+
+    def long() -> bool:
+        end = time.monotonic() + 20
+        while not answered.is_set() and time.monotonic() < end:
+            workers.check_turn()
+        return answered.is_set()
+
+    try:
+        walks = [asyncio.create_task(workers.ask(long)) for _ in range(5)]
+        for _ in range(3):  # in the first turn of a long one, and when each has had its own
+            assert await asyncio.wait_for(workers.ask(lambda: 7), 15) == 7
+        assert not any(walk.done() for walk in walks)
+        answered.set()
+        assert all(await asyncio.gather(*walks))
+    finally:
+        answered.set()
+        _end(workers)
+
+
 async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -24,7 +24,6 @@ from typing import Any, TypeGuard
 
 from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, table_lines, values, wants_json
 from indexd.config import OFF, Config, flag_name, parse_seconds, split_address
-from indexd.config.load import DEFAULT
 from indexd.config.units import printable
 from indexd.errors import DiskError, IndexdError, UsageError
 from indexd.findings import findings_of
@@ -310,26 +309,22 @@ class Asker:
             state = json.loads(self._disk.read(self._files.state))
         if not isinstance(state, dict) or state.get("pid") != pid:
             state = None
-        # Where a daemon without a state listens, if somebody said so: at the default port anybody may.
-        given = None if self._config.provenance.get("http") == DEFAULT else self._config.http.http
-        address = given if state is None else state.get("http")
-        notes: list[str] = []
-        findings: list[str] = []
+        if state is None:
+            return Look({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
+        address, notes, findings = state.get("http"), list[str](), list[str]()
         if not _is_address(address):
-            notes += ["it serves no HTTP, so this is what it wrote down last"] if state is not None else []
-            return self._written(pid, state, findings, notes)
+            notes.append("it serves no HTTP, so this is what it wrote down last")
+            return self._written(state, findings, notes)
         try:
             look = self._over_http(address)
             if look.row.get("pid") == pid:
                 return look
             notes.append(f"HTTP at {address} is served by another process")
         except NoAnswerError as error:
-            # Before there is a state it is not known that HTTP is served at all.
-            is_note = error.status in _REFUSED or state is None
-            (notes if is_note else findings).append(f"HTTP at {address}: {error}")
+            (notes if error.status in _REFUSED else findings).append(f"HTTP at {address}: {error}")
         except UsageError as error:
             notes.append(f"HTTP at {address} was not asked: {error}")
-        return self._written(pid, state, findings, notes)
+        return self._written(state, findings, notes)
 
     def _at(self, address: str) -> Look:
         try:
@@ -359,10 +354,7 @@ class Asker:
         look.files.reverse()
         return look
 
-    def _written(self, pid: int, state: Row | None, findings: list[str], notes: list[str]) -> Look:
-        if state is None:
-            row: Row = {"phase": "opening", "pid": pid, "data": str(self._files.data)}
-            return Look(row, str(self._files.lock), findings=findings, notes=notes)
+    def _written(self, state: Row, findings: list[str], notes: list[str]) -> Look:
         row, now = {"phase": "recovering" if "recovering" in state else "running", **state}, time.time()
         age = max(now - row.get("writtenAt", now * 1000) / 1000, 0.0)
         if age > _STALE_SECONDS:

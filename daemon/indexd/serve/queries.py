@@ -5,12 +5,14 @@ Every outlet that answers questions has one of its own, so that none waits behin
 Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
 each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
 loop is told when all of it is answered. A second thread helps when the oldest question has waited: then the first is
-held up by a disk or a long walk.
+held up by a disk or a long walk. A question that takes long while others wait is asked again behind those that are
+short, and such questions never have all threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -36,8 +38,12 @@ _COVERED = (ABSENT, ABSENT_BEFORE, BEHIND_LAST, NO_FOLDER)
 _WAITING_PER_THREAD = 32
 #: Who has waited longer is told so; nobody waits for an answer then.
 PATIENCE_SECONDS = 5.0
+# Who has had its first turn and was put back for shorter ones has more of it.
+_LONG_PATIENCE = 4
 # One that waits so long gets another thread.
 _HELP_SECONDS = 0.02
+# The first turn of a question while others wait, of its thread's own time: no load of the machine makes it a long one.
+_TURN_SECONDS = 0.01
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
 # What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
@@ -96,10 +102,16 @@ class TooLongError(NotAnsweredError, TimeUpError):
         super().__init__(f"the query took longer than {QUERY_SECONDS:.0f} s, and was ended")
 
 
+class TurnOverError(Exception):
+    """A question has had its first turn, and others wait: it is asked again behind the short ones."""
+
+
 class _Question(NamedTuple):
     call: Callable[[], Any]
     future: asyncio.Future[Any]
     asked: float
+    #: It has had its first turn.
+    is_long: bool = False
 
 
 class Workers:
@@ -109,6 +121,9 @@ class Workers:
         self._threads_max, self._waiting_max = threads_max, waiting_max
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[_Question] = deque()
+        self._long: deque[_Question] = deque()
+        self._long_working, self._long_max = 0, max(threads_max - 1, 1)
+        self._turn = threading.local()
         self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         # How many threads work; the others wait for a permit to.
         self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
@@ -120,7 +135,7 @@ class Workers:
         """What ``call`` returns or raises in a worker; CrowdedError, StoppingError."""
         if self._is_closed:
             raise StoppingError
-        if len(self._waiting) >= self._waiting_max:
+        if len(self._waiting) + len(self._long) >= self._waiting_max:
             raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
         loop = self._loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -130,6 +145,11 @@ class Workers:
                 self._timer.cancel()
             self._timer = loop.call_soon(self._look, loop)
         return await future
+
+    def check_turn(self) -> None:
+        """Called again and again by a question while it is answered; TurnOverError when its first turn is over."""
+        if self._waiting and time.thread_time() > getattr(self._turn, "end", math.inf):
+            raise TurnOverError
 
     def stop(self) -> None:
         """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
@@ -151,7 +171,8 @@ class Workers:
         self._timer = None
         self._deliver()
         with suppress(IndexError):  # a thread empties it
-            has_waited = time.monotonic() - self._waiting[0].asked >= _HELP_SECONDS
+            lane = self._waiting if self._waiting or not self._may_be_long() else self._long
+            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
             if self._working == 0 or (has_waited and self._working < self._threads_max):
                 self._activate()
         if self._working and not self._is_closed:
@@ -176,33 +197,51 @@ class Workers:
             self._threads.append(thread)
 
     def _refuse(self, error: NotAnsweredError) -> None:
-        with suppress(IndexError):
-            while True:
-                self._done.append((self._waiting.popleft().future, None, error))
+        for lane in (self._waiting, self._long):
+            with suppress(IndexError):
+                while True:
+                    self._done.append((lane.popleft().future, None, error))
         self._deliver()
 
     def _work(self) -> None:
         while not self._is_closed:
-            with suppress(IndexError):
-                while True:
-                    self._answer(self._waiting.popleft())
+            while (question := self._next()) is not None:
+                self._answer(question)
+                with self._lock:
+                    self._long_working -= question.is_long
             self._tell()
             with self._lock:
                 # Whoever asks looks at the number of those that work behind its question.
-                if self._waiting:
+                if self._waiting or self._may_be_long():
                     continue
                 self._working -= 1
             self._permits.acquire()
         self._tell()
 
+    def _next(self) -> _Question | None:
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        with self._lock:
+            if self._is_closed or not self._may_be_long():
+                return None
+            self._long_working += 1
+            return self._long.popleft()
+
+    def _may_be_long(self) -> bool:
+        return bool(self._long) and self._long_working < self._long_max
+
     def _answer(self, question: _Question) -> None:
         if question.future.cancelled():
             return
         answer, error = None, None
+        self._turn.end = math.inf if question.is_long else time.thread_time() + _TURN_SECONDS
         try:
-            if time.monotonic() - question.asked > PATIENCE_SECONDS:
+            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
                 raise CrowdedError("it has waited too long for its turn")
             answer = question.call()
+        except TurnOverError:
+            self._long.append(question._replace(asked=time.monotonic(), is_long=True))
+            return
         except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
             error = raised
         self._done.append((question.future, answer, error))
@@ -358,6 +397,7 @@ class Queries:
 
         def check() -> None:
             nonlocal end
+            self._workers.check_turn()
             if self._is_stopping:
                 raise StoppingError
             if time.monotonic() > end:

@@ -88,8 +88,11 @@ def _add_question(
         if asked.output is not None:
             _check_built(asked.output, is_built=getattr(config.outputs, asked.output))
         bodies = Bodies(getattr(asked, "body", "none"), config.http.http_body_max)
-        # Made into bytes where it was found: the event loop has others to serve.
-        question: Callable[[Data], Shown] = lambda data: shown(data, asked.answer(data.index), bodies)  # noqa: E731
+
+        def question(data: Data) -> Shown:
+            # Made into bytes where it was found: the event loop has others to serve.
+            return shown(data, asked.answer(data.index), bodies)
+
         return json_response((await queries.query(question, lambda found: found[1]))[0])
 
     handler.__doc__, handler.__name__ = words or summary, path.replace("-", "_")
