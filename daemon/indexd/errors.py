@@ -177,3 +177,13 @@ _DISK_HINTS = {
     errno.ELOOP: "it is a symbolic link, or a circle of them: put what it leads to in its place, or run as its owner",
     errno.EMLINK: "remove it, or make it a file of its own",
 }
+
+
+class MissingOk:
+    """Passes over the DiskError of a file or folder that is not there: it may have expired."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
+        return isinstance(error, DiskError) and error.is_missing

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # What a test's name holds that is not one of the session's. Those with a JVM of their own could run anywhere: with the
 # session, both processes have as much to do, and no group is handed out early to one that is busy.
-_GROUPS = {"test_standalone.py": "cluster", "_on_a_cluster": "cluster", "connect": "connect"}
+_GROUPS = {"_on_a_cluster": "cluster", "connect": "connect"}
 
 
 def group_of(nodeid: str) -> str:

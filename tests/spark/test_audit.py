@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from indexd.audit import AuditOptions, audit_here
 from indexd.cli import broker_index as command
 from indexd.config import Config
-from support.auditing import config_of_golden, index_log, restart_of_killed_broker
+from indexd.index.format import IndexLayout
+from indexd.spark.audit import audit_on_spark
+from indexd.storage.disk import Disk
+from support.audit_runs import VOLATILE
+from support.auditing import config_for, config_of_golden, index_log, restart_of_killed_broker
 from support.daemon import indexd_here
 from support.goldens import unpack
+from support.small_log import SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,3 +69,26 @@ def test_both_engines_say_the_same(spark: SparkSession, tmp_path: Path, monkeypa
     }
     assert here[-1]["missingKeys"] > 10_858
     assert lines("--engine", "spark", "--split-size", golden.segment_size) == here
+
+
+def test_what_a_job_has_kept_is_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write_log(store, 4000)
+    sizes = {"split_size": SEGMENT_SIZE, "read_rate_max": "20MiB"}
+    config = config_for(store, IndexLayout(500, 5000), SEGMENT_SIZE, **sizes)
+    index_log(config)
+    sorted((store / "index").iterdir())[1].unlink()
+    done: list[tuple[int, int]] = []
+    options = AuditOptions(samples=9, kept=tmp_path / "kept")
+    first = audit_on_spark(spark, config, options, lambda *at: done.append(at))
+    assert (first.resumed_tasks, done[-1][0]) == (0, done[-1][1])
+    assert done == sorted(done)
+    assert first.manner[0].startswith("at most ")
+    again = audit_on_spark(spark, config, options)
+    assert again.resumed_tasks == len(first.plan.tasks) - 1
+    here = audit_here(config, Disk(), AuditOptions(samples=9), lambda *_: None)
+    found = [
+        [{key: row[key] for key in row if key not in VOLATILE} for row in report.rows()]
+        for report in (first, again, here)
+    ]
+    assert found[0] == found[1] == found[2]

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from indexd.commitlog.writer import blank_record
 from indexd.config.units import parse_place
 from indexd.errors import BusyError, CorruptDataError, SparkError, UnsafeStoreError, UsageError
 from indexd.spark import export as exporting
@@ -112,36 +110,8 @@ def test_duckdb_reads_every_row(plain: Path, store: Path) -> None:
     assert rows == _wanted(store)
 
 
-def test_spark_reads_every_row(spark: SparkSession, plain: Path, store: Path) -> None:
-    frame = spark.read.parquet(str(plain)).orderBy("phyOffset")
-    rows = [row.asDict() for row in frame.collect()]
-    assert [row | {"body": bytes(row["body"])} for row in rows] == _wanted(store)
-    assert frame.columns == list(ALL_COLUMNS)
-
-
 def _order(row: dict[str, Any]) -> int:
     return int(row["phyOffset"])
-
-
-def test_any_topic_is_a_partition_for_pandas(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, rows = hostile
-    wanted = rows
-    # Without it the directories' names become a categorical, which can have no nulls over several files.
-    hive = ds.partitioning(pa.schema([("topic", pa.string()), ("day", pa.string())]), flavor="hive")
-    frame = pd.read_parquet(to, partitioning=hive)
-    found = frame.where(frame.notna(), None).to_dict("records")
-    assert sorted(found, key=_order) == sorted(wanted, key=_order)
-    some = pd.read_parquet(to, partitioning=hive, filters=[("topic", "==", "a=b")])
-    assert set(some["phyOffset"]) == {row["phyOffset"] for row in wanted if row["topic"] == "a=b"}
-    # What most will type, where all topics have names.
-    odd = [path for path in to.iterdir() if path.name.endswith("HIVE_DEFAULT_PARTITION__")]
-    assert len(odd) == 1
-    for path in odd:
-        path.rename(to / f"_{path.name}")
-    named = pd.read_parquet(to)
-    for path in odd:
-        (to / f"_{path.name}").rename(path)
-    assert sorted(named["topic"]) == sorted(row["topic"] for row in wanted if row["topic"] is not None)
 
 
 def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -155,28 +125,6 @@ def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str,
     assert f"/{len(parquet_of(to))}" in plan.replace(" ", "").replace("│", "")
 
 
-def test_any_topic_is_a_partition_for_spark(spark: SparkSession, hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, wanted = hostile
-    frame = spark.read.parquet(str(to)).selectExpr("phyOffset", "topic", "cast(day as string) as day")
-    rows = [row.asDict() for row in frame.collect()]
-    assert sorted(rows, key=_order) == sorted(wanted, key=_order)
-    some = frame.where("topic = 'a=b' and day = '2023-11-14'")
-    assert len(some.inputFiles()) == len(parquet_of(to))  # those of the source; which are read, the plan says
-    assert {row["phyOffset"] for row in some.collect()} == {
-        row["phyOffset"] for row in wanted if row["topic"] == "a=b" and row["day"] == "2023-11-14"
-    }
-    plan = some._jdf.queryExecution().executedPlan().toString()  # classic only, as this session is
-    assert "PartitionFilters: [isnotnull(topic" in plan
-
-
-def test_only_the_files_of_a_partition_are_read(hostile: tuple[Path, list[dict[str, Any]]]) -> None:
-    to, wanted = hostile
-    data = ds.dataset(to, partitioning="hive", format="parquet")
-    found = list(data.get_fragments(ds.field("topic") == "a=b"))
-    assert 0 < len(found) < len(parquet_of(to))
-    assert sum(fragment.count_rows() for fragment in found) == sum(row["topic"] == "a=b" for row in wanted)
-
-
 def run(spark: SparkSession, store: Path, to: Path, **asked: Any) -> Exported:
     request = ExportRequest(to, **{"columns": ("phyOffset",), "split_size": 200_000} | asked)
     return export(spark, config_of(store, to.parent / "data"), request)
@@ -188,12 +136,6 @@ def offsets_in(to: Path) -> list[int]:
 
 def offsets_of(store: Path) -> list[int]:
     return [message.phy_offset for message in logged(store)]
-
-
-def zero_from(store: Path, offset: int) -> None:
-    with (store / "commitlog" / f"{offset - offset % SEGMENT_SIZE:020d}").open("r+b") as file:
-        file.seek(offset % SEGMENT_SIZE)
-        file.write(bytes(SEGMENT_SIZE - offset % SEGMENT_SIZE))
 
 
 def content(to: Path) -> dict[str, bytes]:
@@ -229,11 +171,11 @@ def test_what_it_says_is_what_is_there(spark: SparkSession, store: Path, tmp_pat
 def test_an_empty_log_gives_a_file_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
     store, to = tmp_path / "store", tmp_path / "out"
     (store / "commitlog").mkdir(parents=True)
-    found = run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS)
+    found = run(spark, store, to, columns=DEFAULT_COLUMNS)
     assert (found.rows, found.end_offset) == (0, 0)
     assert [pq.read_schema(path).names for path in parquet_of(to)] == [list(DEFAULT_COLUMNS)]
     write_log(store, 100)
-    assert run(spark, store, to, mode="append", columns=DEFAULT_COLUMNS).rows == 100
+    assert run(spark, store, to, mode="overwrite", columns=DEFAULT_COLUMNS).rows == 100
 
 
 def test_a_job_that_fails_leaves_the_target_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -277,10 +219,10 @@ def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Pa
     run(spark, store, to)
     with pytest.raises(UsageError, match="holds an export"):
         run(spark, store, to)
-    lock = DirectoryLock(to / "_lock")
+    lock = DirectoryLock(tmp_path / "out.lock")
     lock.acquire()
     with pytest.raises(BusyError):
-        run(spark, store, to, mode="append")
+        run(spark, store, to, mode="overwrite")
     lock.release()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").touch()
@@ -289,76 +231,20 @@ def test_a_target_that_holds_something_is_refused(spark: SparkSession, store: Pa
     pq.write_table(pa.table({"x": [1]}), tmp_path / "alien" / alien)
     (tmp_path / "alien/_SUCCESS").touch()
     for name, mine in (("mine", "letter.txt"), ("alien", alien)):
-        for mode in ("overwrite", "append"):
-            with pytest.raises(UsageError, match=mine):
-                run(spark, store, tmp_path / name, mode=mode)
+        with pytest.raises(UsageError, match=mine if name == "mine" else "no export has written"):
+            run(spark, store, tmp_path / name, mode="overwrite")
         assert mine in files_of(tmp_path / name)
 
 
-def test_append_reads_on(spark: SparkSession, tmp_path: Path) -> None:
-    store, to = tmp_path / "store", tmp_path / "out"
-    end = write_log(store, 100)
-    run(spark, store, to, mode="append")
-    assert run(spark, store, to, mode="append").rows == 0
-    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(end)
-        file.write(blank_record(SEGMENT_SIZE - end))
-    write_log(store, 20, seed=2, start_offset=SEGMENT_SIZE)
-    found = run(spark, store, to, mode="append")
-    assert (found.rows, found.begin_offset, found.expired) == (20, end, None)
-    assert offsets_in(to) == offsets_of(store)
-    for other in ({"topics": frozenset({"OrderPaid"})}, {"begin": 0}, {"columns": ("size",)}):
-        with pytest.raises(UsageError, match="holds an export with another"):
-            run(spark, store, to, mode="append", **other)
-    # A log that was cut, and written on or not.
-    zero_from(store, SEGMENT_SIZE)
-    zero_from(store, offsets_of(store)[80])
-    for count in (0, 30):
-        write_log(store, count, seed=3, start_offset=offsets_of(store)[79] + logged(store)[79].size)
-        with pytest.raises(UnsafeStoreError, match="the log was cut") as caught:
-            run(spark, store, to, mode="append", on_expired="skip")
-        assert "--mode overwrite" in caught.value.line()
-    run(spark, store, to, mode="overwrite")
-    assert offsets_in(to) == offsets_of(store)
-
-
-def test_what_expired_is_refused_or_stated(spark: SparkSession, tmp_path: Path) -> None:
-    store, to, begin = tmp_path / "store", tmp_path / "out", 5 * SEGMENT_SIZE
-    write_log(store, 100)
-    end = run(spark, store, to).end_offset
-    old = offsets_in(to)
-    shutil.rmtree(store / "commitlog")
-    write_log(store, 200, seed=2, start_offset=begin)
-    with pytest.raises(UnsafeStoreError, match=rf"begins at {begin}, .* up to {end}: ") as caught:
-        run(spark, store, to, mode="append")
-    assert "--on-expired skip" in caught.value.line()
-    found = run(spark, store, to, mode="append", on_expired="skip")
-    assert (found.expired, found.begin_offset, found.rows) == ((end, begin), begin, 200)
-    assert offsets_in(to) == old + offsets_of(store)
-    assert run(spark, store, to, mode="append").expired is None
-
-
-def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
-    """As the committer leaves it: some files of the job are moved already, others are not."""
-    store, to = tmp_path / "store", tmp_path / "out"
-    write_log(store, 1000)
+def test_what_a_killed_export_has_left_does_not_count(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    to, left = tmp_path / "out", tmp_path / "out.building"
+    run(spark, store, tmp_path / "other")
+    left.mkdir()
+    shutil.copy(parquet_of(tmp_path / "other")[0], left)
+    (left / "_temporary").mkdir()
     run(spark, store, to)
-    write_log(store, COUNT)
-    killed = tmp_path / "killed"
-    run(spark, store, killed, mode="append")
-    moved, waiting, *_ = parquet_of(killed)
-    (to / "_temporary/0/task_1").mkdir(parents=True)
-    shutil.copy(moved, to)
-    shutil.copy(waiting, to / "_temporary/0/task_1")
-    assert run(spark, store, to, mode="append").rows == COUNT - 1000
     assert offsets_in(to) == offsets_of(store)
-    assert not (to / "_temporary").exists()
-    # One that replaced, when both were there.
-    (to / "_SUCCESS").unlink()
-    with pytest.raises(UnsafeStoreError, match="no _SUCCESS"):
-        run(spark, store, to, mode="append")
-    run(spark, store, to, mode="overwrite")
-    assert offsets_in(to) == offsets_of(store)
+    assert not left.exists()
 
 
 def test_what_executors_wrote_elsewhere_is_missed(

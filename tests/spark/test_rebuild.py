@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from indexd.errors import BusyError
-from indexd.storage.names import building_of
 from support.daemon import indexd_here
 from support.goldens import unpack
 from support.reopened import config_for
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
-from support.spark_rebuild import SPLIT_SIZE, assert_same_data, by_one, by_tasks
+from support.spark_rebuild import assert_same_data, by_one, by_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,14 +47,13 @@ def test_the_command_line(spark: SparkSession, tmp_path: Path) -> None:
     one, found = json.loads(here.stdout), json.loads(there.stdout)
     assert (one.pop("engine"), found.pop("engine")) == ("process", "spark")
     assert found.pop("tasks") >= 9
-    assert found.pop("resumedTasks") == 0
     passing = {"out", "seconds", "processSeconds"}
     assert {key: found[key] for key in found.keys() - passing} == {key: one[key] for key in one.keys() - passing}
     config = config_for(store, tmp_path / "data")
     assert_same_data(config, out, tmp_path / "one")
 
 
-def test_a_corrupt_log_is_passed_over_as_told_by_one_that_resumes(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_corrupt_log_is_passed_over_as_told(spark: SparkSession, tmp_path: Path) -> None:
     store, out = tmp_path / "store", tmp_path / "out"
     write_log(store, 3000)
     with (store / "commitlog" / f"{SEGMENT_SIZE:020d}").open("r+b") as file:
@@ -73,52 +64,8 @@ def test_a_corrupt_log_is_passed_over_as_told_by_one_that_resumes(spark: SparkSe
     assert done.returncode == 4
     assert done.stderr.count("\n") == 1
     assert "the log is corrupt at offset 263108 of" in done.stderr
-    assert done.stderr.endswith("; --resume goes on with what is finished\n")
-    done = indexd_here(*words, "--split-size", "60000", "--on-corrupt", "skip", "--resume")
+    done = indexd_here(*words, "--split-size", "60000", "--on-corrupt", "skip")
     assert done.returncode == 0, done.stderr
-    assert "taken over" in done.stdout
     skipping = config_for(store, tmp_path / "data", on_corrupt="skip")
     by_one(skipping, tmp_path / "one")
     assert_same_data(skipping, out, tmp_path / "one")
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-from support.reopened import config_for
-from support.spark_rebuild import by_tasks, run_here
-root, stage = Path(sys.argv[1]), int(sys.argv[2])
-def run(work, items, **more):
-    global stage
-    stage -= 1
-    found = run_here(work, items[:-1] if stage == 0 else items, **more)
-    if stage == 0:
-        print("here", flush=True)
-        time.sleep(60)
-    return found
-by_tasks(config_for(root / "store", root / "data"), root / "out", 60_000, run)
-"""
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_job_that_is_killed_is_resumed(tmp_path: Path, stage: int) -> None:
-    write_log(tmp_path / "store", 3000)
-    config, one = config_for(tmp_path / "store", tmp_path / "data"), tmp_path / "one"
-    by_one(config, one)
-    roots = [str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)]
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(stage)]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(roots)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"here\n"
-        with pytest.raises(BusyError):
-            by_tasks(config, tmp_path / "out", SPLIT_SIZE, resume=True)
-        process.send_signal(signal.SIGKILL)
-    left = building_of(tmp_path / "out")
-    assert (left / "attempts").exists()
-    runs = list((left / "runs").iterdir())
-    (left / "index").mkdir(exist_ok=True)
-    (left / "index/20260101000000000").write_bytes(b"half")
-    found = by_tasks(config, tmp_path / "out", SPLIT_SIZE, resume=True)
-    assert found.resumed == len(runs) - (stage == 2) > 3
-    assert_same_data(config, tmp_path / "out", one)

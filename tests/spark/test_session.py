@@ -1,16 +1,22 @@
-"""A session as the command line opens it: what it runs on, where it listens, what it prints and leaves behind."""
+"""A session's defaults, and plain work as tasks of it: order, errors, progress, interrupts."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
+from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError
 from indexd.spark.session import SparkOptions, open_session, slots
 from support import spark_work
 from support.spark_cluster import FRUGAL
@@ -55,29 +61,10 @@ def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
     assert listening <= LOOPBACK
 
 
-def test_workers_are_reached_by_a_socket_of_a_file(spark: SparkSession) -> None:
-    """25 ms less of each task than by loopback TCP: no worker of Python's has a network connection at all."""
-    from indexd.spark.tasks import run_tasks
-
-    pids = {row["pid"] for row in run_tasks(spark, spark_work.where, range(4))}
-    for pid in pids:
-        assert isinstance(pid, int)
-        assert psutil.Process(pid).net_connections("inet") == []
-
-
 def test_a_session_that_is_there_is_used_and_left_open(spark: SparkSession) -> None:
     with open_session(SparkOptions("local[7]"), "another") as session:
         assert session is spark
     assert spark.range(3).count() == 3
-
-
-def test_spark_can_compare_frames_with_this_pandas(spark: SparkSession) -> None:
-    """With pandas 3 the import of this fails, or warns."""
-    import pandas as pd
-    from pyspark.testing import assertDataFrameEqual
-
-    assert int(pd.__version__.split(".")[0]) < 3
-    assertDataFrameEqual(spark.range(2), spark.range(2))
 
 
 SCRIPT = """
@@ -142,3 +129,87 @@ def test_without_java_on_the_path_and_without_an_activated_environment(tmp_path:
     assert executable == sys.executable
     assert Path(cache).is_relative_to(tmp_path / "home/.local/state/indexd/compiled")
     assert list(here.iterdir()) == []
+
+
+def test_results_come_in_the_order_of_the_items(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    items = list(range(20, 0, -1))
+    assert run_tasks(spark, spark_work.square, items) == [item * item for item in items]
+    assert run_tasks(spark, spark_work.square, []) == []
+    assert run_tasks(spark, lambda item: item * 2, [7]) == [14]
+
+
+def test_our_errors_come_back_as_they_were(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    with pytest.raises(DiskError) as caught:
+        run_tasks(spark, spark_work.raise_ours, range(5))
+    error = caught.value
+    assert error.line() == "cannot open /no/such/segment: No such file or directory; check the path"
+    assert error.is_missing
+    assert error.path == Path("/no/such/segment")
+    with pytest.raises(CorruptDataError) as corrupt:
+        run_tasks(spark, spark_work.raise_corrupt, range(2))
+    assert corrupt.value.line() == "split 1 does not hold; look at it"
+    with pytest.raises(IndexdError) as plain:
+        run_tasks(spark, spark_work.raise_plain, [0])
+    assert type(plain.value) is IndexdError
+
+
+def test_what_is_a_defect_ends_in_one_line_that_names_it(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    with pytest.raises(SparkError) as caught:
+        run_tasks(spark, spark_work.raise_internal, [0])
+    assert str(caught.value) == "a job on Spark failed: KeyError: 'a key that nobody has'"
+    assert caught.value.exit_code == 70
+    with pytest.raises(SparkError, match="Python worker exited unexpectedly"):
+        run_tasks(spark, spark_work.die, range(2))
+    # And the session is as good as before.
+    assert run_tasks(spark, spark_work.square, [3]) == [9]
+
+
+def test_errors_of_spark_itself_are_ours_too(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_job
+
+    with pytest.raises(SparkError, match="TABLE_OR_VIEW_NOT_FOUND"):
+        run_job(spark, lambda: spark.table("nobody").collect())
+
+
+def test_progress_is_told_in_bytes_and_never_goes_back(spark: SparkSession) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    told: list[tuple[int, int]] = []
+    work = partial(spark_work.wait, seconds=0.3)
+    run_tasks(spark, work, range(8), sizes=[10] * 8, progress=lambda done, size: told.append((done, size)))
+    assert told[-1] == (80, 80)
+    assert all(size == 80 for _, size in told)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert any(0 < done < 80 for done, _ in told)
+
+
+def test_an_interrupt_cancels_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    from indexd.spark.tasks import run_tasks
+
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        interrupted.append(time.monotonic())
+        _thread.interrupt_main()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks(spark, partial(spark_work.touch_then_wait, tmp_path, seconds=0.5), range(60))
+    interrupter.join()
+    assert time.monotonic() - interrupted[0] < 10
+    begun = len(list(tmp_path.iterdir()))
+    assert 0 < begun < 20
+    time.sleep(1.5)
+    assert len(list(tmp_path.iterdir())) == begun, "tasks went on"
+    assert run_tasks(spark, spark_work.square, [3]) == [9]

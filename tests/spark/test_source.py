@@ -1,12 +1,13 @@
-"""The data source in a real session: found by its name, the rows of the log, and never others."""
+"""The data source in Spark: the log as a table and as a stream."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions
 from pyspark.testing import assertSchemaEqual
 
@@ -18,6 +19,7 @@ from support.small_log import SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +62,6 @@ def test_it_is_found_without_code_in_sql_too(spark: SparkSession, store: Path, r
     assert (found["n"], found["t"]) == (len(paid), sum(row["tags"] is not None for row in paid))
 
 
-def test_a_schema_of_ones_own(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
-    wanted = "keys array<string>, phyOffset long, properties map<string, string>"
-    frame = spark.read.schema(wanted).format("rocketmq_commitlog").load(str(store))
-    assert collected(frame) == [{name: row[name] for name in ("keys", "phyOffset", "properties")} for row in rows]
-
-
 def test_a_filter_leaves_the_next_count_alone(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
     # What a reader lets Spark push stays pushed in 4.3.0, on this DataFrame and on a join with itself.
     frame, middle = log(spark, store, columns="phyOffset,topic"), rows[1000]["phyOffset"]
@@ -74,20 +70,6 @@ def test_a_filter_leaves_the_next_count_alone(spark: SparkSession, store: Path, 
     few = frame.filter(functions.col("phyOffset") < middle)
     assert frame.join(few, "phyOffset", "left").count() == len(rows)
     assert few.count() == 1000
-
-
-def test_what_is_pruned_by_options(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
-    begin, end = rows[500]["phyOffset"], rows[2500]["phyOffset"]
-    frame = log(spark, store, columns="phyOffset", startOffset=begin, endOffset=end, topics="OrderPaid,订单主题")
-    expected = [row for row in rows[500:2500] if row["topic"] in ("OrderPaid", "订单主题")]
-    assert [row["phyOffset"] for row in collected(frame)] == [row["phyOffset"] for row in expected]
-
-
-def test_an_empty_log_has_a_schema_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "commitlog").mkdir()
-    frame = log(spark, tmp_path)
-    assert frame.count() == 0
-    assert frame.columns[0] == "phyOffset"
 
 
 def test_a_data_frame_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
@@ -107,3 +89,68 @@ def test_errors_say_what_and_what_to_do(spark: SparkSession, store: Path, tmp_pa
         log(spark, store, columns="bodi")
     with pytest.raises(AnalysisException, match=r"(?s)there is no commitlog at .*storePathRootDir"):
         log(spark, tmp_path).count()
+
+
+COLUMNS = "phyOffset,topic,properties"
+
+
+class Query:
+    """A query into Parquet, whose checkpoint stays when it is started again."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark, self.root, self.store = spark, root, root / "store"
+
+    def start(self, trigger: dict[str, Any] | None = None, **options: object) -> StreamingQuery:
+        given = {"columns": COLUMNS, "settleMs": "1"} | {name: str(text) for name, text in options.items()}
+        frame = self.spark.readStream.format("rocketmq_commitlog").options(**given).load(str(self.store))
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self.root / "checkpoint"))
+        return writer.trigger(**(trigger or {"availableNow": True})).start(str(self.root / "out"))
+
+    def run(self, **options: object) -> list[dict[str, Any]]:
+        """To the end of the log; the progress of each batch that had rows."""
+        query = self.start(**options)
+        assert query.awaitTermination(60)
+        return [progress for progress in map(as_dict, query.recentProgress) if progress["numInputRows"]]
+
+    def rows(self) -> list[int]:
+        found = self.spark.read.parquet(str(self.root / "out")).select("phyOffset").collect()
+        return sorted(row["phyOffset"] for row in found)
+
+    def offsets(self) -> list[int]:
+        return [row["phyOffset"] for row in rows_of_log(self.store / "commitlog")]
+
+
+def as_dict(progress: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(progress.json)
+    return found
+
+
+@pytest.fixture
+def query(spark: SparkSession, tmp_path: Path) -> Query:
+    return Query(spark, tmp_path)
+
+
+def test_available_now_in_steps_and_again_with_another_limit(query: Query) -> None:
+    write_log(query.store, 1500)
+    batches = query.run(maxBytesPerTrigger=SEGMENT_SIZE // 2)
+    assert len(batches) >= 2
+    assert query.rows() == query.offsets()
+    # A batch that was planned and not finished is replayed as it was, whatever the limit is by now.
+    last = max((query.root / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+    write_log(query.store, 3000)
+    query.run(maxBytesPerTrigger=SEGMENT_SIZE)
+    assert query.rows() == query.offsets()
+
+
+def test_what_expired_ends_the_query_or_is_skipped(query: Query) -> None:
+    write_log(query.store, 300)
+    query.run()
+    read = query.rows()
+    write_log(query.store, 4000)
+    (query.store / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(StreamingQueryException, match="expired before they were read"):
+        query.run()
+    query.run(onExpired="skip")
+    assert query.rows() == read + query.offsets()

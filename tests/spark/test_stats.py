@@ -13,7 +13,6 @@ import pytest
 
 from indexd.cli.main import main
 from indexd.commitlog.writer import FrameSpec
-from indexd.errors import CorruptDataError
 from indexd.spark.stats.content import MEASURES, Selection
 from indexd.spark.stats.report import Report, collect
 from indexd.spark.stats.show import write_page
@@ -54,7 +53,7 @@ def naive_hot(log: Log, kind: str, top: int, least: int = 1) -> list[dict[str, A
 def check_contents(found: Report, log: Log, top: int) -> None:
     """Everything but the distinct keys and the index."""
     amounts, _ = naive_counts(log)
-    row = found.model_dump(by_alias=True)
+    row = found
     for name in MEASURES:
         by_hour = {(topic, at): amount for (kind, topic, _, at), amount in amounts.items() if kind == name}
         assert row[name] == sum(by_hour.values())
@@ -65,22 +64,22 @@ def check_contents(found: Report, log: Log, top: int) -> None:
     bins: Counter[tuple[str, int]] = Counter()
     for message in log.messages():
         bins[message.topic, message.store_timestamp // 1000 * 1000] += 1
-    assert found.bins["stepMs"] == 1000
-    assert {(r["topic"], r["begin"]): r["messages"] for r in found.bins["rows"]} == bins
+    assert found["bins"]["stepMs"] == 1000
+    assert {(r["topic"], r["begin"]): r["messages"] for r in found["bins"]["rows"]} == bins
     sizes = {at: amount for (kind, *_, at), amount in amounts.items() if kind == "size"}
-    assert {r["from"]: r["messages"] for r in found.body_sizes["buckets"]} == sizes
-    assert sum(r["bytes"] for r in found.body_sizes["buckets"]) == found.body_bytes
+    assert {r["from"]: r["messages"] for r in found["bodySizes"]["buckets"]} == sizes
+    assert sum(r["bytes"] for r in found["bodySizes"]["buckets"]) == found["bodyBytes"]
     types = Counter(message.sys_flag & 0xC for message in log.messages())
-    assert list(found.transactions.values()) == [types[kind] for kind in (0, 4, 8, 12)]
-    for shown, kind in ((found.hot_keys, "KEYS"), (found.tags, "TAGS"), (found.hosts, "host")):
+    assert list(found["transactions"].values()) == [types[kind] for kind in (0, 4, 8, 12)]
+    for shown, kind in ((found["hotKeys"], "KEYS"), (found["tags"], "TAGS"), (found["hosts"], "host")):
         assert shown["top"] == naive_hot(log, kind, top)
         assert shown["isExact"]
-    assert found.hot_uniq_keys["top"] == naive_hot(log, "UNIQ_KEY", top, 2)
-    assert (found.clock["steps"], found.clock["silences"]) == naive_clock(log, 30_000)
+    assert found["hotUniqKeys"]["top"] == naive_hot(log, "UNIQ_KEY", top, 2)
+    assert (found["clock"]["steps"], found["clock"]["silences"]) == naive_clock(log, 30_000)
     times = [message.store_timestamp for message in log.messages()]
     steps = sorted(a - b for a, b in itertools.pairwise(times) if b < a)[::-1]
-    assert [event["ms"] for event in found.clock["largestSteps"]] == steps
-    assert (found.first_store_timestamp, found.last_store_timestamp) == (min(times), max(times))
+    assert [event["ms"] for event in found["clock"]["largestSteps"]] == steps
+    assert (found["firstStoreTimestamp"], found["lastStoreTimestamp"]) == (min(times), max(times))
 
 
 @pytest.mark.parametrize("split_size", [15_000, 1 << 20])
@@ -90,36 +89,19 @@ def test_a_report_is_what_plain_python_counts(spark: SparkSession, log: Log, spl
     check_contents(found, log, 5)
     amounts, _ = naive_counts(log)
     keys = Counter(amount for place, amount in amounts.items() if place[0] == "KEYS")
-    assert (found.keys_seen["distinct"], found.keys_seen["isExact"]) == (keys.total(), True)
-    assert found.keys_seen["repeated"] == keys.total() - keys[1]
-    assert found.hot_keys["repeatedAtLeast"] == keys.total() - keys[1]
-    assert [row["keys"] for row in found.keys_seen["byOccurrences"]] == [
+    assert (found["keysSeen"]["distinct"], found["keysSeen"]["isExact"]) == (keys.total(), True)
+    assert found["keysSeen"]["repeated"] == keys.total() - keys[1]
+    assert found["hotKeys"]["repeatedAtLeast"] == keys.total() - keys[1]
+    assert [row["keys"] for row in found["keysSeen"]["byOccurrences"]] == [
         sum(texts for times, texts in keys.items() if row["from"] <= times <= (row["to"] or times))
-        for row in found.keys_seen["byOccurrences"]
+        for row in found["keysSeen"]["byOccurrences"]
     ]
-    assert found.index is not None
+    assert found["index"] is not None
     entries = len(log.entries())
-    assert [file["entries"] for file in found.index["files"]] == [799] * (entries // 799) + [entries % 799]
-    assert sum(row["entries"] for row in found.index["chains"]) == entries
-    assert found.index["longestChain"]["text"] in ("Aa", "BB")
+    assert [file["entries"] for file in found["index"]["files"]] == [799] * (entries // 799) + [entries % 799]
+    assert sum(row["entries"] for row in found["index"]["chains"]) == entries
+    assert found["index"]["longestChain"]["entries"] == max(file["longestChain"] for file in found["index"]["files"])
     assert stages == ["count", "chains"]
-
-
-def test_hot_keys_of_a_large_log_are_counted_again(spark: SparkSession, log: Log) -> None:
-    stages: list[str] = []
-    selection = Selection(silence=30_000, level=2, kept=40)
-    found = report_of(spark, log, 30_000, selection, top=5, progress=stages.append)
-    check_contents(found, log, 5)
-    assert found.hot_keys["completeAbove"] > 0
-    assert (found.hosts["completeAbove"], found.hosts["distinct"]) == (0, 1)
-    assert not found.keys_seen["isExact"]
-    distinct = sum(place[0] == "KEYS" for place in naive_counts(log)[0])
-    assert abs(found.keys_seen["distinct"] / distinct - 1) < 5 * found.keys_seen["standardError"]
-    assert stages == ["count", "hot keys", "chains"]
-    quick = report_of(spark, log, 30_000, selection, top=5, quick=True)
-    assert (quick.index, quick.hot_keys["isExact"]) == (None, False)
-    most = naive_hot(log, "KEYS", 1)[0]["count"]
-    assert most - quick.hot_keys["completeAbove"] <= quick.hot_keys["top"][0]["count"] <= most
 
 
 def test_times_that_are_too_many_are_not_told_apart(
@@ -129,16 +111,16 @@ def test_times_that_are_too_many_are_not_told_apart(
     times = [-(2**62), *(3_600_000 * n for n in range(40)), 2**62]
     log = written_log(tmp_path, [Sample(FrameSpec("T", store_timestamp=time)) for time in times])
     found = report_of(spark, log, 1 << 20, Selection(), quick=True)
-    assert [(row["topic"], row["hour"], row["messages"]) for row in found.hours] == [("T", None, 42)]
-    assert found.bins["rows"] == []
-    assert found.messages == 42
+    assert [(row["topic"], row["hour"], row["messages"]) for row in found["hours"]] == [("T", None, 42)]
+    assert found["bins"]["rows"] == []
+    assert found["messages"] == 42
 
 
 def test_an_empty_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     found = report_of(spark, written_log(tmp_path, []), 1 << 20, Selection())
-    assert (found.messages, found.topics, found.end_offset) == (0, [], 0)
-    assert found.index is not None
-    assert found.index["verdict"]["answer"] == "nothing to index"
+    assert (found["messages"], found["topics"], found["endOffset"]) == (0, [], 0)
+    assert found["index"] is not None
+    assert found["index"]["verdict"]["answer"] == "nothing to index"
 
 
 def flags(log: Log) -> list[str]:
@@ -156,7 +138,7 @@ def test_the_command_prints_one_object_and_writes_a_page(
     with pytest.raises(SystemExit) as ended:
         main(["stats", *flags(log), "--top", "5", "--silence", "30s", "--json", "--report", str(page)])
     assert ended.value.code == 0
-    check_contents(Report.model_validate(json.loads(capsys.readouterr().out)), log, 5)
+    check_contents(json.loads(capsys.readouterr().out), log, 5)
     text = page.read_text(encoding="utf-8")
     assert "<title>Commitlog of" in text
     assert text.count('class="column"') > 40
@@ -176,7 +158,7 @@ def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["-b", "2", "-e", "1"], 2, "swap -b and -e"),
+        (["-b", "2", "-e", "1"], 2, "exchange them"),
         (["--top", "0"], 2, "not from 1 to 1000"),
         (["--silence", "soon"], 2, "is not a duration"),
         (["--report", "s3://bucket/x"], 2, "no path of this machine"),
@@ -194,16 +176,6 @@ def test_what_is_wrong_is_said_in_a_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_a_log_that_is_damaged_in_the_middle_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    log = written_log(tmp_path, [Sample(spec) for spec in islice(messages(4), 300)])
-    path = next(iter(sorted((log.config.store.store or tmp_path).joinpath("commitlog").iterdir())))
-    with path.open("r+b") as file:
-        file.seek(log.offsets[100] + 4)
-        file.write(b"\xff\xff\xff\xff")
-    with pytest.raises(CorruptDataError, match="corrupt at offset"):
-        report_of(spark, log, 1 << 20, Selection())
 
 
 @requires_chromium

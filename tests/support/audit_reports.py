@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from indexd.audit.causes import Cause, CrashCost, SegmentStart, StoreState
-from indexd.audit.files import BrokerFile
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, BrokerFile
 from indexd.audit.report import AuditReport
 from indexd.audit.result import Audit, FileSeen, FlavourRange, Gap, Hole
 from indexd.findings import Finding

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexd.audit import AuditOptions, AuditPlan, AuditTask, Part, audit_task, plan_audit, run_audit
+from indexd.audit import AuditOptions, AuditTask, Part, audit_task, plan_audit, run_audit
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -56,10 +56,8 @@ class Runs:
         return [parts[number] for number in range(len(tasks))]
 
     def rows(self, kept: Path | None, samples: int = 0) -> list[dict[str, Any]]:
-        def plan(size: int | None) -> AuditPlan:
-            return plan_audit(Disk(), self.config, size=self.size if size is None else size)
-
-        report = run_audit(self.config, Disk(), AuditOptions(samples=samples, kept=kept), plan, self)
+        options = AuditOptions(samples=samples, kept=kept)
+        report = run_audit(self.config, Disk(), options, lambda: plan_audit(Disk(), self.config, size=self.size), self)
         rows = [{key: row[key] for key in row if key not in VOLATILE} for row in report.rows()]
         assert report.resumed_tasks == len(report.plan.tasks) - len(self.tasks)
         return rows

@@ -7,8 +7,6 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
@@ -16,7 +14,6 @@ from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
 from indexd.spark.rebuild.job import MANIFEST, SparkRebuilt, rebuild
 from indexd.storage.disk import Disk
-from indexd.storage.names import building_of
 from support.queues import tree
 
 if TYPE_CHECKING:
@@ -57,12 +54,11 @@ def by_tasks(
     size: int = 0,
     run_tasks: Any = run_here,
     *,
-    resume: bool = False,
     log_limit: LogLimit | None = None,
 ) -> SparkRebuilt:
     """Rebuild by tasks into ``out``."""
     config = split_in(config, size)
-    return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, resume=resume, log_limit=log_limit)
+    return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, log_limit=log_limit)
 
 
 def by_one(config: Config, out: Path, log_limit: LogLimit | None = None) -> Rebuilt:
@@ -143,15 +139,3 @@ def failing(at: int, error: BaseException) -> Callable[..., list[Any]]:
         return found
 
     return run
-
-
-def fail(config: Config, out: Path, at: int, error: BaseException) -> list[Path]:
-    """A rebuild that fails behind so many tasks; the runs that it leaves, which are all that it leaves."""
-    with pytest.raises(type(error)):
-        by_tasks(config, out, SPLIT_SIZE, failing(at, error))
-    assert not out.exists()
-    left = building_of(out)
-    if not left.exists():
-        return []
-    assert sorted(path.name for path in left.iterdir()) == ["lock", "runs"]
-    return sorted((left / "runs").iterdir())

@@ -70,9 +70,3 @@ def wait(number: int, *, seconds: float) -> int:
     """Take some time."""
     time.sleep(seconds)
     return number
-
-
-def where_later(number: int, *, seconds: float) -> dict[str, object]:
-    """As `where`, so late that no worker can have two of a few."""
-    time.sleep(seconds)
-    return where(number)

@@ -1,17 +1,18 @@
-"""``indexd audit`` on stores that RocketMQ wrote, on stores it lost keys of, and however the work is cut."""
+"""Audits of RocketMQ's own stores, of other orders and flavours, and however the work is cut."""
 
 from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.audit import plan_audit
-from indexd.audit.plan import NEVER
+from indexd.audit.plan import NEVER, plan_audit
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
@@ -163,16 +164,6 @@ def test_indexed_twice_after_a_crash(small: Config, tmp_path: Path) -> None:
     assert lost_keys(config, "5.4").total() == 0
 
 
-def test_names_in_another_order_than_the_log(small: Config, tmp_path: Path) -> None:
-    store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
-    files = sorted((store / "index").iterdir())
-    files[0].rename(files[0].with_name("20991231235959999"))
-    found = audit(config_for(store, LAYOUT, SEGMENT_SIZE))
-    assert found.missing_keys == 0
-    assert found.counts == {"file-order": 1}
-    assert found.findings[0].file == "index/20991231235959999"
-
-
 def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: Path) -> None:
     store = Path(shutil.copytree(small.store.store or "", tmp_path / "store"))
     files = sorted((store / "index").iterdir())
@@ -207,3 +198,64 @@ def test_wherever_the_work_is_cut_it_comes_to_the_same(small: Config, tmp_path: 
         assert audit_plan(plan, config, numbers) == wanted
 
     check()
+
+
+BEFORE, BETWEEN, NOW = "3.x", "4.7", "5.4"
+SMALL = IndexLayout(100, 400)
+
+
+def write(store: Path, count: int, keys: int, tagged: Callable[[int], bool] = lambda _: False) -> None:
+    """Messages with a unique key, ``keys`` further ones, and a tag where wanted."""
+    with CommitLogWriter(store / "commitlog", SEGMENT_SIZE) as writer:
+        for number in range(count):
+            properties = {"UNIQ_KEY": f"{number:032X}"}
+            if keys:
+                properties["KEYS"] = " ".join(f"k{number}-{key}" for key in range(keys))
+            if tagged(number):
+                properties["TAGS"] = "TagA"
+            writer.append(FrameSpec("Orders", b"", properties, store_timestamp=1_700_000_000_000 + number))
+
+
+@pytest.mark.parametrize("keys", [0, 1, 2, 3])
+@pytest.mark.parametrize("index_num", [400, 40_000])
+def test_a_sound_store_without_tags_has_its_unique_keys(tmp_path: Path, keys: int, index_num: int) -> None:
+    # Files, and the windows that are read of them, cut messages in two.
+    store = tmp_path / "store"
+    write(store, 1500, keys)
+    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
+    index_log(config, NOW)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == [NOW]
+
+
+@pytest.mark.parametrize("keys", [1, 2, 3])
+@pytest.mark.parametrize("index_num", [400])
+def test_a_store_without_its_unique_keys_is_still_known(tmp_path: Path, keys: int, index_num: int) -> None:
+    store = tmp_path / "store"
+    write(store, 1500, keys, lambda number: number % 3 == 0)
+    config = config_for(store, IndexLayout(100, index_num), SEGMENT_SIZE)
+    index_log(config, BEFORE)
+    found = audit(config)
+    assert found.is_sound, rows_of(found)
+    assert [era.flavour for era in found.eras] == [BEFORE]
+
+
+def test_an_upgrade_is_seen_at_the_begin_of_a_file(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store, 3000, 1, lambda number: number % 3 > 0)
+    config = config_for(store, SMALL, SEGMENT_SIZE)
+    assert config.store.store is not None
+    frames = list(naive_frames(store / "commitlog", SEGMENT_SIZE))
+    index_log(config, BETWEEN)
+    kept = sorted((store / "index").iterdir())
+    end = int.from_bytes(kept[4].read_bytes()[24:32], "big")
+    # The last message's further keys are in the file behind, which goes: nobody puts them in again.
+    entries = kept[5].read_bytes()[40 + 4 * SMALL.hash_slot_num :]
+    lost = sum(entries[at + 4 : at + 12] == end.to_bytes(8, "big") for at in range(0, len(entries), 20))
+    for path in kept[5:]:
+        path.unlink()
+    index_log(config, NOW, begin=next(f.phy_offset for f in frames if f.phy_offset > end), name=20260101000000100)
+    found = audit(config)
+    assert [era.flavour for era in found.eras] == [BETWEEN, NOW]
+    assert found.missing_keys == lost == 1

@@ -40,16 +40,6 @@ def test_an_unclean_stop(broker: Broker) -> None:
     )
 
 
-def test_an_unclean_stop_that_takes_the_only_file(tmp_path: Path) -> None:
-    broker = Broker(tmp_path, IndexLayout(7, 101))
-    broker.dispatch(broker.messages[:40])
-    broker.killed()
-    assert not broker.service.files
-    broker.dispatch(broker.messages[broker.segment_at(39) :])
-    broker.stopped()
-    says(one(broker), "unclean-stop", "it begins with the log, and no index file stands before it")
-
-
 def test_a_file_that_was_deleted(broker: Broker) -> None:
     broker.dispatch(broker.messages)
     broker.stopped()
@@ -61,21 +51,6 @@ def test_a_file_that_was_deleted(broker: Broker) -> None:
         "40 keys fill exactly 1 index file",
         "counts from the end of a file that is not here, which ended 1 s before it",
     )
-
-
-def test_two_files_and_the_first_and_the_last(broker: Broker) -> None:
-    broker.dispatch(broker.messages)
-    broker.stopped()
-    files = broker.files
-    for number in (0, 2, 3):
-        files[number].unlink()
-    first, second = causes(broker)
-    says(first, "file-deleted", "it begins with the log", "40 keys fill exactly 1 index file")
-    says(second, "file-deleted", "80 keys fill exactly 2 index files")
-    files[4].unlink()
-    first, last = causes(broker)
-    says(first, "file-deleted")
-    says(last, "file-deleted", "the last index file, index/20260101000000001, which is full", "stopped cleanly")
 
 
 def test_a_deleted_file_whose_last_message_goes_on_in_the_next(tmp_path: Path) -> None:
@@ -102,14 +77,6 @@ def test_a_roll_over_that_failed(broker: Broker) -> None:
     broker.dispatch([*broker.messages[:20], *broker.messages[26:]])
     broker.stopped()
     says(one(broker), "roll-over-failure", "which is full", "it ends in the middle of a segment")
-    # Each try leaves a file.
-    os_file = broker.files[1]
-    os_file.rename(os_file.with_name("20260101000000005"))
-    for later, path in enumerate(broker.files[1:-1], 6):
-        path.rename(path.with_name(f"2026010100000000{later}"))
-    os_file.with_name("20260101000000002").write_bytes(bytes(LAYOUT.file_size))
-    (cause,) = [cause for cause in causes(broker) if cause.what == "roll-over-failure"]
-    says(cause, "roll-over-failure", "1 index file between them without an entry: index/20260101000000002")
 
 
 def test_a_log_that_was_cut_and_written_again(tmp_path: Path) -> None:
@@ -142,24 +109,6 @@ def test_a_log_that_ends_before_its_index(tmp_path: Path) -> None:
     other.stopped()
     end = broker.messages[-1].phy_offset
     says(one(other), "log-replaced", f"ends at log byte {end}, and the log ends at")
-
-
-def test_another_log_altogether(tmp_path: Path) -> None:
-    broker = Broker(tmp_path)
-    broker.dispatch(broker.messages[60:])
-    other = Broker(tmp_path / "other", messages=25)
-    other.service = broker.service
-    other.stopped()
-    says(one(other), "log-replaced", "passes over a message below the end of its last file, without a word")
-
-
-def test_slots_that_are_gone(broker: Broker) -> None:
-    broker.dispatch(broker.messages)
-    broker.stopped()
-    data = bytearray(broker.files[1].read_bytes())
-    data[40 : 40 + 28] = bytes(28)
-    broker.files[1].write_bytes(data)
-    says(one(broker), "file-damaged", "40 of its 40 keys have an entry that no walk along the chains meets")
 
 
 def test_one_wrong_entry(broker: Broker) -> None:

@@ -78,40 +78,6 @@ def test_a_store_that_lost_keys(golden: Golden) -> None:
     assert (found[1]["cause"], found[1]["tail"], len(found[1]["evidence"])) == ("unclean-stop", False, 2)
 
 
-def test_what_the_crash_of_the_golden_will_cost(golden: Golden) -> None:
-    # What its restart did lose is known: see the store that lost keys.
-    (crash,) = [row for row in rows(golden, "--samples", 0) if row["kind"] == "crash"]
-    assert (crash["when"], crash["keys"], crash["lostKeys"]) == ("next-start", 18402, 10858)
-    assert crash["dispatchOffset"] == 6 * golden.segment_size
-    done = indexd_here(*words(golden, "--samples", 0))
-    line, way_out = [line for line in done.stdout.splitlines() if line.startswith("crash: ")]
-    assert way_out.startswith("crash: indexd repair before that start keeps them")
-    assert "its next start will throw away index/" in line
-    assert "and 10,858 keys will be lost: of what was stored before 2026-11-21 " in line
-
-
-def test_a_finding(golden: Golden) -> None:
-    (path,) = golden.index_files()
-    data = bytearray(path.read_bytes())
-    data[32:36] = bytes(4)
-    path.write_bytes(data)
-    done = indexd_here(*words(golden))
-    assert done.returncode == 1
-    verdict, kind, line, *_ = done.stdout.splitlines()
-    assert verdict == "all 18,402 keys findable; 1 finding in the index files"
-    assert kind.startswith("header-used-slot-count, 1 finding: ")
-    assert line.startswith(f"  index/{path.name} byte 32: used slot count 0, but 18402 entries use")
-    (finding,) = [row for row in rows(golden) if row["kind"] == "finding"]
-    assert (finding["what"], finding["position"]) == ("header-used-slot-count", 32)
-
-
-def test_a_flavour_that_is_given(golden: Golden) -> None:
-    done = indexd_here(*words(golden, "--flavour", "4.7"))
-    assert done.returncode == 1
-    assert "flavour: 4.7 (as given)" in done.stdout
-    assert "  and 2,573 more; --json has the first 100 of each file" in done.stdout
-
-
 def test_what_cannot_be_audited(golden: Golden, tmp_path: Path) -> None:
     done = indexd_here("audit", "--data", tmp_path / "d")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -200,20 +166,3 @@ def test_what_is_no_plain_file_is_left_as_it_is(store: Path, tmp_path: Path, lis
         assert f"{option} {path} is no plain file" in done.stderr
         after = os.lstat(path)
         assert (after.st_ino, stat.S_IFMT(after.st_mode)) == (before.st_ino, stat.S_IFMT(before.st_mode))
-
-
-def test_a_link_to_a_page_is_followed(store: Path, tmp_path: Path) -> None:
-    page, link = tmp_path / "page.html", tmp_path / "link"
-    page.write_text("an older one", "utf-8")
-    link.symlink_to(page)
-    assert indexd_here(*command_of(store, "--report", link)).returncode == 0
-    assert link.is_symlink()
-    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_a_link_in_place_of_the_temporary_file_is_not_followed(store: Path, tmp_path: Path) -> None:
-    lock, link = store / "lock", tmp_path / "page.html.tmp"
-    link.symlink_to(lock)
-    assert indexd_here(*command_of(store, "--report", tmp_path / "page.html")).returncode == 0
-    assert link.is_symlink()
-    assert lock.read_bytes() == b"lock"

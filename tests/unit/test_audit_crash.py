@@ -79,31 +79,6 @@ def _kept(broker: Broker, indexed: int) -> NaiveIndexService:
     return again
 
 
-def test_the_open_file_goes_and_the_full_ones_stay(tmp_path: Path) -> None:
-    broker = Broker(tmp_path, messages=99)
-    broker.dispatch(broker.messages)
-    broker.stopped()
-    found = cost(broker, state_of(broker, flushed(broker, 98)))
-    assert found.thrown == (broker.files[-1].name,)
-    assert broker.segment_at(98) > 80
-    assert (found.keys, found.lost_keys) == (38, 2 * (broker.segment_at(98) - 80))
-    (line,) = found.lines()
-    assert line == (
-        "if the broker were killed soon after its next start, the start after that would throw away "
-        f"index/{found.thrown[0]} with 38 keys, build again what stands from log byte {found.dispatch_offset} on, and "
-        f"{found.lost_keys} keys would be lost"
-    )
-
-
-def test_a_file_that_ends_exactly_where_the_checkpoint_does_stays(broker: Broker) -> None:
-    end = broker.service.files[-1].end_timestamp
-    assert cost(broker, state_of(broker, flushed(broker, 89, end))).thrown == ()
-    found = cost(broker, state_of(broker, flushed(broker, 89, end - 1)))
-    assert len(found.thrown) == 1
-    (line,) = cost(broker, state_of(broker, flushed(broker, 89, end), lock=BrokerLock(True, 1, "lock"))).lines()
-    assert line == "if the broker were killed right now, its next start would throw away no index file"
-
-
 def test_without_a_checkpoint_all_goes_and_all_is_dispatched_again(broker: Broker) -> None:
     found = cost(broker, state_of(broker, None, has_abort=True))
     assert (len(found.thrown), found.keys, found.lost_keys, found.dispatch_offset) == (5, 180, 0, 0)
@@ -127,15 +102,6 @@ def test_a_broker_that_does_not_index_builds_nothing_again(broker: Broker) -> No
     found = cost(broker, state_of(broker, flushed(broker, 0, 0)))
     assert (len(found.thrown), found.keys, found.lost_keys) == (5, 180, 180)
     assert "nothing would build them again: indexing is off" in found.lines()[0]
-
-
-def test_entries_of_messages_that_have_expired_are_no_loss(broker: Broker) -> None:
-    (segment, *_) = sorted((broker.store.root / "commitlog").iterdir())
-    segment.unlink()
-    first = next(message for message in broker.messages if message.phy_offset >= broker.store.segment)
-    found = cost(broker, state_of(broker, flushed(broker, 0, 0)))
-    assert found.keys == 2 * (90 - broker.messages.index(first))
-    assert (found.lost_keys, found.dispatch_offset) == (0, first.phy_offset)
 
 
 def test_a_file_that_expires_meanwhile_and_one_of_another_size(broker: Broker) -> None:
@@ -166,13 +132,6 @@ def test_the_segment_from_which_it_is_dispatched_again(broker: Broker) -> None:
     assert begin_of(T0 + 10_000 * 19 + 3000, "5.4", broker=broker) == 2000
     assert begin_of(T0 + 10_000 * 19 + 3000, broker=broker) == 1900
     assert dispatch_start((), StoreCheckpoint(), broker.config, "5.4") is None
-
-
-def test_segments_without_a_first_frame_are_passed_over(broker: Broker) -> None:
-    strange = (SegmentStart(3000, 3100, None), SegmentStart(3100, 3200, 0))
-    checkpoint = StoreCheckpoint(T0 * 2, T0 * 2, 0)
-    found = dispatch_start((*SEGMENTS, *strange), checkpoint, broker.config, "5.4")
-    assert found == SEGMENTS[-1]
 
 
 def test_whose_next_start_it_is(broker: Broker) -> None:

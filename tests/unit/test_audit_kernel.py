@@ -1,16 +1,19 @@
-"""The kernels of the audit against plain twins, with entries of every kind and in windows of every size."""
+"""The audit's kernels against their plain twins; and a sample of messages asked for as the broker asks."""
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from indexd.audit import AuditOptions, AuditReport, audit_here
 from indexd.audit.kernel import (
     FINDABLE,
     MISSING,
@@ -26,11 +29,17 @@ from indexd.audit.kernel import (
     match_rows,
     walk_chains,
 )
+from indexd.audit.samples import WIDTHS, Answers
 from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
+from indexd.config import Config
 from indexd.index.check import time_difference
+from indexd.storage.disk import Disk
+from support.auditing import config_of_golden
+from support.data_directory import T0
+from support.goldens import GOLDENS, unpack
+from support.indexing_broker import Broker
 
-T0 = 1_700_000_000_000
 ROLLBACK = 1 << 0xC
 NEVER = 1 << 62
 
@@ -202,18 +211,48 @@ def test_walk_chains_meets_what_a_walk_meets(
     assert set(np.flatnonzero(findable).tolist()) == wanted
 
 
-def test_no_more_than_a_hundred_of_a_kind_are_noted() -> None:
-    messages = [Message(100 * n, T0, 0, [1]) for n in range(200)]
-    entries = entries_of([Entry(1, 100 * n, 7) for n in range(200)])
-    counts = np.zeros(6, dtype=np.int64)
-    noted = np.zeros((5 * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
-    times = np.full(3, -1, dtype=np.int64)
-    taken, strays = np.zeros(200, dtype=np.uint8), times.copy()
-    match_rows(
-        columns_of(messages), 0, 200, ROLLBACK, entries, np.arange(1, 201, dtype=np.uint32), 0,
-        np.empty(0, dtype=np.uint8), np.array([T0, 200, -1, 0], dtype=np.int64), taken, times, strays, counts, noted,
-    )  # fmt: skip
-    assert counts[TIME_DIFFERENCE] == 199
-    assert noted[: counts[5], 0].tolist() == list(range(2, 102))
-    assert taken.all()
-    assert times.tolist() == [T0, T0, -1]
+def report_of(config: Config, samples: int = 50) -> AuditReport:
+    return audit_here(config, Disk(), AuditOptions(samples=samples), lambda *_: None)
+
+
+def answers_of(config: Config, samples: int = 50) -> Answers:
+    answers = report_of(config, samples).answers
+    assert answers is not None
+    return answers
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    made = Broker(tmp_path)
+    made.dispatch(made.messages)
+    made.stopped()
+    return made
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_rocketmq_finds_all_messages_of_its_own_stores(tmp_path: Path, name: str) -> None:
+    found = answers_of(config_of_golden(unpack(name, tmp_path)))
+    assert found.drawn == found.asked >= 40
+    for share in found.shares:
+        assert (share["queries"], share["missed"]) == (found.asked, 0)
+
+
+def test_the_sample_is_spread_over_the_log(broker: Broker) -> None:
+    assert 9 <= answers_of(broker.config, 10).drawn <= 10
+    assert answers_of(broker.config, 1000).drawn == 90
+    assert report_of(broker.config, 0).answers is None
+    assert answers_of(broker.config, 10) == answers_of(broker.config, 10)
+
+
+def test_what_is_in_a_hole_is_missed(broker: Broker) -> None:
+    broker.files[1].unlink()
+    found = answers_of(broker.config, 90)
+    shares = {share["width"]: share for share in found.shares}
+    assert list(shares) == list(WIDTHS)
+    missed = shares["all time"]["missed"]
+    assert 10 <= missed <= 20
+    assert shares["minute"]["missed"] >= missed
+    line = next(line for line in found.lines() if "without bounds" in line)
+    text = f"the broker's own query misses {missed} of {found.asked} messages"
+    assert line.startswith(f"queries without bounds of time: {text}")
+    assert found.rows()[-1] == {"kind": "samples", "drawn": found.drawn, "asked": found.asked}

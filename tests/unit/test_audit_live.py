@@ -1,26 +1,37 @@
-"""The audit beside a broker that goes on writing: what changes under it is no finding, and what is lost still is."""
+"""An audit beside a broker at work: what it writes meanwhile, and that no more is taken than may be."""
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from indexd.audit import Audit, AuditPlan, audit_task, join, plan, plan_audit
-from indexd.commitlog.batcher import DispatchBatch
-from indexd.commitlog.reader import LogReader
-from indexd.commitlog.writer import CommitLogWriter
+from indexd.audit import (
+    Audit,
+    AuditOptions,
+    AuditPlan,
+    AuditReport,
+    audit_here,
+    audit_task,
+    join,
+    load_kernels,
+    plan,
+    plan_audit,
+    task,
+)
+from indexd.audit.task import RateLimiter
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
 from indexd.consumequeue.format import UNIT
-from indexd.index.file import IndexService
-from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.recovery.open import decode_rules, reader_options
-from indexd.recovery.whole_log import WholeLog, once
+from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 from support.auditing import config_for, index_log, rows_of
 from support.auditing_queues import audit_queues, build_queues, config_of, store_of
 from support.data_directory import SEGMENT, T0, Store, spec
+from support.page_cache import PAGE, Watched, forget, in_use, resident
 from support.small_log import SEGMENT_SIZE, messages, write_log
 
 LAYOUT = IndexLayout(500, 2000)
@@ -38,20 +49,6 @@ def config(tmp_path: Path) -> Config:
     write_log(store, 4000)
     (store / "index").mkdir()
     return config_for(store, LAYOUT, SEGMENT_SIZE, read_bytes=64 << 10)
-
-
-def batches(config: Config) -> list[DispatchBatch]:
-    reader = LogReader(Disk(), config.store.commit_log_directories, decode_rules(config), once(reader_options(config)))
-    reader.refresh()
-    found = [item for item in WholeLog(reader) if isinstance(item, DispatchBatch)]
-    reader.close()
-    assert len(found) > 10
-    return found
-
-
-def service_of(config: Config) -> IndexService:
-    assert config.store.store is not None
-    return IndexService(Disk(), config.store.store / "index", LAYOUT, FLAVOURS["5.4"])
 
 
 def run(made: AuditPlan, config: Config) -> Audit:
@@ -73,37 +70,6 @@ def test_what_the_broker_writes_meanwhile_is_not_asked_for(tmp_path: Path) -> No
     found = run(made, config)
     assert found.is_sound, rows_of(found)
     assert (found.messages, found.log_end) == (1500, end)
-
-
-def test_entries_that_the_broker_puts_meanwhile_are_no_findings(config: Config) -> None:
-    work, service = batches(config), service_of(config)
-    for batch in work[: len(work) // 2]:
-        service.build(batch)
-    service.publish()
-    made = plan_audit(Disk(), config)
-    for batch in work[len(work) // 2 :]:
-        service.build(batch)
-        service.publish()
-    service.close()
-    found = run(made, config)
-    assert found.counts == {}
-    # They came too late to be counted: a hole that heals.
-    assert found.tail is not None
-    assert found.tail.begin >= work[len(work) // 2].begin_offset
-
-
-def test_what_the_broker_does_not_index_is_a_hole_all_the_same(config: Config) -> None:
-    work, service = batches(config), service_of(config)
-    lost = len(work) // 2
-    for number, batch in enumerate(work):
-        if number != lost:
-            service.build(batch)
-    service.publish()
-    service.close()
-    found = run(plan_audit(Disk(), config), config)
-    (hole,) = found.holes
-    assert work[lost].begin_offset <= hole.begin < hole.end <= work[lost].end_offset
-    assert (found.tail, found.counts) == (None, {})
 
 
 class Dispatching(Disk):
@@ -156,3 +122,87 @@ def test_units_behind_the_end_are_the_brokers(tmp_path: Path) -> None:
         file.seek(-(-used // 20) * 20)
         file.write(UNIT.pack(1 << 40, 100, 0))
     assert audit_queues(config).is_sound
+
+
+GENTLE = IndexLayout(500, 2000)
+LARGE_SEGMENT = 4 << 20
+
+
+def run_gently(config: Config, **options: Any) -> AuditReport:
+    return audit_here(config, Disk(), AuditOptions(samples=0, **options), lambda *_: None)
+
+
+class Clock:
+    """Time that goes by only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_so_many_bytes_a_second_at_most() -> None:
+    clock = Clock()
+    limiter = RateLimiter(1000, clock, clock.sleep)
+    limiter.wait(0)
+    assert clock.slept == []
+    for _ in range(10):
+        limiter.wait(500)
+    assert clock.now == pytest.approx(5.0)
+    # What was not used is not saved up, but for a moment.
+    clock.now += 60
+    limiter.wait(1000)
+    assert clock.slept[-1] == pytest.approx(0.9)
+    RateLimiter(0, clock, clock.sleep).wait(1 << 40)
+    assert clock.slept[-1] == pytest.approx(0.9)
+
+
+def test_all_that_is_read_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_log(tmp_path / "store", 2000)
+    config = config_for(tmp_path / "store", GENTLE, SEGMENT_SIZE)
+    index_log(config)
+    load_kernels(config)
+    free = run_gently(config)
+    asked: list[int] = []
+    monkeypatch.setattr(task.RateLimiter, "wait", lambda _, size: asked.append(size))
+    slow = run_gently(config_for(tmp_path / "store", GENTLE, SEGMENT_SIZE, read_rate_max="1MiB"))
+    assert sum(asked) > 0.5 * free.bytes_read
+    assert (slow.audit, slow.manner) == (free.audit, ("at most 1MiB a second",))
+    assert free.manner == ()
+
+
+def test_pages_that_were_not_there_are_given_back_and_others_stay(
+    disk_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = disk_path / "store"
+    with CommitLogWriter(store / "commitlog", LARGE_SEGMENT) as writer:
+        number = 0
+        while writer.max_offset < 60 << 20:
+            writer.append(FrameSpec("T", os.urandom(900), {"UNIQ_KEY": f"{number:032X}"}, store_timestamp=number + 1))
+            number += 1
+    config = config_for(store, IndexLayout(250_000, 13_000), LARGE_SEGMENT)
+    index_log(config, "4.7")
+    segments, files = (sorted((store / name).iterdir()) for name in ("commitlog", "index"))
+    assert len(segments) >= 15
+    assert len(files) == 5
+    for path in (*segments, *files):
+        forget(path)
+    used = (segments[4], files[1])
+    watched = Watched(monkeypatch)
+    with in_use(used[0]), in_use(used[1]):  # as by the broker
+        assert run_gently(config).is_sound
+        assert not any(0 in resident(path) for path in used)
+    read = [path for path in (*segments[:-3], *files[:-1]) if path not in used]
+    # The plan looks at some messages and entries of each file.
+    sizes = {path.name: PAGE * sum(resident(path)) for path in read}
+    assert sum(sizes.values()) < len(files) << 20, sizes
+    assert all(sum(watched.asked(path)) > 0.7 * len(watched.asked(path)) for path in read)
+    # The newest segments and the newest index file are the broker's and its consumers': they are left as they come.
+    for path in (*used, *segments[-2:], files[-1]):
+        assert 1 not in watched.asked(path)

@@ -17,7 +17,7 @@ from indexd.audit.queues import KEPT_MAX
 from indexd.cli.main import main
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
-from indexd.consumequeue.format import BLANK_UNIT, EXT_ADDRESS_MAX, UNIT, UNIT_SIZE
+from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE
 from support.auditing import config_of_golden
 from support.auditing_queues import (
     COUNT,
@@ -124,21 +124,6 @@ def test_a_file_that_is_gone(config: Config) -> None:
     assert len(found.found[0].findings) == KEPT_MAX
 
 
-def test_a_file_that_the_broker_had_no_time_to_fill(config: Config) -> None:
-    queue = Queue(config)
-    queue.path(240).write_bytes(b"")
-    assert audit_queues(config).is_sound
-
-
-def test_units_behind_a_hole_of_zeros_still_stand_for_their_messages(config: Config) -> None:
-    queue = Queue(config)
-    for offset in range(3, 9):
-        queue.put(offset, bytes(UNIT_SIZE))
-    queue.put(20, BLANK_UNIT)
-    found = audit_queues(config)
-    assert found.counts == {"unit-missing": 7}
-
-
 def test_a_queue_that_is_gone(config: Config) -> None:
     queue = Queue(config)
     shutil.rmtree(queue.folder)
@@ -155,18 +140,6 @@ def test_a_queue_that_is_gone(config: Config) -> None:
     assert deleted.is_sound
     assert deleted.deleted == {"OrderPaid": len(queue.messages)}
     assert "messages of 1 topics that have been deleted" in deleted.lines()[-1]
-
-
-def test_many_differences_are_counted_and_few_are_kept(config: Config) -> None:
-    for queue_id in range(4):
-        for path in (store_of(config) / "consumequeue" / "TopicTest" / str(queue_id)).iterdir():
-            path.write_bytes(bytes(QUEUE_FILE_SIZE))
-    found = audit_queues(config)
-    lost = [message for message in entering(config) if message.topic == "TopicTest"]
-    assert found.counts == {"unit-missing": len(lost)}
-    assert [len(queue.findings) for queue in found.found] == [KEPT_MAX] * 4
-    assert found.found[0].total == max(queue.total for queue in found.found)
-    assert "and 1 queues more" in found.lines()[-1]
 
 
 _DAMAGE = st.sampled_from([*FAULTS, "gone"])
@@ -210,29 +183,6 @@ def test_what_only_points_before_the_log_has_expired(config: Config) -> None:
     assert audit_queues(config).counts == {"unit-other": 1}
 
 
-def test_units_for_a_log_that_was_cut(config: Config) -> None:
-    every = len(entering(config))
-    segments(config)[-1].unlink()
-    found = audit_queues(config)
-    left = len(entering(config))
-    assert found.counts == {"unit-without-message": every - left}
-    assert found.messages == left
-    begins = [message.phy_offset for message in messages_of(config)]
-    assert audit_queues(config, begins[::100], backwards=True).rows() == found.rows()
-
-
-def test_units_for_what_cannot_be_read_stand_for_themselves(config: Config) -> None:
-    messages = messages_of(config)
-    lost = [message for message in messages if 5000 < message.phy_offset < 9000]
-    with segments(config)[0].open("r+b") as file:
-        file.seek(lost[0].phy_offset)
-        file.write(b"\xff" * (lost[-1].phy_offset + lost[-1].size - lost[0].phy_offset))
-    found = audit_queues(config)
-    assert found.is_sound, found.rows()
-    assert found.left_out_units == sum(message.sys_flag & 0xC in (0, 8) for message in lost) > 0
-    assert f"{found.left_out_units} units that point to where the log could not be read" in found.lines()[-1]
-
-
 def write(config: Config, flags: list[int], queue_offsets: dict[int, int]) -> None:
     # One message a flag, all of one queue; before some of them its next queue offset is another.
     with CommitLogWriter(store_of(config) / "commitlog", SEGMENT_SIZE) as writer:
@@ -254,31 +204,6 @@ def test_transactions_and_a_queue_that_begins_late(empty: Config) -> None:
     found = audit_queues(empty)
     assert found.is_sound, found.rows()
     assert found.messages == 4
-
-
-def test_units_behind_a_gap_of_queue_offsets_are_not_where_consumers_look(empty: Config) -> None:
-    write(empty, [0] * 70, {20: 25})
-    build_queues(empty)
-    found = audit_queues(empty)
-    assert found.counts == {"unit-missing": 5, "unit-other": 45, "unit-without-message": 5}
-
-
-def test_a_message_whose_queue_offset_was_given_twice_is_in_no_queue(empty: Config) -> None:
-    write(empty, [0] * 30, {20: 18})
-    build_queues(empty)
-    assert audit_queues(empty).counts == {"unit-other": 2}
-
-
-def test_batches_are_not_compared(config: Config) -> None:
-    root, every = store_of(config), entering(config)
-    (root / "batchconsumequeue" / "OrderPaid" / "0").mkdir(parents=True)
-    shutil.rmtree(root / "consumequeue" / "OrderPaid")
-    found = audit_queues(config)
-    assert found.is_sound, found.rows()
-    batches = [message for message in every if message.topic == "OrderPaid"]
-    assert found.skipped_messages == len(batches)
-    assert found.messages == len(every) - len(batches)
-    assert f"{len(batches):,} messages of BatchConsumeQueues" in found.lines()[-1]
 
 
 def test_messages_that_hold_batches_and_topics_without_a_name(empty: Config) -> None:
@@ -304,27 +229,6 @@ def test_lmqs_and_what_is_no_queue_are_left_alone(config: Config) -> None:
     assert found.is_sound, found.rows()
     assert found.skipped_queues == 1
     assert found.lines()[-1] == "  not compared: 1 LMQs"
-
-
-def test_a_queue_that_no_message_has(config: Config) -> None:
-    folder = store_of(config) / "consumequeue" / "Ghost" / "0"
-    folder.mkdir(parents=True)
-    first, second = entering(config)[:2]
-    units = UNIT.pack(first.phy_offset, first.size, 0) + UNIT.pack(second.phy_offset + 1, 5, 0)
-    (folder / f"{0:020d}").write_bytes(units.ljust(QUEUE_FILE_SIZE, b"\0"))
-    found = audit_queues(config)
-    assert found.counts == {"unit-without-message": 2}
-    assert [one.file for one in found.found[0].findings] == [f"consumequeue/Ghost/0/{0:020d}"] * 2
-
-
-def test_an_address_of_an_extension_is_no_tags_code(config: Config) -> None:
-    queue = Queue(config)
-    queue.change(4, tags_code=EXT_ADDRESS_MAX)
-    queue.change(7, tags_code=-(1 << 63))
-    found = audit_queues(config)
-    assert found.is_sound, found.rows()
-    queue.change(4, tags_code=EXT_ADDRESS_MAX + 1)
-    assert audit_queues(config).counts == {"unit-tags-code": 1}
 
 
 def test_queues_in_rocksdb_are_not_compared(config: Config) -> None:

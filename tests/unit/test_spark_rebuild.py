@@ -7,23 +7,27 @@ import tempfile
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec
 from indexd.config import Config
-from indexd.errors import CorruptDataError
+from indexd.errors import CorruptDataError, IndexdError
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark.rebuild import runs
+from indexd.spark.rebuild import runs, stage_two
+from indexd.spark.rebuild.job import StageOne, work
+from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_two import QueuesTask, SparseTask
 from indexd.spark.splits import Split, plan_splits
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, DiskFile
 from support import small_log
-from support.beside_log import frames, spec, write
+from support.beside_log import frames, write
 from support.fake_broker import Named
 from support.goldens import GOLDENS, Golden, unpack
-from support.odd_log import OddMessage, some_messages, write_odd
+from support.odd_log import OddMessage, odd_messages, some_messages, write_odd
 from support.reopened import config_for
 from support.same_index import assert_same_index
 from support.small_log import BASE_TIME, messages, write_log
@@ -102,6 +106,66 @@ def test_some_outputs_alone(tmp_path: Path, keys: dict[str, str]) -> None:
     assert_same_rebuild(odd_config(tmp_path, **keys), tmp_path, [0, 3000])
 
 
+@pytest.mark.parametrize(
+    ("queues", "queues_max", "file_size"),
+    [(1, 1000, 200), (20, 1000, 20), (300, 299, 200), (300, 100, 200), (300, 1, 20), (40, 7, 60)],
+)
+def test_queues_of_any_number_and_those_that_are_left_out(
+    tmp_path: Path, queues: int, queues_max: int, file_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_two, "_ROWS_PER_TASK", 300)
+    write_odd(tmp_path / "store", odd_messages(1500, queues), SEGMENT_SIZE)
+    config = odd_config(tmp_path, queues_max=queues_max, consume_queue_file_size=file_size)
+    assert_same_rebuild(config, tmp_path, [0, 5000])
+
+
+@pytest.mark.parametrize(("interval", "per_task"), [(0, 1), (1000, 500), (1 << 20, 1 << 20)])
+def test_sparse_indexes_of_segments_built_apart(
+    tmp_path: Path, interval: int, per_task: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", per_task)
+    write_odd(tmp_path / "store", odd_messages(1000, 5), SEGMENT_SIZE)
+    assert_same_rebuild(odd_config(tmp_path, sparse_interval=interval), tmp_path, [0, 3000])
+
+
+def test_a_long_split_whose_batches_count_topics_differently(tmp_path: Path) -> None:
+    # What is read ahead has a table of topics of its own, so one id is two topics.
+    ours = [OddMessage(b"A" if number < 700 else b"B", number % 3, body_size=300) for number in range(1500)]
+    ours[0] = OddMessage(b"B")
+    write_odd(tmp_path / "store", ours, 1 << 20)
+    assert_same_rebuild(odd_config(tmp_path, segment_size=1 << 20, read_bytes=64 << 10), tmp_path, [0])
+
+
+@pytest.mark.parametrize("kind", [QueuesTask, SparseTask])
+def test_what_a_task_makes_is_durable_and_what_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[QueuesTask | SparseTask]
+) -> None:
+    write_odd(tmp_path / "store", odd_messages(500, 30), SEGMENT_SIZE)
+    config = odd_config(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "job").write_text("word")
+    stage = StageOne(config, tmp_path / "runs", tmp_path / "job", "word")
+    runs = [run for run in (work(stage, split) for split in plan_splits(Disk(), config)) if isinstance(run, Run)]
+    synced: set[Path] = set()
+    monkeypatch.setattr(DiskFile, "fsync", lambda file: synced.add(file.path))
+    monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
+    (task,) = kind.plan(runs, config, tmp_path / "attempts")
+    built: Any = task.work(runs)
+    committed: Any = kind.commit
+    assert {task.directory, *task.directory.rglob("*")} <= synced
+    if kind is QueuesTask:
+        less = replace(built, mark=(built.mark[0][1:], built.mark[1]))
+    else:
+        less = replace(built, mark=built.mark._replace(segments=built.mark.segments[1:]))
+    with pytest.raises(IndexdError, match="planned w"):
+        committed([task], [less], tmp_path / "other", runs, config)
+    synced.clear()
+    (tmp_path / "out").mkdir()
+    committed([task], [built], tmp_path / "out", runs, config)
+    if kind is QueuesTask:
+        assert {path.parent.parent for path in (tmp_path / "out").rglob("*") if path.is_file()} <= synced
+
+
 def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (30, 100, 0, 91, 200, 5, 400, 0)
     write_odd(tmp_path / "store", [OddMessage(b"T", body_size=size, time=size) for size in sizes], 1024)
@@ -158,23 +222,6 @@ def test_runs_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_log(tmp_path / "store", 3000)
     config = odd_config(tmp_path, segment_size=small_log.SEGMENT_SIZE, read_bytes=64 << 10)
     assert_same_rebuild(config, tmp_path, [0, 100_000])
-
-
-def test_what_looks_like_a_message_inside_a_body(tmp_path: Path) -> None:
-    store, end = tmp_path / "store", 0
-    for number in range(12):
-        inner = encode_frame(spec(number, body=300), end + 84 + 500)
-        body = bytes(500) + inner + bytes(50)
-        end = write(store, [FrameSpec("T", body, {"KEYS": "k"}, store_timestamp=BASE_TIME)], SEGMENT_SIZE)
-        end = write(store, [spec(number)], SEGMENT_SIZE)
-    assert_same_rebuild(odd_config(tmp_path), tmp_path, [0, 91, 333, 1000])
-
-
-def test_a_log_whose_beginning_has_expired(tmp_path: Path) -> None:
-    write_messages(tmp_path / "store", 400)
-    for path in sorted((tmp_path / "store/commitlog").iterdir())[:2]:
-        path.unlink()
-    assert assert_same_rebuild(odd_config(tmp_path), tmp_path, [0, 2000]).begin_offset == 2 * SEGMENT_SIZE
 
 
 def test_logs_without_messages(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A rebuild by tasks as a job: what it leaves when it fails, what a second one takes over, and what comes after it."""
+"""A rebuild by tasks as a job: the chain of its runs, what it leaves when it fails, and what comes after it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,32 @@ from typing import Any
 
 import pytest
 
+from indexd.commitlog.evidence import Evidence
+from indexd.commitlog.format import Corrupt
+from indexd.commitlog.reader import Skipped
 from indexd.commitlog.writer import CommitLogWriter
 from indexd.config import Config
-from indexd.errors import BusyError, CorruptDataError, IndexdError, UnsafeStoreError, UsageError
+from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
+from indexd.spark.rebuild.job import Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.runs import Run
+from indexd.spark.rebuild.stage_two import IndexTask
+from indexd.spark.splits import Split
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import building_of
 from indexd.verify import verify
 from support.reopened import config_for, reopen
 from support.small_log import SEGMENT_SIZE, messages, write_log
-from support.spark_rebuild import SPLIT_SIZE, assert_same_data, by_one, by_tasks, fail, files_of, frontier_of, run_here
+from support.spark_rebuild import (
+    SPLIT_SIZE,
+    assert_same_data,
+    by_one,
+    by_tasks,
+    failing,
+    files_of,
+    frontier_of,
+    run_here,
+)
 
 Work = Callable[[Any], Any]
 
@@ -54,30 +69,23 @@ def before(stage: int, act: Callable[[list[Any]], None]) -> Callable[..., list[A
 
 
 @pytest.mark.parametrize("error", [DeprecationWarning("any"), IndexdError("ours"), KeyboardInterrupt()])
-def test_a_job_that_fails_anywhere_is_run_again_or_resumed(
+def test_a_job_that_fails_anywhere_leaves_nothing_and_is_run_again(
     config: Config, one: Path, tmp_path: Path, error: BaseException
 ) -> None:
+    out = tmp_path / "out"
     tasks = by_tasks(config, tmp_path / "whole", SPLIT_SIZE).tasks
-    splits = len(fail(config, tmp_path / "probe", tasks - 1, error))
-    assert tasks - splits >= 3
-    for at in (0, 1, splits - 1, splits, splits + 1, tasks - 1):
-        out = tmp_path / f"out-{at}"
-        runs = fail(config, out, at, error)
-        assert len(runs) == min(at, splits)
-        found = by_tasks(config, out, SPLIT_SIZE, resume=at % 2 == 0)
-        # That of the log's end is never taken over: the log may have grown.
-        assert found.resumed == (min(at, splits - 1) if at % 2 == 0 else 0)
-        assert_same_data(config, out, one)
+    for at in (0, 1, tasks // 2, tasks - 3, tasks - 1):
+        with pytest.raises(type(error)):
+            by_tasks(config, out, SPLIT_SIZE, failing(at, error))
+        assert not out.exists()
         assert not building_of(out).exists()
-
-
-def test_attempts_that_are_made_twice_do_no_harm(config: Config, one: Path, tmp_path: Path) -> None:
-    def twice(work: Work, items: Sequence[Any], **more: Any) -> list[Any]:
-        first = run_here(work, items[1::2], **more)
-        return [*run_here(work, items[:-1], **more), first[-1] if len(items) % 2 == 0 else work(items[-1])]
-
-    by_tasks(config, tmp_path / "out", SPLIT_SIZE, twice)
-    assert_same_data(config, tmp_path / "out", one)
+    # What one that was killed has left is replaced.
+    (building_of(out) / "runs" / "old").mkdir(parents=True)
+    (building_of(out) / "index").mkdir()
+    (building_of(out) / "index" / "20260101000000000").write_bytes(b"half")
+    by_tasks(config, out, SPLIT_SIZE)
+    assert_same_data(config, out, one)
+    assert not building_of(out).exists()
 
 
 def test_a_second_rebuild_into_the_same_directory_waits_for_none(config: Config, tmp_path: Path) -> None:
@@ -91,15 +99,6 @@ def test_a_second_rebuild_into_the_same_directory_waits_for_none(config: Config,
     assert (left / "runs").exists()
     lock.release()
     by_tasks(config, tmp_path / "out")
-
-
-def test_targets_that_are_refused(config: Config, one: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not empty"):
-        by_tasks(config, one)
-    with pytest.raises(UnsafeStoreError, match="inside the store"):
-        by_tasks(config, tmp_path / "store/out")
-    assert files_of(one)
-    assert not building_of(one).exists()
 
 
 def test_executors_that_see_another_file_system_are_told_apart(config: Config, tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_executors_that_see_another_file_system_are_told_apart(config: Config, t
         assert "share" in error.value.line()
 
     def remove(runs: list[Run]) -> None:
-        runs[0].path.unlink()
+        (runs[0].path / "topics").unlink()
 
     def run(work: Work, items: Sequence[Any], **more: Any) -> list[Any]:
         found = run_here(work, items, **more)
@@ -141,25 +140,6 @@ def test_what_a_task_says_is_held_against_what_is_there(config: Config, tmp_path
     with pytest.raises(IndexdError, match="does not hold what was written"):
         by_tasks(config, tmp_path / "out", SPLIT_SIZE, run)
     assert not (tmp_path / "out").exists()
-
-    def damaged(runs: list[Run]) -> None:
-        os.truncate(runs[3].path, runs[3].size - 1)
-        with runs[3].path.open("ab") as file:
-            file.write(b"?")
-
-    with pytest.raises(CorruptDataError, match=r"\.run is no run"):
-        by_tasks(config, tmp_path / "out", SPLIT_SIZE, before(1, damaged))
-
-
-def test_progress_only_grows_and_ends_at_all_bytes(config: Config, tmp_path: Path) -> None:
-    from indexd.spark.rebuild.job import rebuild
-
-    told: list[tuple[int, int]] = []
-    rebuild(config, Disk(), tmp_path / "out", run_here, lambda *now: told.append(now), slots=2)
-    assert told == sorted(told)
-    assert len(told) > 3
-    total = len(list((tmp_path / "store/commitlog").iterdir())) * SEGMENT_SIZE
-    assert told[-1] == (total, total)
 
 
 def test_the_daemon_goes_on_from_it_and_verify_finds_it_sound(config: Config, tmp_path: Path) -> None:
@@ -194,63 +174,110 @@ def test_an_empty_out_is_replaced_and_nothing_of_the_job_is_left(config: Config,
     assert names[0] >= time.strftime("%Y%m%d%H%M%S", time.localtime(started))
 
 
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte[0] ^ 0x40]))
+def run_at(begin: int, end: int, next_offset: int | None = None, **keys: Any) -> Run:
+    return Run(Split(begin, end), Path("x"), next_offset=end if next_offset is None else next_offset, **keys)
 
 
-def test_a_run_that_is_not_whole_is_made_again(config: Config, one: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    runs = fail(config, out, 8, IndexdError("x"))
-    for path, place in zip(runs[:4], (9, 0.5, -60, -1), strict=True):
-        size = path.stat().st_size
-        flip(path, int(place * size) if isinstance(place, float) else place % size)
-    os.truncate(runs[4], 100)
-    runs[5].write_bytes(b"")
-    runs[6].with_name("0-1.xyz.run").write_bytes(b"no run")
-    assert by_tasks(config, out, SPLIT_SIZE, resume=True).resumed == 2
-    assert_same_data(config, out, one)
+def unreadable(begin: int, end: int, offset: int) -> Unreadable:
+    return Unreadable(Split(begin, end), offset, CorruptDataError(f"at {offset}"))
 
 
-def test_runs_of_another_configuration_or_another_log_are_not_taken_over(config: Config, tmp_path: Path) -> None:
-    root = tmp_path
-    other = {"flavour": "3.x", "message_delay_level": "1s 2s", "sparse": "false", "verify_crc": "true"}
-    for key, value in other.items():
-        assert fail(config, root / key, 5, IndexdError("x"))
-        changed = config_for(root / "store", root / "data", **{key: value})
-        assert by_tasks(changed, root / key, SPLIT_SIZE, resume=True).resumed == 0, key
-    assert fail(config, root / "size", 5, IndexdError("x"))
-    assert by_tasks(config, root / "size", SPLIT_SIZE // 2, resume=True).resumed == 0
-    runs = fail(config, root / "log", 9, IndexdError("x"))
-    # Two segments are written anew: whatever was built from them is no longer true.
-    log = root / "store/commitlog"
-    for path in sorted(log.iterdir())[1:]:
-        path.unlink()
-    with CommitLogWriter(log, SEGMENT_SIZE, start_offset=SEGMENT_SIZE) as writer:
-        for spec in islice(messages(7), 1500):
-            writer.append(replace(spec, store_timestamp=spec.store_timestamp + 10**7))
-    found = by_tasks(config, root / "log", SPLIT_SIZE, resume=True)
-    assert 0 < found.resumed < len(runs)
-    by_one(config, root / "anew")
-    assert_same_data(config, root / "log", root / "anew")
+def chained(*found: Run | Unreadable, begin: int = 0, end: int = 300) -> tuple[list[tuple[int, int]], Split | None]:
+    runs, missing = chain(found, begin, end, 100)
+    return [(run.split.begin, run.next_offset) for run in runs], missing
 
 
-def test_what_was_read_before_a_corrupt_place_is_taken_over_by_one_that_may_skip_it(
-    config: Config, tmp_path: Path
-) -> None:
-    with (tmp_path / "store/commitlog" / f"{SEGMENT_SIZE:020d}").open("r+b") as file:
-        file.seek(1000)
-        file.write(bytes(range(1, 200)))
-    with pytest.raises(CorruptDataError) as expected:
-        by_one(config, tmp_path / "one")
-    with pytest.raises(CorruptDataError) as error:
-        by_tasks(config, tmp_path / "out", SPLIT_SIZE)
-    assert error.value.line() == f"{expected.value.line()}; --resume goes on with what is finished"
-    skipping = config_for(tmp_path / "store", tmp_path / "data", on_corrupt="skip")
-    found = by_tasks(skipping, tmp_path / "out", SPLIT_SIZE, resume=True)
-    assert found.resumed > 5
-    by_one(skipping, tmp_path / "skipped")
-    assert_same_data(config, tmp_path / "out", tmp_path / "skipped")
+def test_runs_that_chain() -> None:
+    whole = [run_at(0, 100), run_at(100, 150), run_at(150, 200), run_at(200, 300, 260, ends_log=True)]
+    ends = [(run.split.begin, run.next_offset) for run in whole]
+    assert chained(*reversed(whole)) == (ends, None)
+    assert chained(begin=0, end=0) == ([], None)
+    assert chained(*whole[1:]) == ([], Split(0, 100))
+    assert chained(*whole[:2], *whole[3:]) == (ends[:2], Split(150, 200))
+
+
+def test_what_does_not_chain_is_read_again() -> None:
+    # Beyond its end, as where a message reaches over it; short of it; over a whole segment.
+    assert chained(run_at(0, 50, 60), run_at(50, 100)) == ([(0, 60)], Split(60, 100))
+    assert chained(run_at(0, 50, 60), run_at(50, 100), run_at(60, 100)) == ([(0, 60), (60, 100)], Split(100, 200))
+    assert chained(run_at(0, 50, 40), run_at(50, 100)) == ([(0, 40)], Split(40, 50))
+    assert chained(run_at(0, 50, 220), run_at(50, 100)) == ([(0, 220)], Split(220, 300))
+    with pytest.raises(DisturbedError):
+        chained(run_at(0, 100, 0))
+
+
+def test_the_logs_end_is_looked_at_again_where_more_was_planned() -> None:
+    ended = run_at(0, 50, 40, ends_log=True)
+    assert chained(ended, run_at(50, 100)) == ([(0, 40)], Split(40, 50))
+    again = run_at(40, 50, 40, ends_log=True)
+    assert chained(ended, run_at(50, 100), again) == ([(0, 40), (40, 40)], None)
+    goes_on = run_at(40, 50)
+    assert chained(ended, run_at(50, 100), goes_on)[0] == [(0, 40), (40, 50), (50, 100)]
+    bad = unreadable(40, 50, 40)
+    assert chained(run_at(0, 50, 40, ends_log=True), run_at(50, 100), bad) == ([(0, 40)], None)
+    cut = run_at(0, 50, 40, ends_log=True, unreadable=Corrupt(40, "why"))
+    assert chained(cut, run_at(50, 100)) == ([(0, 40)], None)
+
+
+def test_a_split_that_does_not_begin_with_a_message_is_read_with_the_one_before_it() -> None:
+    skipping = run_at(50, 100, skipped=(Skipped(50, 60, "why"),))
+    for bad in (unreadable(50, 100, 50), skipping):
+        assert chained(run_at(0, 50), bad) == ([(0, 50)], Split(0, 100))
+        assert chained(run_at(0, 50), bad, run_at(0, 100)) == ([(0, 100)], Split(100, 200))
+    with pytest.raises(CorruptDataError, match="at 70"):
+        chained(run_at(0, 50), unreadable(50, 100, 70))
+    with pytest.raises(CorruptDataError, match="at 20"):
+        chained(run_at(0, 50), unreadable(50, 100, 50), unreadable(0, 100, 20))
+    with pytest.raises(CorruptDataError, match="at 100"):
+        chained(run_at(0, 100), unreadable(100, 200, 100))
+    begins = run_at(100, 200, skipped=(Skipped(100, 120, "why"),))
+    assert chained(run_at(0, 100), begins, end=200)[1] is None
+
+
+def test_what_runs_say_together() -> None:
+    def point(phy: int, messages: int) -> Evidence:
+        return Evidence(phy, 10, phy, 0, messages)
+
+    runs = [
+        run_at(0, 100, messages=5, evidence=(point(0, 0), point(90, 4)), skipped=(Skipped(20, 30, "a"),)),
+        run_at(100, 200),
+        run_at(
+            200, 300, messages=2, evidence=(point(200, 0),), skipped=(Skipped(200, 210, "a"), Skipped(210, 220, "a"))
+        ),
+    ]
+    assert [(one.phy_offset, one.messages) for one in evidence_of(runs, 100)] == [(0, 0), (90, 4), (200, 5)]
+    assert [(gap.begin, gap.end) for gap in uncovered_of(runs)] == [(20, 30), (200, 220)]
+    assert evidence_of([], 100) == ()
+
+
+@pytest.mark.parametrize(
+    ("entries", "ends_with_entry", "files"),
+    [
+        ((), True, 0),
+        ((0,), False, 1),
+        ((3, 0, 6), True, 3),
+        ((3, 0, 6), False, 4),
+        ((9, 0), False, 4),
+        ((10,), True, 4),
+    ],
+)
+def test_how_many_index_files(tmp_path: Path, entries: tuple[int, ...], ends_with_entry: bool, files: int) -> None:
+    config = config_for(tmp_path / "store", tmp_path / "data", index_num=4)
+    runs = [
+        run_at(number, number + 1, messages=max(count, 1), entries=count, ends_with_entry=count > 0)
+        for number, count in enumerate(entries)
+    ]
+    if runs and not ends_with_entry:
+        runs.append(run_at(99, 100, messages=1))
+    tasks = IndexTask.plan(runs, config, tmp_path)
+    assert len(tasks) == files
+    assert sum(task.entries for task in tasks) == sum(entries)
+    assert [task.is_full for task in tasks] == [True] * (files - 1) + [False] * (files > 0)
+    for task in tasks:
+        assert sum(run.entries for run in runs[task.first_run : task.last_run]) >= task.entries
+        assert sum(run.entries for run in runs[: task.first_run]) == task.run_first
+        assert (task.previous is None) == (task.first == 0)
+        if task.previous is not None:
+            run, entry = task.previous
+            assert sum(one.entries for one in runs[:run]) + entry == task.first - 1
+            assert entry < runs[run].entries

@@ -1,26 +1,31 @@
-"""Rows of splits: each message of the log once, whatever the splits, the filters and the columns are."""
+"""The messages of a split as Arrow batches, and the kernels that make them: what the plain decoder says."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexd.commitlog.writer import CommitLogWriter, FrameSpec
+from indexd.commitlog.batcher import DispatchBatch
+from indexd.commitlog.writer import CommitLogWriter, FrameSpec, encode_frame
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, SCHEMA, VERSION_KEY, arrow_schema, parse_columns
-from indexd.spark.source.rows import Keep, RowReader
+from indexd.spark.source.rows import Keep, Locator
+from indexd.spark.source.rows_kernel import PAIRS_MAX
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 from support.goldens import GOLDENS, unpack
-from support.rows import config_of, plain, record_batches, rows_of_log
+from support.rows import config_of, plain, record_batches, rows_of, rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log
 from support.strategies import Sample, logs
+from support.twins import batches, encode
 
 SMALL = 1 << 15
 
@@ -84,17 +89,6 @@ def test_what_rocketmq_wrote(name: str, tmp_path: Path) -> None:
         assert found["preparedTransactionOffset"] == row["preparedTransactionOffset"]
 
 
-def test_topics_beyond_what_a_table_holds_at_first(tmp_path: Path) -> None:
-    with CommitLogWriter(tmp_path / "commitlog", 1 << 20) as writer:
-        for number in range(5000):
-            writer.append(FrameSpec(f"topic-{number % 2500}"))
-    splits = plan_splits(Disk(), config_of(tmp_path, 1 << 20), size=200_000)
-    read = rows_of_splits(tmp_path, splits, ("topic",), segment_size=1 << 20)
-    assert [row["topic"] for row in read] == [f"topic-{number % 2500}" for number in range(5000)]
-    kept = rows_of_splits(tmp_path, splits, ("topic",), Keep(frozenset({"topic-2400"})), segment_size=1 << 20)
-    assert [row["topic"] for row in kept] == ["topic-2400"] * 2
-
-
 def test_a_split_that_ends_elsewhere_is_an_error(tmp_path: Path) -> None:
     write_log(tmp_path, 3000)
     config = config_of(tmp_path, SEGMENT_SIZE)
@@ -118,16 +112,6 @@ def test_unreadable_bytes_are_an_error_or_passed_over(tmp_path: Path) -> None:
     batches = list(record_batches(Disk(), skipping, split, ("phyOffset",)))
     expected = [row["phyOffset"] for row in rows if row["phyOffset"] < SEGMENT_SIZE and row is not victim]
     assert [row["phyOffset"] for batch in batches for row in batch.to_pylist()] == expected
-
-
-def test_a_row_reader_says_where_it_ended(tmp_path: Path) -> None:
-    end = write_log(tmp_path, 100)
-    config = config_of(tmp_path, SEGMENT_SIZE)
-    reader = RowReader(Disk(), config, Split(0, SEGMENT_SIZE))
-    assert sum(batch.num_rows for batch in reader) == 100
-    assert (reader.split_reader.next_offset, reader.split_reader.ends_log) == (end, True)
-    assert reader.schema.names == list(DEFAULT_COLUMNS)
-    assert "Split" in repr(reader)
 
 
 # --- columns ---
@@ -182,3 +166,154 @@ def test_columns_that_there_are_not(text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         parse_columns(text)
     assert hint in error.value.hint
+
+
+JIT = os.environ.get("NUMBA_DISABLE_JIT") != "1"
+#: Those for which frames are looked at.
+LOOKED_AT = [
+    "bornTimestamp", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset", "keys", "uniqKey", "tags",
+    "properties", "msgId", "body",
+]  # fmt: skip
+
+
+def looked_at(
+    locator: Locator, batch: DispatchBatch, data: bytes, base: int, columns: list[str]
+) -> list[dict[str, Any]]:
+    """Rows of these columns, their types being the schema's."""
+    part = data[batch.begin_offset - base : batch.end_offset - base]
+    frames, used = np.frombuffer(part, dtype=np.uint8).copy(), batch.columns
+    offsets, sizes, times = (column[: batch.rows] for column in (used.phy_offset, used.size, used.store_timestamp))
+    found = locator.locate(frames, batch.begin_offset, offsets, sizes, times)
+    arrays = {name: found.column(name) for name in columns}
+    frames[:] = 0xEE  # the buffer is used again: nothing may be kept of it
+    for name, array in arrays.items():
+        array.validate(full=True)
+        assert array.type == SCHEMA.field(name).type
+        assert SCHEMA.field(name).nullable or array.null_count == 0
+    return [plain({name: array[row].as_py() for name, array in arrays.items()}) for row in range(batch.rows)]
+
+
+def rows_by_kernel(data: bytes, columns: list[str], rows_max: int = 7, base: int = 0) -> list[dict[str, Any]]:
+    locator = Locator(frozenset(columns))
+    found: list[dict[str, Any]] = []
+    for batch in batches(data, "3.x", [rows_max], base):
+        found += looked_at(locator, batch, data, base, columns)
+    return found
+
+
+def rows_by_decoder(data: bytes, columns: list[str], base: int = 0) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in columns} for row in rows_of(data, base, 1 << 50)]
+
+
+@given(
+    logs(max_size=12 if JIT else 4), st.booleans(), st.integers(1, 9), st.sets(st.sampled_from(LOOKED_AT), min_size=1)
+)
+def test_every_column_is_what_the_decoder_says(
+    samples: list[Sample], prop_crc: bool, rows_max: int, columns: set[str]
+) -> None:
+    data = encode(samples, 1 << 33, prop_crc=prop_crc)
+    for asked in (LOOKED_AT, sorted(columns)):
+        assert rows_by_kernel(data, asked, rows_max, 1 << 33) == rows_by_decoder(data, asked, 1 << 33)
+
+
+def agreed(data: bytes) -> dict[str, Any]:
+    """The one row, on which both agree."""
+    (row,) = rows_by_kernel(data, LOOKED_AT)
+    assert [row] == rows_by_decoder(data, LOOKED_AT)
+    return row
+
+
+def raw(properties: bytes) -> bytes:
+    return encode_frame(FrameSpec("T"), 0, raw_properties=properties)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (b"A\x01b", {"A": "b"}),
+        (b"A\x01\x02B\x01c\x02", {"B": "c"}),
+        (b"\x01x\x02K\x01v\x01w\x02", {"K": "v\x01w"}),
+        (b"KEYS\x01a\x02KEYS\x01z\x02", {"KEYS": "z"}),
+        (b"AB\x02KEYS\x01q\x02", {"KEYS": "q"}),
+        (b"K\x01\xed\xa0\x80\x02", {"K": "�"}),
+        (b"K\x01\xed\xa0\xbd\xed\xb8\x80\x02", {"K": "��"}),
+        (b"K\x01\xc0\x80\x02L\x01\xe2\x82", {"K": "��", "L": "�"}),
+        (b"K\x01\xe0\x9f\xbf\xf4\x90\x80\x80\x02", {"K": "\ufffd" * 7}),
+        (b"K\x01\xf4\x8f\xbf\xbf\xee\x80\x80\x02", {"K": "\U0010ffff\ue000"}),
+        (b"K\x01\x00\x02\x00\x01\x00\x00", {"K": "\0", "\0": "\0\0"}),
+        ("Schlüssel\x01Wert😀\x02".encode(), {"Schlüssel": "Wert😀"}),
+    ],
+)
+def test_properties(properties: bytes, expected: dict[str, str]) -> None:
+    assert agreed(raw(properties))["properties"] == expected
+
+
+def test_the_last_of_two_wins_in_the_place_of_the_first() -> None:
+    data = raw(b"A\x011\x02B\x012\x02A\x013\x02")
+    frames = np.frombuffer(data, dtype=np.uint8).copy()
+    (batch,) = batches(data, "3.x", [8])
+    used = batch.columns
+    found = Locator(frozenset({"properties"})).locate(frames, 0, used.phy_offset, used.size, used.store_timestamp)
+    assert found.column("properties").to_pylist() == [[("A", "3"), ("B", "2")]]
+
+
+@pytest.mark.parametrize("count", [PAIRS_MAX - 1, PAIRS_MAX, PAIRS_MAX + 1, 3000])
+def test_many_properties_and_many_keys(count: int) -> None:
+    properties = {f"p{number}": "v" for number in range(count)}
+    assert agreed(encode_frame(FrameSpec("T", properties=properties), 0))["properties"] == properties
+    keys = [f"k{number}" for number in range(count)]
+    assert agreed(encode_frame(FrameSpec("T", properties={"KEYS": " ".join(keys)}), 0))["keys"] == keys
+
+
+def test_more_of_everything_than_there_is_room_for_at_first() -> None:
+    data = b""
+    for number in range(1200 if JIT else 60):
+        spec = FrameSpec(
+            "T",
+            born_host=(f"10.0.{number // 256}.{number % 256}", number),
+            properties={"KEYS": "a b c d e f", **{f"p{n}": "v" for n in range(20)}},
+        )
+        data += encode_frame(spec, len(data))
+    expected = rows_by_decoder(data, LOOKED_AT)
+    assert rows_by_kernel(data, LOOKED_AT, 5000) == expected
+
+
+@pytest.mark.parametrize("address", ["1.2.3.4", "255.255.255.255", "::1", "fe80::1", "2001:db8::8:800:200c:417a", "::"])
+def test_hosts_and_ids(address: str) -> None:
+    row = agreed(encode_frame(FrameSpec("T", store_host=(address, 10911)), 0))
+    assert row["storeHost"] == (f"[{address}]:10911" if ":" in address else f"{address}:10911")
+    assert len(row["msgId"]) == (56 if ":" in address else 32)
+
+
+# --- what changes between the two looks ---
+
+
+@pytest.mark.parametrize("position", [3, 7, 35, 63, 92])
+def test_a_frame_that_is_another_by_now_is_not_taken(position: int) -> None:
+    data = encode_frame(FrameSpec("T", body=b"body", properties={"KEYS": "k"}, store_timestamp=1 << 40), 0)
+    (batch,) = batches(data, "3.x", [8])
+    frames, used = np.frombuffer(data, dtype=np.uint8).copy(), batch.columns
+    frames[position] ^= 1
+    with pytest.raises(DisturbedError, match="written anew at 0"):
+        Locator(frozenset({"body"})).locate(frames, 0, used.phy_offset, used.size, used.store_timestamp)
+
+
+@given(logs(max_size=3), st.data())
+def test_no_bytes_lead_outside_of_the_buffer(samples: list[Sample], data: st.DataObject) -> None:
+    whole = encode(samples)
+    rows = batches(whole, "3.x", [8])
+    frames = np.frombuffer(whole, dtype=np.uint8).copy()
+    for position in data.draw(st.lists(st.integers(0, max(len(whole) - 1, 0)), max_size=6)) if samples else []:
+        frames[position] = data.draw(st.integers(0, 255))
+    frames = frames[: data.draw(st.integers(0, len(frames)))].copy()
+    for batch in rows:
+        used, locator = batch.columns, Locator(frozenset(ALL_COLUMNS))
+        try:
+            found = locator.locate(frames, 0, used.phy_offset, used.size, used.store_timestamp)
+        except DisturbedError:
+            continue
+        for name in LOOKED_AT:
+            found.column(name).validate(full=True)
+
+
+# --- the pieces ---

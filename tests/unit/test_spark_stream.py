@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
+from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from indexd.commitlog.writer import CommitLogWriter, blank_record
 from indexd.errors import CorruptDataError, DisturbedError, UsageError
-from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, messages, write_log
 from support.spark_source import ALL, kept, rows_between, run, stream
@@ -78,20 +77,6 @@ def test_a_batch_is_the_same_when_it_is_asked_for_again(tmp_path: Path) -> None:
     assert rows_between(again, end, end) == []
 
 
-def test_limits(tmp_path: Path) -> None:
-    write_log(tmp_path, 100)
-    offsets = offsets_of(tmp_path)
-    reader = stream(tmp_path)
-    start = reader.initialOffset()
-    # A message that is longer is taken alone; one that just fits is taken.
-    assert reader.latestOffset(start, ReadMaxBytes(1))["offset"] == offsets[1]
-    assert reader.latestOffset(start, ReadMaxBytes(offsets[7]))["offset"] == offsets[7]
-    assert reader.latestOffset(start, ReadMaxBytes(offsets[7] - 1))["offset"] == offsets[6]
-    assert isinstance(reader.getDefaultReadLimit(), ReadAllAvailable)
-    limited = stream(tmp_path, maxBytesPerTrigger="64KiB").getDefaultReadLimit()
-    assert limited == ReadMaxBytes(65536)
-
-
 def test_available_now_ends_where_the_log_ended(tmp_path: Path) -> None:
     end = write_log(tmp_path, 1000)
     reader = stream(tmp_path)
@@ -123,15 +108,6 @@ def test_where_a_query_begins(tmp_path: Path) -> None:
     assert stream(tmp_path, startTime=late).initialOffset() == {"offset": 0}
     of_that_time = [row["phyOffset"] for row in rows if row["storeTimestamp"] >= late]
     assert run(stream(tmp_path, startTime=late), {"offset": 0})[1] == of_that_time != offsets[1900:]
-
-
-def test_a_log_that_does_not_begin_yet(tmp_path: Path) -> None:
-    (tmp_path / "commitlog").mkdir()
-    reader = stream(tmp_path, segmentSize=SEGMENT_SIZE)
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, ALL) == start == {"offset": 0}
-    write_log(tmp_path, 10)
-    assert run(reader, start)[1] == offsets_of(tmp_path)
 
 
 # --- a log that changes behind the query's back ---
@@ -189,25 +165,6 @@ def test_a_log_that_was_cut_ends_the_query(tmp_path: Path, by: str) -> None:
     assert stream(tmp_path).reportLatestOffset() is not None
 
 
-def test_a_cut_below_the_end_of_a_batch_that_is_replayed(tmp_path: Path) -> None:
-    write_log(tmp_path, 1000)
-    reader = stream(tmp_path)
-    middle = reader.latestOffset({"offset": 0}, ReadMaxBytes(50_000))
-    end = reader.latestOffset(middle, ReadMaxBytes(50_000))
-    zero_from(tmp_path, middle["offset"])
-    write_log(tmp_path, 1000, seed=3, start_offset=middle["offset"])
-    with pytest.raises(DisturbedError):
-        stream(tmp_path).partitions(middle, end)
-
-
-def test_an_offset_that_nothing_proves_must_be_where_a_message_begins(tmp_path: Path) -> None:
-    write_log(tmp_path, 1000)
-    offsets = offsets_of(tmp_path)
-    for start, end in ((offsets[3] + 1, offsets[9]), (offsets[3], offsets[9] + 1)):
-        with pytest.raises(CorruptDataError):
-            rows_between(stream(tmp_path), {"offset": start}, {"offset": end})
-
-
 def test_a_segment_that_is_over_before_the_next_one_begins(tmp_path: Path) -> None:
     end = write_log(tmp_path, 100)
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
@@ -241,20 +198,6 @@ def test_corrupt_bytes_end_the_query_where_they_stand(tmp_path: Path) -> None:
     assert run(stream(tmp_path, corrupt="skip"), end)[1] == offsets[401:]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("limit", [ALL, ReadMaxBytes(30_000)])
-def test_segments_that_are_wholly_unreadable_are_passed_over_as_by_a_rebuild(
-    tmp_path: Path, damage: tuple[str, ...], limit: ReadLimit
-) -> None:
-    end = damaged_log(tmp_path, damage)
-    reader = stream(tmp_path, corrupt="skip")
-    stood, rows = run(reader, reader.initialOffset(), limit)
-    assert rows == rows_of_whole_log(tmp_path)
-    assert stood["offset"] == end
-    assert reader.reportLatestOffset() == {"offset": end}
-    assert stream(tmp_path, corrupt="skip").reportLatestOffset() == {"offset": end}
-
-
 def test_the_reported_end_is_never_before_that_of_a_batch(tmp_path: Path) -> None:
     end = write_log(tmp_path, 1)
     reader = stream(tmp_path)
@@ -263,16 +206,3 @@ def test_the_reported_end_is_never_before_that_of_a_batch(tmp_path: Path) -> Non
     # Whatever becomes of the log until the next batch finds it out.
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT_SIZE))
     assert reader.reportLatestOffset() == {"offset": end}
-
-
-def test_nothing_is_kept_open(tmp_path: Path) -> None:
-    write_log(tmp_path, 4000)
-    before = open_files()
-    reader = stream(tmp_path)
-    run(reader, reader.initialOffset(), ReadMaxBytes(100_000))
-    reader.reportLatestOffset()
-    assert open_files() == before
-
-
-def open_files() -> set[str]:
-    return {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()} - {"/proc/self/fd"}

@@ -1,4 +1,4 @@
-"""What the tasks of the statistics count, against plain Python; the verdict's arithmetic; the terminal and the page."""
+"""Statistics without Spark, against plain Python; and exports that cannot be asked for."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexd.cli.main import main
 from indexd.commitlog.writer import FrameSpec
+from indexd.config.units import parse_place
 from indexd.errors import DisturbedError
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
+from indexd.spark.export import hadoop_uri
 from indexd.spark.stats.content import TEXTS, Selection, bucket_begins, bucket_end, largest, step_for
 from indexd.spark.stats.index import (
-    NOTHING,
     RIGHT,
     TOO_FEW,
     TOO_MANY,
-    FileChains,
-    chain_buckets,
     count_file,
+    judge_index,
     judge_slots,
-    nice,
-    quantile,
-)  # fmt: skip
+)
 from indexd.spark.stats.report import Report
-from indexd.spark.stats.show import print_report, render_page, show_repeated
+from indexd.spark.stats.show import print_report, render_page
 from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
+from support.small_log import write_log
 from support.stats import (
     BASE_TIME,
     HOSTILE,
@@ -44,7 +44,7 @@ from support.stats import (
     naive_counts,
     splits_of,
     written_log,
-)  # fmt: skip
+)
 from support.strategies import Sample, logs
 
 # --- content ---
@@ -61,7 +61,6 @@ def test_the_rows_of_all_splits_are_what_the_decoder_sees(samples: list[Sample],
         entries = len(log.entries())
     assert +found.amounts == amounts
     assert {place: first for place, first in found.firsts.items() if place[0] in TEXTS} == firsts
-    assert found.sampled == found.amounts
     assert sum(split["entries"] for split in found.splits) == entries
     times = [split["times"] for split in found.splits if split["times"]]
     between = list(itertools.pairwise(times))
@@ -69,45 +68,6 @@ def test_the_rows_of_all_splits_are_what_the_decoder_sees(samples: list[Sample],
         sum(split["steps"] for split in found.splits) + sum(b[0] < a[1] for a, b in between),
         sum(split["silences"] for split in found.splits) + sum(b[0] - a[1] > 60_000 for a, b in between),
     )
-
-
-def many_keys() -> list[Sample]:
-    return [
-        Sample(
-            FrameSpec("T", properties={"KEYS": " ".join(f"{n}-{i}" for i in range(40)) + " hot", "UNIQ_KEY": f"u{n}"})
-        )
-        for n in range(400)
-    ]
-
-
-def test_of_a_large_log_a_sample_is_exact_and_the_rest_as_good_as_it_says(tmp_path: Path) -> None:
-    log = written_log(tmp_path, many_keys())
-    amounts, _ = naive_counts(log)
-    sets = []
-    for split_size in (20_000, 1 << 20):
-        found = counts_of(log, split_size, Selection(level=3, kept=16))
-        losses = {kind: sum(split["lost"][kind] for split in found.splits) for kind in TEXTS}
-        assert losses["KEYS"] > 0
-        assert losses["host"] == 0
-        sample = {place: amount for place, amount in found.sampled.items() if place[0] in TEXTS}
-        assert all(amounts[place] == amount for place, amount in sample.items())
-        assert 8 * len(sample) == pytest.approx(16_802, rel=0.15)
-        sets.append(sample)
-        for place, amount in amounts.items():
-            if place[0] in TEXTS and place not in sample:
-                assert amount - losses[place[0]] <= found.amounts[place] <= amount
-            elif place[0] not in TEXTS:
-                assert found.amounts[place] == amount
-    assert sets[0] == sets[1], "however the log is split"
-
-
-def test_candidates_are_counted_exactly(tmp_path: Path) -> None:
-    log = written_log(tmp_path, many_keys())
-    rows = [("KEYS", "T", "hot"), ("KEYS", "T", "3-3"), ("UNIQ_KEY", "T", "u7"), ("UNIQ_KEY", "T", "hot")]
-    known = pa.table(dict(zip(("kind", "topic", "text"), map(list, zip(*rows, strict=True)), strict=True)))
-    found = counts_of(log, 20_000, Selection(level=3, kept=16), known)
-    assert found.amounts == {(*rows[0], 0): 400, (*rows[1], 0): 1, (*rows[2], 0): 1}
-    assert found.splits == []
 
 
 def test_topics_and_times_are_selected(tmp_path: Path) -> None:
@@ -160,7 +120,7 @@ def test_bins_fit_the_time_that_a_log_spans() -> None:
 # --- index ---
 
 
-def chains_of(log: Log, split_size: int) -> list[FileChains]:
+def chains_of(log: Log, split_size: int) -> list[dict[str, Any]]:
     """The files, each counted as a task does it."""
     before = [0, *itertools.accumulate(split["entries"] for split in counts_of(log, split_size).splits)]
     numbers = range(-(-before[-1] // (log.config.index.index_num - 1)))
@@ -188,17 +148,14 @@ def test_chains_are_those_of_the_index(
     with TemporaryDirectory() as folder:
         log = written_log(Path(folder), samples, flavour=flavour, hash_slot_num=slots, index_num=entries)
         found, wanted = chains_of(log, split_size), naive_files(log)
-        texts = {(kind.replace("K", "KEYS"), message.topic, key) for message, kind, key in log.entries()}
-    assert [file.number for file in found] == list(range(len(wanted)))
+    assert [file["file"] for file in found] == list(range(len(wanted)))
     for file, naive in zip(found, wanted, strict=True):
         taken = Counter(entry[0] % slots for entry in naive.entries[1 : naive.index_count])
-        lengths = Counter(taken.values()) + Counter({0: slots - len(taken)})
-        assert dict(zip(file.lengths.tolist(), file.slots.tolist(), strict=True)) == lengths
-        assert (file.entries, file.longest) == (naive.index_count - 1, max(lengths))
-        assert (file.begin, file.end) == (naive.begin_timestamp, naive.end_timestamp)
-        kind, topic, text = file.example
-        assert ("T" if kind == "TAGS" else "KEYS", topic, text) in texts
-    buckets = chain_buckets(found)
+        assert (file["entries"], file["longestChain"]) == (naive.index_count - 1, max(taken.values()))
+        assert (file["begin"], file["end"]) == (naive.begin_timestamp, naive.end_timestamp)
+        assert file["usedSlots"] == len(taken)
+        assert file["meanChain"] == sum(length**2 for length in taken.values()) / file["entries"]
+    buckets = judge_index(found, slots, entries)["chains"]
     assert sum(row["entries"] for row in buckets) == sum(file.index_count - 1 for file in wanted)
     assert sum(row["slots"] for row in buckets) == slots * len(wanted)
 
@@ -206,17 +163,9 @@ def test_chains_are_those_of_the_index(
 def test_a_log_that_holds_less_than_was_counted_was_rewritten(tmp_path: Path) -> None:
     log = written_log(tmp_path, [Sample(FrameSpec("T", properties={"KEYS": "k"}))] * 9)
     splits = splits_of(log, 100_000)
-    assert count_file(log.config, splits, [0, 9], 0).example == ("KEYS", "T", "k")
+    assert count_file(log.config, splits, [0, 9], 0)["longestChain"] == 9
     with pytest.raises(DisturbedError, match="rewritten"):
         count_file(log.config, splits, [0, 10], 0)
-
-
-def file_of(entries: int, hash_slot_num: int, hashes: np.ndarray[Any, Any] | None = None) -> list[FileChains]:
-    """One file of so many entries, with these hashes or random ones."""
-    if hashes is None:
-        hashes = np.random.default_rng(1).integers(0, 2**31, entries).astype(np.uint32)
-    lengths, slots = np.unique(np.bincount(hashes % hash_slot_num, minlength=hash_slot_num), return_counts=True)
-    return [FileChains(0, entries, lengths, slots, ("KEYS", "T", "k"), 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -224,24 +173,15 @@ def file_of(entries: int, hash_slot_num: int, hashes: np.ndarray[Any, Any] | Non
     [(19_999, 5000, RIGHT), (19_999, 2000, TOO_FEW), (19_999, 20_000, RIGHT), (19_999, 200_000, TOO_MANY)],
 )
 def test_the_verdict_is_rocketmqs_own_ratio(entries: int, slots: int, answer: str) -> None:
-    found = judge_slots(file_of(entries, slots), slots, entries + 1)
-    assert (found["answer"], found["recommendedSlots"]) == (answer, 5000)
-    assert found["meanChain"] == pytest.approx(1 + entries / slots, rel=0.1)
+    file = {"entries": entries, "longestChain": 12, "meanChain": 3.0}
+    found = judge_slots([file], [], slots, entries + 1)
+    assert (found["answer"], found["recommendedSlots"], found["meanChain"]) == (answer, 5000, 3.0)
 
 
 def test_one_key_alone_asks_for_no_slots() -> None:
-    found = judge_slots(file_of(20_000, 5000, np.full(20_000, 77, dtype=np.uint32)), 5000, 20_001)
+    found = judge_slots([{"entries": 20_000, "longestChain": 20_000, "meanChain": 20_000.0}], [], 5000, 20_001)
     assert (found["answer"], found["meanChain"]) == (RIGHT, 20_000)
     assert any("no number of slots" in words for words in found["words"])
-
-
-def test_numbers_of_the_verdict() -> None:
-    assert judge_slots([], 5000, 20_000)["answer"] == NOTHING
-    wanted = [1000, 1000, 2000, 5_000_000, 10_000_000]
-    assert [nice(value) for value in (0, 1000, 1001, 4_999_999.75, 5_000_001)] == wanted
-    buckets = [{"from": 3, "to": 3, "n": 10}, {"from": 8, "to": 9, "n": 10}]
-    assert [quantile(buckets, "n", share) for share in (0.5, 0.51, 1.0)] == [3, 9, 9]
-    assert quantile([], "n", 0.5) == 0
 
 
 # --- what is shown ---
@@ -296,8 +236,8 @@ def test_the_page_shows_times_and_the_clock_and_stays_small() -> None:
     rows = [
         {"topic": f"Topic{n % 30}", "begin": BASE_TIME + 3_600_000 * (n // 30), "messages": n} for n in range(72_000)
     ]
-    topics = [report.topics[0] | {"topic": f"Topic{n}"} for n in range(1000)]
-    large = report.model_copy(update={"bins": {"stepMs": 3_600_000, "rows": rows}, "topics": topics})
+    topics = [report["topics"][0] | {"topic": f"Topic{n}"} for n in range(1000)]
+    large = report | {"bins": {"stepMs": 3_600_000, "rows": rows}, "topics": topics}
     assert len(render_page(large, 1000).encode()) < 500_000
 
 
@@ -318,29 +258,21 @@ def test_the_terminal_shows_no_markup_and_no_control_character(
 
 def empty_report(**changes: Any) -> Report:
     nothing = {"messages": 0, "topics": [], "hours": [], "bins": {"stepMs": 1000, "rows": []}, "index": None}
-    return hostile_report().model_copy(update=nothing | changes)
+    return hostile_report() | nothing | changes
 
 
 def test_of_an_empty_log_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no message" in render_page(empty_report(), 20)
-    print_report(empty_report(first_store_timestamp=None, unreadable_at=77, skipped_bytes=2048), 20)
+    print_report(empty_report(firstStoreTimestamp=None, unreadableAt=77, skippedBytes=2048), 20)
     shown = capsys.readouterr().out
     assert "There is no message" in shown
     assert "2 KiB of the log were passed over" in shown
     assert "at offset 77 in bytes that are no frame" in shown
 
 
-def test_times_that_no_calendar_has_and_a_selection_are_shown() -> None:
-    times = {"first_store_timestamp": -(2**62), "last_store_timestamp": 2**62}
-    selection = {"topics": ["T"], "begin": BASE_TIME, "end": None}
-    page = render_page(hostile_report().model_copy(update=times | {"selection": selection}), 20)
-    assert "Only what was asked for: T, 2023-11-14 22:13 to -" in page
-    assert f"{2**62:,} ms" in page
-
-
 def test_json_has_the_names_of_the_interface() -> None:
-    found = hostile_report().model_dump(by_alias=True)
-    assert (found["kind"], found["version"]) == ("stats", 2)
+    found = hostile_report()
+    assert (found["kind"], found["version"]) == ("stats", 3)
     assert {"beginOffset", "firstStoreTimestamp", "withoutAnyKey", "keysSeen", "hotUniqKeys", "bodySizes"} <= set(found)
 
 
@@ -360,8 +292,50 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_exact", "repeated", "known", "words"),
-    [(True, 0, 0, "0"), (True, 7, 7, "7"), (False, 400, 40, "about 400"), (False, 0, 40, "at least 40")],
+    ("flags", "code", "text"),
+    [
+        (["--columns", "phyOffset,nothing"], 2, "no column 'nothing'"),
+        (["--topics", "A,,B"], 2, "is no list of names"),
+        (["--topics", "A,"], 2, "is no list of names"),
+        (["-b", "2", "-e", "1"], 2, "is behind the last one"),
+        (["--max-records-per-file", "-1"], 2, "is negative"),
+        (["--partition-by", "hour"], 2, "hour is no partition"),
+        (["--partition-by", "day,day"], 2, "given twice"),
+        (["--columns", "topic", "--partition-by", "topic"], 2, "no column is left"),
+        (["--mode", "replace"], 2, "replace"),
+        (["--to", "ftp://h/x"], 2, "no place"),
+        (["--to", "s3://key:secret@b/x"], 2, "s3://***@b/x holds options; give them to Hadoop"),
+        (["--to", "STORE/x"], 3, "inside the store"),
+        (["--to", "FILE"], 2, "is a file"),
+        (["--store", "/nowhere"], 3, "no directory"),
+    ],
 )
-def test_a_sample_never_denies_a_repeat_that_is_known(is_exact: bool, repeated: int, known: int, words: str) -> None:
-    assert show_repeated({"isExact": is_exact, "repeated": repeated}, {"repeatedAtLeast": known}) == words
+def test_what_cannot_be_asked_for_is_one_line_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, text: str
+) -> None:
+    store, file = tmp_path / "store", tmp_path / "file"
+    write_log(store, 10)
+    file.touch()
+    given = ["export", "--store", str(store), "--data", str(tmp_path / "data"), "--to", str(tmp_path / "out")]
+    with (
+        mock.patch("indexd.cli.spark.spark_session", side_effect=AssertionError("a session")),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main([*given, *(flag.replace("STORE", str(store)).replace("FILE", str(file)) for flag in flags)])
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (code, 1)
+    assert text in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "uri"),
+    [
+        ("s3://bucket/a%20b/c", "s3a://bucket/a b/c"),
+        ("hdfs://head:8020/x", "hdfs://head:8020/x"),
+        ("file:///a%20b", "file:/a b"),
+        ("/a b/%2F", "file:/a b/%2F"),
+    ],
+)
+def test_places_are_named_as_hadoop_does(place: str, uri: str) -> None:
+    assert hadoop_uri(parse_place(place)) == uri

@@ -3,8 +3,7 @@
 The log is cut into stretches, the index files are given to the stretches that they point into, and each stretch is a
 task of its own: one process goes through them in order, Spark through many at once, and what they come to is the same.
 
-``files``    the index folder: files, foreign ones, where in the log each file points, which RocketMQ indexed it
-``plan``     tasks that together cover the whole log exactly once
+``plan``     the index folder, which RocketMQ indexed each file, and tasks that together cover the whole log once
 ``task``     one stretch of the log, decoded and compared; the rate of reading
 ``match``    one file against itself, and its entries beside the messages of a stretch
 ``kernel``   the loops of that, compiled
@@ -13,7 +12,7 @@ task of its own: one process goes through them in order, Spark through many at o
 ``causes``   why the keys of a hole are not findable; what a crash right now would cost
 ``samples``  whether the broker's own query finds a sample of messages
 ``report``   all of it composed, parts put together; finished tasks kept in a file, for an audit that is interrupted
-``page``     all of it in words and as one HTML page
+``page``     all of it as sections of lines, for a terminal and for the HTML page
 """
 
 from indexd.audit.plan import AuditPlan, AuditTask, plan_audit

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from indexd.audit.files import BrokerFile, index_folder
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, BrokerFile, index_folder
 from indexd.audit.result import Audit, FileSeen, Hole, Orphans
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.load import index_key, writes_index
 from indexd.config.units import RemotePath
-from indexd.errors import CorruptDataError, DiskError
+from indexd.errors import CorruptDataError, MissingOk
 from indexd.flush.frontier import StoreCheckpoint
 from indexd.index.check import time_difference
 from indexd.index.entries import first_entry_at
@@ -66,14 +66,9 @@ def look_at_store(disk: Disk, config: Config) -> StoreState:
     log = list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
     with FrameReader(disk, log) as frames:
         firsts = [(segment, frames.evidence(segment.base)) for segment in log.segments]
-    try:
+    checkpoint = None
+    with suppress(CorruptDataError), MissingOk():
         checkpoint = StoreCheckpoint.unpack(disk.read(store / "checkpoint"), store / "checkpoint")
-    except CorruptDataError:
-        checkpoint = None
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        checkpoint = None
     is_copy = isinstance(store, RemotePath)
     return StoreState(
         lock=BrokerLock(False, None, "none", f"{store} is a copy behind a URI")
@@ -202,15 +197,11 @@ def _count(disk: Disk, file: BrokerFile, plan: AuditPlan, begin: int) -> tuple[i
     # Entries of messages before ``begin``, and from there on; those that point before the log are nobody's loss.
     if not file.is_readable or file.entries == 0:
         return 0, 0
-    try:
-        with disk.open_read(plan.folder / file.name) as opened:
-            bounds = (plan.log_begin, begin)
-            first, split = (first_entry_at(opened, plan.layout, 1, file.count, offset) for offset in bounds)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return 0, 0
-    return split - first, file.count - split
+    with MissingOk(), disk.open_read(plan.folder / file.name) as opened:
+        bounds = (plan.log_begin, begin)
+        first, split = (first_entry_at(opened, plan.layout, 1, file.count, offset) for offset in bounds)
+        return split - first, file.count - split
+    return 0, 0
 
 
 # Segments whose frames a broker goes through when it starts, before and from 5.4 on (spec rocketmq-store 7.2).
@@ -279,9 +270,9 @@ def hole_causes(audit: Audit, state: StoreState, config: Config) -> tuple[Cause,
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    # The hole's last file before and first file behind; ``across`` has entries on both sides, ``inside`` are all others
-    # that point into it. ``cut`` counts entries behind the hole's begin that are not there. ``orphans`` are of files
-    # that hold by themselves.
+    # ``before`` ends before the hole, ``behind`` begins behind it; ``across`` has entries on both sides, ``inside`` are
+    # all others that point into it. ``cut`` counts entries behind the hole's begin that are not there. ``orphans`` are
+    # of files that hold by themselves.
     hole: Hole
     before: FileSeen | None
     behind: FileSeen | None
@@ -296,49 +287,58 @@ class _Around:
         orphans, hole = self.orphans, self.hole
         return len(orphans) == 1 and hole.messages == 1 and orphans[0].low == orphans[0].high == hole.begin
 
-    def between(self, names: Sequence[str]) -> list[str]:
-        low, high = self.before, self.behind
-        return [name for name in names if not (low and name <= low.name) and not (high and name >= high.name)]
+    def begin(self) -> str:
+        if self.before is None:
+            return "it begins where no index file points before it"
+        fill = "is full" if self.before.is_full else "is not full"
+        return f"it begins right behind index/{self.before.name}, which {fill}"
+
+
+# What may be the cause, the first that holds: its name, whether it holds, and what speaks for it.
+_Rules = tuple[tuple[str, object, str], ...]
 
 
 class _Judge:
     def __init__(self, audit: Audit, state: StoreState, config: Config) -> None:
         self._audit, self._state, self._config = audit, state, config
         self._files = [file for file in audit.files if file.entries]
-        self._empty = [file.name for file in audit.files if not file.entries]
         self._broken = {_name(one.file) for one in audit.findings if one.what.startswith(_BROKEN)}
         self._unreadable = sorted({_name(one.file) for one in audit.findings if one.what == "file-size"})
         self._flavour = audit.eras[-1].flavour
         start = dispatch_start(state.segments, state.checkpoint or StoreCheckpoint(), config, self._flavour)
-        self._dispatch_offset = start.begin if start is not None else None
-        #: Where a broker's start would cut the log, and why, if it ends in bytes that are no frame.
-        self._cut = log_cut(audit, state, start.begin if start is not None else audit.log_begin)
+        self._dispatch_offset = start.begin if start is not None else audit.log_begin
+        # Where a broker's start would cut the log, and why, if it ends in bytes that are no frame.
+        self._cut = log_cut(audit, state, self._dispatch_offset)
 
     def cause(self, hole: Hole) -> Cause:
         around = self._around(hole)
-        found = self._of_the_log(around) or self._of_a_file(around)
-        return found or (self._tail(around) if hole == self._audit.tail else self._between(around))
+        if found := self._of_the_log(around) or self._of_a_file(around):
+            return found
+        rules, evidence = self._tail(around) if hole == self._audit.tail else self._between(around)
+        what, _, why = next(rule for rule in rules if rule[1])
+        return make_cause(what, *(one for one in (*evidence, why) if one))
 
     def _around(self, hole: Hole) -> _Around:
-        before = behind = across = cut = None
-        inside = []
-        for file in self._files:
-            # A message that straddles two files has entries in both, so both may touch the hole.
-            if file.end <= hole.begin:
-                before = max((file, before), key=lambda one: (one.end, one.name)) if before else file
-                cut = file if file.header_count > file.entries and file.header_end >= hole.begin else cut
-            elif file.begin >= hole.last:
-                behind = min((file, behind), key=lambda one: (one.begin, one.name)) if behind else file
-            elif file.begin <= hole.begin and file.end >= hole.last:
-                across = file
-            else:
-                inside.append(file)
+        # A message that straddles two files has entries in both, so both may touch the hole.
+        before = [file for file in self._files if file.end <= hole.begin]
+        rest = [file for file in self._files if file.end > hole.begin]
+        behind = [file for file in rest if file.begin >= hole.last]
+        rest = [file for file in rest if file.begin < hole.last]
+        across = [file for file in rest if file.begin <= hole.begin and file.end >= hole.last]
+        cut = [file for file in before if file.header_count > file.entries and file.header_end >= hole.begin]
         orphans = [one for one in self._audit.orphans if one.low < hole.end and one.high >= hole.begin]
-        own = tuple(one for one in orphans if one.name not in self._broken)
-        return _Around(hole, before, behind, across, tuple(inside), cut, own)
+        return _Around(
+            hole,
+            max(before, key=lambda one: (one.end, one.name), default=None),
+            min(behind, key=lambda one: (one.begin, one.name), default=None),
+            across[-1] if across else None,
+            tuple(file for file in rest if file not in across),
+            cut[-1] if cut else None,
+            tuple(one for one in orphans if one.name not in self._broken),
+        )
 
     def _of_the_log(self, around: _Around) -> Cause | None:
-        audit, hole, orphans = self._audit, around.hole, around.orphans
+        audit, hole, orphans, files = self._audit, around.hole, around.orphans, self._files
         gap = next((gap for gap in audit.gaps if gap.begin == hole.end and not gap.is_missing), None)
         if gap is not None and hole.messages == 1 and orphans:
             # A frame whose own end was hit: its head is whole, so it is read as a message, and its keys are others now.
@@ -357,9 +357,8 @@ class _Judge:
             )
         rule = "RocketMQ passes over a message below the end of its last file, without a word"
         # The last file by name is the one that RocketMQ goes on with.
-        if hole == audit.tail and self._files and self._files[-1].end >= audit.log_end:
-            last = self._files[-1]
-            text = f"index/{last.name} ends at log byte {last.end}, and the log ends at {audit.log_end}"
+        if hole == audit.tail and files and files[-1].end >= audit.log_end:
+            text = f"index/{files[-1].name} ends at log byte {files[-1].end}, and the log ends at {audit.log_end}"
             return make_cause("log-replaced", text, rule)
         if not orphans or around.is_one_wrong_entry:
             return None
@@ -373,150 +372,152 @@ class _Judge:
         return make_cause("log-replaced", *pointing, ends, rule)
 
     def _of_a_file(self, around: _Around) -> Cause | None:
-        hole, cut, across, evidence = around.hole, around.cut, around.across, []
-        if hole.unreachable * 2 >= hole.keys:
-            keys = counted(hole.keys, "key", "keys")
-            evidence.append(f"{hole.unreachable:,} of its {keys} have an entry that no walk along the chains meets")
-        if cut is not None:
-            evidence.append(
+        hole, cut, across = around.hole, around.cut, around.across
+        touched = [file.name for file in (across, *around.inside) if file is not None and file.name in self._broken]
+        names = [
+            name
+            for name in self._unreadable
+            if not (around.before and name <= around.before.name) and not (around.behind and name >= around.behind.name)
+        ]
+        keys = counted(hole.keys, "key", "keys")
+        rules: _Rules = (
+            (
+                "file-damaged",
+                hole.unreachable * 2 >= hole.keys,
+                f"{hole.unreachable:,} of its {keys} have an entry that no walk along the chains meets",
+            ),
+            (
+                "file-damaged",
+                cut,
                 f"index/{cut.name} counts {cut.header_count:,} entries up to log byte {cut.header_end}, and behind "
                 f"entry {cut.entries} there are only zeros"
-            )
-        if around.is_one_wrong_entry:
-            evidence.append(
-                f"the entry of index/{around.orphans[0].name} that points there is of no key of that message"
-            )
-        touched = [file.name for file in (across, *around.inside) if file is not None and file.name in self._broken]
-        evidence += [f"the chains or slots of index/{name} do not hold: see its findings" for name in touched]
-        if evidence:
-            return make_cause("file-damaged", *evidence[:_NAMES_SHOWN])
-        if across is not None:
-            return make_cause(
+                if cut
+                else "",
+            ),
+            (
+                "file-damaged",
+                around.is_one_wrong_entry,
+                "the entry of an index file that points there is of no key of that message",
+            ),
+            *(
+                ("file-damaged", name, f"the chains or slots of index/{name} do not hold: see its findings")
+                for name in touched
+            ),
+            (
                 "index-off",
+                across,
                 f"index/{across.name} has entries of messages on both sides of it, so no file is missing: RocketMQ did "
-                "not index these messages when it dispatched them",
-            )
-        if names := _shown(around.between(self._unreadable)):
-            return make_cause(
-                "file-unreadable", f"by its name {names} belongs there, and its size is not that of an index file"
-            )
-        return None
+                "not index these messages when it dispatched them"
+                if across
+                else "",
+            ),
+            (
+                "file-unreadable",
+                names,
+                f"by its name {_shown(names)} belongs there, and its size is not that of an index file",
+            ),
+        )
+        found = [(what, why) for what, holds, why in rules if holds]
+        return make_cause(found[0][0], *(why for what, why in found if what == found[0][0])) if found else None
 
-    def _between(self, around: _Around) -> Cause:
+    def _between(self, around: _Around) -> tuple[_Rules, list[str]]:
         # A hole with other files before and behind it, or with none before it.
-        hole, before, behind, evidence = around.hole, around.before, around.behind, []
+        hole, before, behind = around.hole, around.before, around.behind
+        begin = around.begin()
         if before is None:
             at_begin = "with the log" if hole.begin == self._audit.log_begin else "at a message"
-            evidence.append(f"it begins {at_begin}, and no index file stands before it")
-        elif before.is_full:
-            evidence.append(f"it begins right behind index/{before.name}, which is full")
-        else:
-            text = f"it begins behind index/{before.name}, which is not full: RocketMQ would have gone on in that file"
-            return make_cause("unknown", f"{text}, so files were put here or taken away by hand")
+            begin = f"it begins {at_begin}, and no index file stands before it"
         # Dispatching begins at a segment's first frame; the first message there with keys may stand further behind.
         last = behind.begin if behind is not None else hole.end
         segment = next((one.begin for one in self._state.segments if hole.end <= one.begin <= last), None)
+        # Entry 1 counts from the end of the file that was the last one when it was put.
         difference, is_next, is_gone = behind.first_time_difference if behind is not None else 0, False, False
-        if segment is not None:
-            evidence.append(
-                f"it ends where the segment at {segment} begins: after an unclean stop RocketMQ throws the open file "
-                "away and dispatches again from the begin of a segment"
-            )
-        elif behind is not None:
-            evidence.append(f"it ends in the middle of a segment, at {hole.end}")
         if behind is not None and before is not None:
-            # Entry 1 counts from the end of the file that was the last one when it was put.
             is_next = difference == time_difference(behind.begin_timestamp, before.end_timestamp)
             is_gone = not is_next
         elif behind is not None and difference:
             # With nothing before it: a file that ended before the hole began has expired since.
             is_gone = behind.begin_timestamp - 1000 * difference > hole.begin_timestamp
+        counts = ""
         if behind is not None and (is_next or difference):
             that = f"index/{before.name}: that was the last file when it was begun" if is_next and before else ""
             gone = f"a file that is not here, which ended {difference:,} s before it"
-            evidence.append(f"index/{behind.name} counts from the end of {that or gone}")
-        if empty := around.between(self._empty):
-            many = counted(len(empty), "index file", "index files")
-            evidence.append(f"{many} between them without an entry: {_shown(empty)}")
+            counts = f"index/{behind.name} counts from the end of {that or gone}"
         files, rest = divmod(hole.keys, self._config.index.index_num - 1)
-        if files and not rest:
-            evidence.append(f"{hole.keys:,} keys fill exactly {counted(files, 'index file', 'index files')}")
-        goes_on = behind is not None and hole.last == behind.begin
-        if goes_on:
-            evidence.append(
-                "some keys of its last message are in the file behind it: the others stood in a file that is gone"
-            )
-        is_begun = behind is not None and before is None and not difference and segment is None
-        if is_begun:
-            evidence.append("the file behind it counts from the end of no file: the index was begun there")
-        rules = (
-            ("file-deleted", goes_on or is_gone),
-            ("unclean-stop", segment is not None),
-            ("file-deleted", files and not rest),
-            ("roll-over-failure", before is not None and behind is not None),
-            ("index-off", is_begun),
-            ("unknown", True),
+        many = counted(files, "index file", "index files")
+        fills = f"{hole.keys:,} keys fill exactly {many}" if files and not rest else ""
+        is_begun = behind is not None and before is None and not difference
+        rules: _Rules = (
+            (
+                "unknown",
+                before is not None and not before.is_full,
+                "RocketMQ would have gone on in that file, so files were put here or taken away by hand",
+            ),
+            (
+                "file-deleted",
+                behind is not None and hole.last == behind.begin,
+                "some keys of its last message are in the file behind it: the others stood in a file that is gone",
+            ),
+            ("file-deleted", is_gone, fills),
+            (
+                "unclean-stop",
+                segment is not None,
+                f"it ends where the segment at {segment} begins: after an unclean stop RocketMQ throws the open file "
+                "away and dispatches again from the begin of a segment",
+            ),
+            ("file-deleted", fills, fills),
+            ("roll-over-failure", before and behind, f"it ends in the middle of a segment, at {hole.end}"),
+            ("index-off", is_begun, "the file behind it counts from the end of no file: the index was begun there"),
+            ("unknown", True, ""),
         )
-        return make_cause(next(what for what, holds in rules if holds), *evidence)
+        return rules, [begin, counts]
 
-    def _tail(self, around: _Around) -> Cause:
+    def _tail(self, around: _Around) -> tuple[_Rules, list[str]]:
         # A hole behind which no key is findable: the broker is about to index it, or it is not. How far the broker has
         # dispatched stands in the checkpoint: it builds its ConsumeQueues and its index in one go (spec 4.1, 6.1).
-        state, hole, before = self._state, around.hole, around.before
-        begin = "no index file points before it"
-        if before is not None:
-            fill = "is full" if before.is_full else "is not full"
-            begin = f"it begins right behind the last index file, index/{before.name}, which {fill}"
+        state, hole, before, begin = self._state, around.hole, around.before, around.begin()
+        checkpoint, is_full = state.checkpoint or StoreCheckpoint(), before is not None and before.is_full
         if not writes_index(self._config.broker, self._flavour):
-            return make_cause("index-off", f"{index_key(self._flavour)} is false in broker.conf", begin)
-        is_full, checkpoint = before is not None and before.is_full, state.checkpoint or StoreCheckpoint()
-        is_dispatched = checkpoint.logics_msg_timestamp > hole.begin_timestamp
-        known = ["by the checkpoint the ConsumeQueues end there, too"] if checkpoint.logics_msg_timestamp else []
+            return (("index-off", True, f"{index_key(self._flavour)} is false in broker.conf"),), [begin]
+        known, is_dispatched = "", checkpoint.logics_msg_timestamp > hole.begin_timestamp
         if is_dispatched:
-            known = ["by the checkpoint messages of it are in the ConsumeQueues: only the index was not written"]
-        age = max(state.looked_at - hole.begin_timestamp, 0)
+            known = "by the checkpoint messages of it are in the ConsumeQueues: only the index was not written"
+        elif checkpoint.logics_msg_timestamp:
+            known = "by the checkpoint the ConsumeQueues end there, too"
         if state.is_live:
-            evidence = [f"a broker runs{'' if state.lock.pid is None else f' (pid {state.lock.pid})'}", begin]
-            known = known if age >= _FRESH else [f"its first message was {age / 1000:.0f} s old"]
-            rules: tuple[tuple[str, object], ...] = (
-                ("not-dispatched-yet", age < _FRESH),
-                ("roll-over-failure", is_full),
-                ("not-dispatched-yet", known and not is_dispatched),
-                ("index-off", True),
-            )
-        elif state.has_abort:
-            evidence = ["no broker runs, and there is an abort file: it ended without a clean stop", begin]
-            known = [*known, self._mended(hole)]
-            unclean = before is None or is_full
-            rules = (("unclean-stop", unclean), ("index-off", is_dispatched), ("not-dispatched-yet", True))
-        else:
-            is_copy = not state.has_lock_file
-            evidence = ["no broker runs, and there is no abort file: it was stopped cleanly, when all was dispatched"]
-            evidence = ["there is no lock file and no abort file: this is a copy"] if is_copy else evidence
-            is_older = is_copy and not is_full and hole.end_timestamp - hole.begin_timestamp < _COPY
-            if before is not None and is_older:
-                known = ["it spans less than a minute: the index was copied before the log"]
-            elif before is None and checkpoint.index_msg_timestamp:
-                known = ["by the checkpoint there was a full index file"]
+            age = max(state.looked_at - hole.begin_timestamp, 0)
+            runs = f"a broker runs{'' if state.lock.pid is None else f' (pid {state.lock.pid})'}"
+            return (
+                ("not-dispatched-yet", age < _FRESH, f"its first message was {age / 1000:.0f} s old"),
+                ("roll-over-failure", is_full, known),
+                ("not-dispatched-yet", known and not is_dispatched, known),
+                ("index-off", True, known),
+            ), [runs, begin]
+        if state.has_abort:
+            ended = "no broker runs, and there is an abort file: it ended without a clean stop"
+            mended = f"the broker's next start dispatches again from log byte {self._dispatch_offset} on"
+            mends = "that mends it" if self._dispatch_offset <= hole.begin else "that mends it from there on only"
+            return (
+                ("unclean-stop", before is None or is_full, f"{mended}: {mends}"),
+                ("index-off", is_dispatched, f"{mended}: {mends}"),
+                ("not-dispatched-yet", True, f"{mended}: {mends}"),
+            ), [ended, begin, known]
+        is_copy = not state.has_lock_file
+        is_older = is_copy and not is_full and hole.end_timestamp - hole.begin_timestamp < _COPY
+        ended = "no broker runs, and there is no abort file: it was stopped cleanly, when all was dispatched"
+        had_file = "by the checkpoint there was a full index file"
+        return (
+            (
+                "not-dispatched-yet",
+                before is not None and is_older,
+                "it spans less than a minute: the index was copied before the log",
+            ),
+            ("file-deleted", is_full, begin),
+            ("file-deleted", before is None and checkpoint.index_msg_timestamp, had_file),
             # Whether it was never written or taken away, nothing here tells.
-            evidence.append(begin if self._files or checkpoint.index_msg_timestamp else "there is no index file")
-            rules = (
-                ("not-dispatched-yet", before is not None and is_older),
-                ("file-deleted", is_full or (before is None and checkpoint.index_msg_timestamp)),
-                ("unknown", not self._files),
-                ("index-off", True),
-            )
-        return make_cause(next(what for what, holds in rules if holds), *evidence, *known)
-
-    def _mended(self, hole: Hole) -> str:
-        begin = self._dispatch_offset if self._dispatch_offset is not None else hole.begin
-        cut, reason = self._cut
-        text = f"the broker's next start dispatches again from log byte {begin} on"
-        if begin < cut <= hole.last and reason is not None:
-            return f"{text}, and cuts its log at {cut}, where it cannot be read: what is behind is not mended"
-        if begin <= hole.begin:
-            return f"{text}: that mends it"
-        return f"{text}: that mends it from there on only" if begin < hole.end else f"{text}: that does not mend it"
+            ("unknown", not self._files, "there is no index file"),
+            ("index-off", True, begin),
+        ), ["there is no lock file and no abort file: this is a copy" if is_copy else ended]
 
 
 def counted(number: int, one: str, many: str) -> str:

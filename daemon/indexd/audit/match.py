@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.files import BrokerFile, phy_offsets
 from indexd.audit.kernel import (
     NOTED_COLUMNS,
     NOTED_MAX,
@@ -28,10 +27,10 @@ from indexd.audit.kernel import (
     match_rows,
     walk_chains,
 )
-from indexd.audit.plan import NEVER
+from indexd.audit.plan import NEVER, BrokerFile, phy_offsets
 from indexd.audit.result import FileSeen, Notes, Orphans, Part
 from indexd.commitlog.batcher import DispatchBatch
-from indexd.errors import DiskError
+from indexd.errors import MissingOk
 from indexd.index.check import ENTRY_KINDS, Condition, Place, judge_slot
 from indexd.index.check_kernel import (
     FOUND,
@@ -109,13 +108,9 @@ def check_file(
 
     ``wait`` is called with the bytes that are read next.
     """
-    try:
-        with disk.open_read(folder / file.name) as opened:
-            return _FileChecker(opened, layout, file, wait).check(log_begin)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        return None  # if it has not expired, its messages are a hole now
+    with MissingOk(), disk.open_read(folder / file.name) as opened:
+        return _FileChecker(opened, layout, file, wait).check(log_begin)
+    return None  # if it has not expired, its messages are a hole now
 
 
 class _FileChecker:
@@ -288,9 +283,6 @@ class FileEntries:
         self._counts = np.zeros(len(KINDS) + 1, dtype=np.int64)
         self._noted = np.zeros((len(KINDS) * NOTED_MAX, NOTED_COLUMNS), dtype=np.int64)
         self._opened: DiskFile = disk.open_read(folder / file.name)
-
-    def __repr__(self) -> str:
-        return f"FileEntries({self.file.name}, entry {self._next} of {self._end})"
 
     def close(self) -> None:
         """Close the file."""

@@ -1,27 +1,18 @@
-"""Says what an audit has found: in words, the same on a terminal and on the page, and as one HTML page.
-
-The page has no script and asks no other host for anything; its Content-Security-Policy says so. Jinja2 escapes what
-comes from the store; each list is bounded, and what is left out is counted.
-"""
+"""Says what an audit has found: as sections of lines, the same on a terminal and on the HTML page of ``--report``."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.resources import files
 from typing import Any, Literal
 
-from markupsafe import Markup
-
-from indexd import __version__
-from indexd.audit.causes import LOG_CAUSES, Cause
+from indexd.audit.causes import LOG_CAUSES
 from indexd.audit.report import NO_MESSAGE, AuditReport
 from indexd.config.units import printable
 from indexd.findings import Finding
-from indexd.pages.markup import element, foreign, page_style
-from indexd.pages.wording import show_duration, show_local, show_name, show_number, show_size
+from indexd.pages.report import Section, render_report
+from indexd.pages.wording import show_duration, show_local, show_number, show_size
 
 MEANINGS = {
     "chain-forward": "a chain turns back on itself: older entries behind this place are not found",
@@ -57,64 +48,79 @@ MEANINGS = {
 }
 # The cause of a hole that heals by itself.
 _PENDING = "not-dispatched-yet"
+_COLOURS = {_PENDING: "pending"}
 State = Literal["good", "warn", "bad"]
 # A repair reads what it builds about so often, building and checking, at the rate of this audit.
 _READS = 2
 _CUTS_SHOWN = 5
 _FINDINGS_SHOWN, _HOLES_SHOWN = 10, 20
+# Rows of a table, and what is drawn of each kind; texts are cut where they are long.
+_ROWS_MAX = 100
+_TEXT_LONGEST = 400
 
 
 def lines(report: AuditReport, size_words: Callable[[float], str], time_words: Callable[[int], str]) -> Iterator[str]:
     """All of it for a terminal, a line each; the first is the verdict."""
     yield verdict_line(report)
-    yield from _hole_lines(report, size_words, time_words)
-    yield from _finding_lines(report)
-    for answers in (report.answers, report.queues):
-        yield from answers.lines() if answers is not None else ()
-    crash = report.crash
+    for section in sections(report, size_words, time_words):
+        yield from section.words
+
+
+def sections(
+    report: AuditReport, size_words: Callable[[float], str] = show_size, time_words: Callable[[int], str] = show_local
+) -> list[Section]:
+    """Everything but the verdict."""
+    crash, said = report.crash, []
     for line in crash.lines() if not report.entries_without_log else ():  # else nothing can be said
         before = crash.dispatch_timestamp if crash.lost_keys and line.endswith("lost") else None
-        yield f"crash: {line}" + (f": of what was stored before {time_words(before)}" if before else "")
-    yield broker_line(report)
-    yield flavour_line(report)
-    yield from coverage_lines(report, size_words)
+        said.append(f"crash: {line}" + (f": of what was stored before {time_words(before)}" if before else ""))
+    measured = [broker_line(report), flavour_line(report), *coverage_lines(report, size_words)]
+    found = [
+        Section("Holes", list(_hole_lines(report, size_words, time_words))),
+        Section("Findings", list(_finding_lines(report))),
+        Section("What the broker answers today", report.answers.lines() if report.answers is not None else []),
+        Section("ConsumeQueues", report.queues.lines() if report.queues is not None else []),
+        Section("What a crash would cost", said),
+        Section("How it was measured", measured),
+    ]
+    return [section for section in found if section.words]
 
 
 def _hole_lines(
     report: AuditReport, size_words: Callable[[float], str], time_words: Callable[[int], str]
 ) -> Iterator[str]:
     found = report.audit
-    # The largest, in the order of the log.
-    largest = sorted(range(len(found.holes)), key=lambda at: (-found.holes[at].keys, at))[:_HOLES_SHOWN]
-    for at in sorted(largest):
+    largest = _largest(report, _HOLES_SHOWN)
+    for at in sorted(largest):  # in the order of the log
         hole, cause = found.holes[at], report.causes[at]
         where = "to the end of the log" if hole == found.tail else f"to {hole.end}"
         times = f"stored {time_words(hole.begin_timestamp)} to {time_words(hole.end_timestamp)}"
         lost = f"{show_count(hole.keys, 'key')} of {show_count(hole.messages, 'message')} not findable"
         yield f"hole: {times}, log bytes {hole.begin} {where} ({size_words(hole.size)}): {lost}"
         yield f"  likely cause: {cause.words}"
-        yield from (f"  - {printable(fact)}" for fact in cause.evidence)
+        yield from (f"  - {_cut(fact)}" for fact in cause.evidence)
     if found.hole_count > len(largest):
         yield f"and {show_count(found.hole_count - len(largest), 'smaller hole')}"
 
 
 def _finding_lines(report: AuditReport) -> Iterator[str]:
-    for what, count, meaning, kept in _findings(report):
-        yield f"{what}, {show_count(count, 'finding')}: {meaning}"
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in report.audit.findings:
+        found[finding.what].append(finding)
+    for what, count in report.audit.counts.items():
+        kept = found[what]
+        yield f"{printable(what)}, {show_count(count, 'finding')}: {MEANINGS.get(what) or what.replace('-', ' ')}"
         for finding in kept[:_FINDINGS_SHOWN]:
-            yield f"  {printable(finding.file)} byte {finding.position}: {printable(finding.text)}"
+            yield f"  {printable(finding.file)} byte {finding.position}: {_cut(finding.text)}"
         more = count - min(len(kept), _FINDINGS_SHOWN)
         if more:
             yield f"  and {more:,} more; --json has {'the first 100 of each file' if count > 100 else 'all of them'}"
 
 
-def _findings(report: AuditReport) -> list[tuple[str, int, str, list[Finding]]]:
-    # Kind, number, what that means, the first ones.
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in report.audit.findings:
-        found[finding.what].append(finding)
-    counts = report.audit.counts.items()
-    return [(what, count, MEANINGS.get(what) or what.replace("-", " "), found[what]) for what, count in counts]
+def _largest(report: AuditReport, count: int) -> list[int]:
+    # Numbers of the holes with the most keys.
+    holes = report.audit.holes
+    return sorted(range(len(holes)), key=lambda number: (-holes[number].keys, number))[:count]
 
 
 def verdict_state(report: AuditReport) -> State:
@@ -122,7 +128,7 @@ def verdict_state(report: AuditReport) -> State:
     ``warn``: anything else.
     """
     audit = report.audit
-    is_pending_only = len(audit.holes) == audit.hole_count and all(map(is_pending, report.causes))
+    is_pending_only = len(audit.holes) == audit.hole_count and {cause.what for cause in report.causes} <= {_PENDING}
     if report.entries_without_log or (audit.missing_keys and not is_pending_only):
         return "bad"
     return "good" if report.is_sound else "warn"
@@ -136,7 +142,12 @@ def verdict_line(report: AuditReport) -> str:
     elif not audit.keys:
         parts = ["the log has no keys to be found"]
     elif audit.missing_keys:
-        parts = [f"{show_findable(report)} of {audit.keys:,} keys findable", *_largest_hole(report)]
+        parts = [f"{show_findable(report)} of {audit.keys:,} keys findable"]
+        for number in _largest(report, 1):
+            hole, cause = audit.holes[number], report.causes[number]
+            many = "one hole" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest"
+            span = show_span(hole.begin_timestamp, hole.end_timestamp, report.state.looked_at)
+            parts.append(f"{many}, {span}, {show_size(hole.size)}, {cause.words}")
     elif audit.gaps:
         parts = [f"all {audit.keys:,} keys that could be read are findable"]
     else:
@@ -161,17 +172,6 @@ def verdict_line(report: AuditReport) -> str:
         rounded = round(seconds) if seconds < 60 else round(seconds / 60) * 60
         parts.append(f"indexd repair mends {what} in about {show_duration(1000 * rounded) if rounded else 'a second'}")
     return "; ".join(parts)
-
-
-def _largest_hole(report: AuditReport) -> list[str]:
-    audit = report.audit
-    if not audit.holes:
-        return []
-    number = max(range(len(audit.holes)), key=lambda at: audit.holes[at].keys)
-    hole, cause = audit.holes[number], report.causes[number]
-    span = show_span(hole.begin_timestamp, hole.end_timestamp, report.state.looked_at)
-    words = f"{span}, {show_size(hole.size)}, {cause.words}"
-    return [f"one hole, {words}" if audit.hole_count == 1 else f"{audit.hole_count:,} holes, the largest {words}"]
 
 
 def broker_line(report: AuditReport) -> str:
@@ -205,16 +205,20 @@ def coverage_lines(report: AuditReport, size_words: Callable[[float], str] = sho
         f"{show_count(len(found.files), 'index file')}, {found.entries:,} entries compared, in {report.seconds:.2f} s"
         + (f" ({', '.join(report.manner)})" if report.manner else "")
     ]
-    if report.resumed_tasks:
-        tasks = show_count(len(report.plan.tasks), "task")
-        parts.append(f"{report.resumed_tasks:,} of {tasks} taken over from an earlier run")
-    if found.expired_entries:
-        parts.append(f"{found.expired_entries:,} entries point before the log begins: their messages have expired")
-    if found.log_begin_now > found.log_begin:
-        parts.append(f"its beginning has expired meanwhile: the log begins at {found.log_begin_now} now")
-    if found.unreadable is not None:
-        parts.append(f"behind its end stands {printable(found.unreadable)}")
-    yield "; ".join(parts)
+    tasks = show_count(len(report.plan.tasks), "task")
+    more = (
+        (report.resumed_tasks, f"{report.resumed_tasks:,} of {tasks} taken over from an earlier run"),
+        (
+            found.expired_entries,
+            f"{found.expired_entries:,} entries point before the log begins: their messages have expired",
+        ),
+        (
+            found.log_begin_now > found.log_begin,
+            f"its beginning has expired meanwhile: the log begins at {found.log_begin_now} now",
+        ),
+        (found.unreadable is not None, f"behind its end stands {printable(found.unreadable or '')}"),
+    )
+    yield "; ".join([*parts, *(words for holds, words in more if holds)])
     for gap in found.expired[:_CUTS_SHOWN]:
         yield f"not covered: log bytes {gap.begin} to {gap.end}: they expired before they could be read"
     for gap in found.gaps[:_CUTS_SHOWN]:
@@ -238,109 +242,88 @@ def show_findable(report: AuditReport) -> str:
     return "under 0.1 %" if not thousandths and audit.findable_keys else f"{thousandths / 10:.1f} %"
 
 
-def is_pending(cause: Cause) -> bool:
-    """Whether a hole is only what a working broker has not come to yet."""
-    return cause.what == _PENDING
-
-
 def show_span(begin: int, end: int, now: int) -> str:
     """From one store timestamp to another on this machine's clock, ms; the day only where it is not that of ``now``."""
     first, last = show_local(begin), show_local(end)
-    if first.endswith("ms") or last.endswith("ms"):
+    if not first[:10] == last[:10] == show_local(now)[:10] or first.endswith("ms"):
         return f"{first} to {last}"
-    if first[:10] != last[:10]:
-        return f"{first[:16]} to {last[:16]}"
-    cut = slice(11, 16) if first[11:16] != last[11:16] else slice(11, 19)
-    times = first[cut] if first[cut] == last[cut] else f"{first[cut]}-{last[cut]}"
-    return times if first[:10] == show_local(now)[:10] else f"{first[:10]} {times}"
+    return f"{first[11:16]}-{last[11:16]}" if first[:16] != last[:16] else f"{first[11:]}-{last[11:]}"
 
 
-# Rows of a table, and of each kind of finding so many; of the holes so many are unfolded.
-_ROWS_MAX, _HOLES_UNFOLDED = 100, 20
-_TEXT_LONGEST = 400
+def _cut(text: str) -> str:
+    return printable(text if len(text) <= _TEXT_LONGEST else text[: _TEXT_LONGEST - 1] + "…")
 
 
 def audit_page(report: AuditReport) -> str:
-    """The page as text."""
-    import jinja2  # noqa: PLC0415 - a terminal needs no templates
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "number": show_number,
-        "full": "{:,}".format,
-        "size": show_size,
-        "name": show_name,
-        "line": printable,
-        "foreign": _foreign,
-        "local": _local,
-        "noun": lambda word, count: word if count == 1 else f"{word}s",
-        "sentence": lambda words: words[:1].upper() + words[1:],
-        "pending": is_pending,
-    }
-    audit = report.audit
-    by_keys = sorted(range(len(audit.holes)), key=lambda number: -audit.holes[number].keys)[:_ROWS_MAX]
-    now = time.localtime()
-    return environment.from_string(_text("page.html")).render(
-        report=report,
-        audit=audit,
-        version=__version__,
-        style=Markup(page_style() + _text("page.css")),
-        verdict=printable(verdict_line(report)),
+    """The page of ``--report``."""
+    audit, verdict, now = report.audit, verdict_line(report), time.localtime()
+    return render_report(
+        title=f"{verdict} - audit of {report.store}",
+        heading=verdict[:1].upper() + verdict[1:] + ".",
         state=verdict_state(report),
-        findable=show_findable(report),
-        broker=broker_line(report).removeprefix("broker: "),
-        measured=[flavour_line(report), *coverage_lines(report)],
-        zone=f"{now.tm_zone}, {time.strftime('UTC%z', now)}",
-        top=_ROWS_MAX,
-        at=lambda offset: min(max(100 * (offset - audit.log_begin) / max(audit.log_end - audit.log_begin, 1), 0), 100),
-        legend=_legend(report),
-        holes=by_keys,
-        large=sorted(by_keys[:_HOLES_UNFOLDED]),
-        small=sorted(by_keys[_HOLES_UNFOLDED:]),
-        small_keys=audit.missing_keys - sum(audit.holes[number].keys for number in by_keys),
-        findings=sorted(((*row[:3], row[3][:_ROWS_MAX]) for row in _findings(report)), key=lambda row: -row[1]),
-        unread=[file for file in report.plan.files if not file.is_readable],
-        files=_files(report),
+        lines=[f"audit of {report.store}, {show_local(report.state.looked_at)}; {broker_line(report)}"],
+        tiles=[
+            (show_findable(report), f"of {audit.keys:,} keys findable"),
+            (show_number(audit.missing_keys), "keys not findable"),
+            (show_number(audit.hole_count), "holes"),
+            (show_number(audit.index_findings), "findings in the index files"),
+            (show_size(audit.log_size), f"of log, {show_number(audit.messages)} messages"),
+            (show_number(len(audit.files)), "index files"),
+        ],
+        plot=_plot(report) if audit.log_end > audit.log_begin else None,
+        sections=[*sections(report), _files(report)],
+        footer=f"times on the clock of the machine that audited ({now.tm_zone}, {time.strftime('UTC%z', now)})",
     )
 
 
-def _legend(report: AuditReport) -> list[tuple[str, str, bool]]:
-    audit, pending = report.audit, [is_pending(cause) for cause in report.causes]
-    return [
-        ("log", "findable", True),
-        ("hole", "a hole: keys are not findable", not all(pending)),
-        ("pending", "not dispatched yet", any(pending)),
-        ("gap", "could not be read", bool(audit.gaps)),
-        ("file", "an index file", bool(audit.files)),
-        ("file wrong", "one with findings", bool(audit.index_findings) and bool(audit.files)),
+def _plot(report: AuditReport) -> dict[str, Any]:
+    # The log from its begin to its end: holes, what was not read, and the newest index files below.
+    audit, causes = report.audit, report.causes
+
+    def at(offset: int) -> float:
+        return min(max(100 * (offset - audit.log_begin) / (audit.log_end - audit.log_begin), 0), 100)
+
+    holes = [(audit.holes[number], causes[number].what) for number in sorted(_largest(report, _ROWS_MAX))]
+    drawn = [
+        (audit.log_begin, audit.log_end, "findable, where nothing else is drawn", "ok", 100),
+        *(
+            (hole.begin, hole.end, printable(f"{hole.keys:,} keys not findable: {why}"), _COLOURS.get(why, "hole"), 100)
+            for hole, why in holes
+        ),
+        *((file.begin, file.end + 1, printable(file.name), "t0", 8) for file in audit.files[-_ROWS_MAX:]),
     ]
+    return {
+        "title": "The log",
+        "caption": ": holes are red, what a broker is about to index is yellow, what could not be read grey; "
+        "along the bottom the newest index files",
+        "columns": [
+            {"at": at(begin), "width": at(end) - at(begin), "title": title, "parts": [(colour, height)]}
+            for begin, end, title, colour, height in drawn
+            if begin < end
+        ],
+        "steps": (),
+        "silences": [(at(gap.begin), at(gap.end)) for gap in audit.gaps[:_ROWS_MAX]],
+        "ticks": [(0, f"byte {audit.log_begin:,}"), (100, f"{audit.log_end:,}")],
+    }
 
 
-def _text(name: str) -> str:
-    return files("indexd.audit").joinpath(name).read_text(encoding="utf-8")
-
-
-def _foreign(text: str) -> Markup:
-    # What comes out of the store, on one line that turns no other text around; the very long is cut.
-    return Markup(foreign(text if len(text) <= _TEXT_LONGEST else text[: _TEXT_LONGEST - 1] + "…"))
-
-
-def _local(millis: int) -> Markup:
-    # On this machine's clock, and in UTC for machines and where the pointer rests on it.
-    text = show_local(millis)
-    if text.endswith("ms"):
-        return Markup(element("span", text))
-    utc = datetime.fromtimestamp(millis / 1000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup(element("time", text, datetime=utc, title=utc))
-
-
-def _files(report: AuditReport) -> list[tuple[Any, int, int]]:
-    # Those with findings and the newest, in the order of their names: the file, its findings, how full it is.
+def _files(report: AuditReport) -> Section:
+    # Those with findings and the newest, in the order of their names.
     wrong = Counter(finding.file.removeprefix("index/") for finding in report.audit.findings)
-    found = list(enumerate(report.audit.files))
-    found.sort(key=lambda row: (not (wrong[row[1].name] or row[1].unreachable), -row[0]))
-    room = max(report.plan.layout.index_num - 1, 1)
-    # Rounded down: only a file that is full is 100 % full.
-    return [(file, wrong[file.name], min(100 * file.entries // room, 100)) for _, file in sorted(found[:_ROWS_MAX])]
+    shown = sorted(
+        report.audit.files, key=lambda one: (not (wrong[one.name] or one.unreachable), one.name), reverse=True
+    )
+    shown = sorted(shown[-_ROWS_MAX:], key=lambda one: one.name)
+    rows = [
+        (
+            file.name,
+            *(f"{number:,}" for number in (file.entries, wrong[file.name], file.unreachable, file.expired)),
+            f"{show_local(file.begin_timestamp)} to {show_local(file.end_timestamp)}" if file.entries else "-",
+            f"{file.begin:,} to {file.end:,}" if file.entries else "-",
+        )
+        for file in shown
+    ]
+    more = len(report.audit.files) - len(rows)
+    words = [f"And {more:,} more, older ones or without a finding."] if more else []
+    columns = ("name", ">entries", ">findings", ">lost links", ">expired", ">stored", ">log bytes")
+    return Section("Index files", words if rows else ["There is none."], columns, rows)

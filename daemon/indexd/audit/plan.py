@@ -1,42 +1,376 @@
-"""Plans an audit: stretches of the log that together cover it exactly once, each with the index files to compare.
+"""The index folder of a broker's store, and the plan of an audit: stretches of the log with the files to compare.
 
-A stretch ends where an index file begins and where the flavour changes. So there is a task a file, as a rule, with one
-file to read, and the message that straddles two files belongs to the second of them. Where no file points, a segment is
-a task.
+The header is read before anything else of a file, and only what it counts is ever judged: a broker may be writing.
 
-Of a broker at work the end of the log is fixed first, then it is given a moment to index what stands before that, and
-only then the index is looked at: so what is missing is not only late, and no task has to wait for anything.
+Flavours differ in the keys that they index: 3.x has no unique keys, 5.4 has tags, too. A sampled message whose entries
+are exactly those that some flavours write speaks for these. A file gets the flavour that most of its messages speak
+for, the newest of several, so a broker that was upgraded changes flavour at the begin of a file. 4.0 and 4.7 index the
+same keys; both are 4.7 here.
+
+Stretches cover the log exactly once. One ends where an index file begins and where the flavour changes: so there is a
+task a file, as a rule, with one file to read, and the message that straddles two files belongs to the second of them.
+Where no file points, a segment is a task. Of a broker at work the end of the log is fixed first, then it is given a
+moment to index what stands before that, and only then the index is looked at: so what is missing is not only late.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
+from statistics import median
 
-from indexd.audit.files import (
-    BrokerFile,
-    LogProbe,
-    detect_flavours,
-    flavour_at,
-    index_folder,
-    layout_of,
-    list_index,
-    look_at,
-    note_names,
-    scattered,
-)
+import numpy as np
+from numpy.typing import NDArray
+
 from indexd.audit.result import FlavourRange, Notes
 from indexd.commitlog import segments
+from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.evidence import FrameReader, MessageLookup
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.units import RemotePath
-from indexd.errors import DiskError
-from indexd.index.format import HEADER_SIZE, IndexHeader, IndexLayout
-from indexd.storage.disk import Disk
+from indexd.errors import DiskError, MissingOk, UnsafeStoreError, UsageError
+from indexd.index.entries import ENTRIES_PER_READ, first_entry_at, phy_offset_of, read_entries
+from indexd.index.format import FLAVOURS, HEADER_SIZE, SLOT_SIZE, IndexHeader, IndexLayout, index_key_hash, unpack_slot
+from indexd.recovery.open import frame_size_max
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import look_at_lock
+from indexd.storage.names import INDEX_DIGITS
+
+# What Java's Long.parseLong takes: a broker opens a file of such a name as an index file, and makes it one in size.
+_JAVA_LONG = re.compile(r"[+-]?\d{1,19}")
+_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFile:
+    """An index file of the broker. ``header`` as in memory, ``count`` what it may be believed to hold, as a number.
+
+    Entries 1 .. ``count`` - 1 point to physical offsets ``begin`` .. ``end``, both included; those that do not are no
+    entries that a broker wrote there. An empty file has ``begin`` 0 and ``end`` -1. ``is_readable`` is False for a
+    file of another size: the broker reads such a one as what it is not.
+    """
+
+    name: str
+    header: IndexHeader
+    count: int
+    begin: int
+    end: int
+    is_full: bool
+    is_readable: bool = True
+
+    @property
+    def path(self) -> str:
+        """What findings call it: its path inside the store."""
+        return f"index/{self.name}"
+
+    @property
+    def entries(self) -> int:
+        """How many entries it may be believed to hold."""
+        return self.count - 1
+
+    def points_into(self, begin: int, end: int) -> bool:
+        """Whether entries of it may point into ``[begin, end)``."""
+        return self.is_readable and self.begin < end and self.end >= begin
+
+
+class ScatteredDisk(Disk):
+    """For reads here and there: the kernel brings no more into the page cache than what is asked for.
+
+    It reads ahead by megabytes else, and what is in the cache before a file is read for good is never given back.
+    """
+
+    def open_read(self, path: Path) -> DiskFile:
+        """Open for reading only."""
+        file = super().open_read(path)
+        with suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        return file
+
+
+def scattered(disk: Disk) -> Disk:
+    """``disk`` for reads here and there; what is no disk of this machine has no page cache."""
+    return ScatteredDisk() if type(disk) is Disk else disk
+
+
+class LogProbe:
+    """Looks at single places of the log: whether a frame begins there, and where it ends."""
+
+    def __init__(self, disk: Disk, log: SegmentList) -> None:
+        self._disk, self._log = disk, log
+
+    def frame_end(self, phy_offset: int) -> int | None:
+        """Where the frame at ``phy_offset`` ends; None when none stands there that says so itself."""
+        segment = self._log.at(phy_offset)
+        with FrameReader(self._disk, self._log) as frames:
+            frame = frames.evidence(phy_offset) if segment is not None else None
+        is_frame = frame is not None and segment is not None and phy_offset + frame.size <= segment.end
+        return phy_offset + frame.size if is_frame and frame is not None else None
+
+    def aligned(self, phy_offset: int) -> int:
+        """From where messages at ``phy_offset`` and behind are read: there, if a frame is, else from its segment on."""
+        segment = self._log.at(phy_offset)
+        return phy_offset if segment is None or self.frame_end(phy_offset) is not None else segment.base
+
+
+def index_folder(config: Config) -> Path:
+    """The broker's index folder. Raises UsageError without a store, UnsafeStoreError for one that is not read."""
+    store = config.store.store
+    if store is None:
+        raise UsageError("no store is given", "say --store DIR (the broker's storePathRootDir), or --broker-conf FILE")
+    if config.broker.enable_dledger_commit_log:
+        raise UnsafeStoreError(
+            "the broker keeps a DLedger log (enableDLegerCommitLog), which is not read",
+            "point --store at a broker that runs without it",
+        )
+    return store / "index"
+
+
+def layout_of(config: Config) -> IndexLayout:
+    """Slots and entries as the broker has them configured."""
+    return IndexLayout(config.index.hash_slot_num, config.index.index_num)
+
+
+def is_index_file(name: str) -> bool:
+    """17 digits, in whatever script the broker's locale writes them (spec rocketmq-store 1.2)."""
+    return len(name) == INDEX_DIGITS and name.isdecimal()
+
+
+def list_index(disk: Disk, folder: Path, notes: Notes | None = None) -> dict[str, int]:
+    """Names and sizes of the index files, in the broker's order; whatever else is there into ``notes``.
+
+    UnsafeStoreError where something else stands than a folder.
+    """
+    try:
+        sizes = {name: stamp.size for name, stamp in disk.stamps(folder).items()}
+        folders = disk.list_dirs(folder)
+    except DiskError as error:
+        if not error.is_missing:
+            raise
+        if disk.exists(folder):
+            hint = "move it away; if indexing is meant to be off, no folder is needed"
+            raise UnsafeStoreError(f"{folder} is a file, and a broker has a folder there", hint) from None
+        return {}
+    if notes is not None:
+        for name in [*(name for name in sizes if not is_index_file(name)), *folders]:
+            notes.add(f"index/{name}", 0, "file-foreign", _foreign(name, is_folder=name in folders))
+    return {name: size for name, size in sorted(sizes.items()) if is_index_file(name)}
+
+
+def _foreign(name: str, *, is_folder: bool) -> str:
+    if not _JAVA_LONG.fullmatch(name):
+        return "no index file; a broker logs an error and leaves it alone"
+    if is_folder:
+        return "a folder whose name is a number: a broker that meets it fails to load its index"
+    return "no index file, but its name is a number: a broker opens it as one and gives it the size of one"
+
+
+def look_at(
+    disk: Disk, folder: Path, sizes: dict[str, int], layout: IndexLayout, probe: LogProbe, *, is_layout_given: bool
+) -> list[BrokerFile]:
+    """Each file's header, and what it may hold; one that expires meanwhile is left out.
+
+    UnsafeStoreError when none of them has the size of ``layout``: it is not the broker's, or, if somebody has said that
+    it is, those files look as if they were of another one.
+    """
+    found = []
+    for name in sizes:
+        with MissingOk(), disk.open_read(folder / name) as file:
+            found.append(_look(file, name, layout, probe))
+    if found and not any(file.is_readable for file in found):
+        cut = [size for size in sizes.values() if HEADER_SIZE < size < layout.file_size]
+        if not is_layout_given or max(sizes.values()) > layout.file_size or len(set(cut)) < len(cut):
+            raise UnsafeStoreError(
+                f"no index file in {folder} has the {layout.file_size} bytes that {layout.hash_slot_num} slots and "
+                f"{layout.index_num} entries make; {found[-1].name} has {sizes[found[-1].name]}",
+                "so these are not the broker's numbers; if they are, move the files of other sizes away"
+                if is_layout_given
+                else "give --hash-slot-num and --index-num as the broker has them, or its own file with --broker-conf",
+            )
+    return found
+
+
+def note_names(files: Sequence[BrokerFile], sizes: dict[str, int], layout: IndexLayout, notes: Notes) -> None:
+    """Note files of another size, and names whose order is not that of the log."""
+    latest: BrokerFile | None = None
+    for file in files:
+        if not file.is_readable:
+            size = sizes[file.name]
+            text = f"{size} bytes, not {layout.file_size}: the broker takes its slots and entries for others"
+            notes.add(file.path, min(size, layout.file_size), "file-size", text)
+        elif file.entries:
+            # One that begins before it and ends behind it holds messages twice; that is another matter.
+            if latest is not None and file.end < latest.end:
+                text = f"its entries end at {file.end}, those of {latest.name} at {latest.end}"
+                notes.add(file.path, 0, "file-order", f"the name sorts behind that of a newer file: {text}")
+            else:
+                latest = file
+
+
+def _look(file: DiskFile, name: str, layout: IndexLayout, probe: LogProbe) -> BrokerFile:
+    header = IndexHeader.unpack(file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0"))
+    count = min(header.index_count, layout.index_num)
+    if file.size() != layout.file_size:
+        return BrokerFile(name, header, count, 0, -1, is_full=False, is_readable=False)
+    count = _written(file, layout, count)
+    if count < layout.index_num:
+        # Of a put that a crash cut short the slot may name the entry and the header not count it. A query finds it.
+        entry = read_entries(file, layout, count, 1)
+        key_hash = int(entry.byteswap().view(np.int32)[0, 0])
+        if entry.any() and key_hash >= 0:
+            slot = file.pread(SLOT_SIZE, layout.slot_position(layout.slot_of(key_hash)))
+            count += unpack_slot(slot) == count
+    begin, end = _points_to(file, layout, header, count, probe) if count > 1 else (0, -1)
+    return BrokerFile(name, header, count, begin, end, is_full=count >= layout.index_num)
+
+
+def _written(file: DiskFile, layout: IndexLayout, count: int) -> int:
+    # A header may count entries that were never written: those are zeros, to the end of what it counts.
+    if count <= 2 or read_entries(file, layout, count - 1, 1).any():
+        return count
+    while count > 2:
+        first = max(count - ENTRIES_PER_READ, 1)
+        written = np.flatnonzero(read_entries(file, layout, first, count - first).any(axis=1))
+        if len(written):
+            return first + int(written[-1]) + 1
+        count = max(first, 2)
+    return count
+
+
+def _points_to(
+    file: DiskFile, layout: IndexLayout, header: IndexHeader, count: int, probe: LogProbe
+) -> tuple[int, int]:
+    # The smallest and the largest offset that entries may be believed. One wrong entry must not stretch that.
+    numbers = sorted({*np.linspace(1, count - 1, _SAMPLES).astype(int).tolist(), *range(1, min(4, count))})
+    offsets = [phy_offset_of(read_entries(file, layout, number, 1)[0]) for number in numbers]
+    begin = _believed(offsets[0], header.begin_phy_offset, probe, median(offsets[:3]), is_begin=True)
+    end = _believed(offsets[-1], header.end_phy_offset, probe, median(offsets[-3:]), is_begin=False)
+    if begin <= end and sum(not begin <= offset <= end for offset in offsets) <= len(offsets) // _SAMPLES + 1:
+        return begin, end
+    # Entries that are not in the order of the log: all of them have to be asked.
+    low, high = (1 << 63) - 1, -1
+    for number in range(1, count, ENTRIES_PER_READ):
+        found = phy_offsets(read_entries(file, layout, number, min(count - number, ENTRIES_PER_READ)))
+        found = found[found >= 0]
+        if len(found):
+            low, high = min(low, int(found.min())), max(high, int(found.max()))
+    return (low, high) if high >= 0 else (0, -1)
+
+
+def _believed(entry: int, header: int, probe: LogProbe, beside: float, *, is_begin: bool) -> int:
+    # The first or last entry's offset, or what the header says of it: that one which a frame stands at, if they differ.
+    if entry == header:
+        return entry
+    fits = [offset for offset in (entry, header) if offset == beside or (offset <= beside) == is_begin]
+    fits = [offset for offset in fits if offset >= 0]
+    return next((offset for offset in fits if probe.frame_end(offset) is not None), fits[0] if fits else entry)
+
+
+def phy_offsets(entries: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """The physical offsets of rows of ``read_entries``, int64."""
+    halves = entries[:, 1:3].byteswap().astype(np.int64)
+    return halves[:, 0].astype(np.int32).astype(np.int64) << 32 | halves[:, 1]
+
+
+#: From the oldest to the newest.
+FLAVOUR_NAMES = ("3.x", "4.7", "5.4")
+# Windows that are sampled in all, but so many of each file at least and at most.
+_WINDOWS, _WINDOWS_MIN, _WINDOWS_MAX = 512, 2, 8
+# Entries of a window; the larger one where messages have so many keys that none is whole in the smaller.
+_WINDOW_SIZES = (64, 4096)
+
+
+def flavour_at(eras: Sequence[FlavourRange], phy_offset: int) -> str:
+    """What the broker indexed when it came to this place of the log."""
+    return [era.flavour for era in eras if era.begin <= phy_offset][-1]
+
+
+def detect_flavours(
+    disk: Disk, config: Config, folder: Path, layout: IndexLayout, files: Sequence[BrokerFile]
+) -> list[FlavourRange]:
+    """Ranges of the log by flavour, the first from 0 on; empty when no sampled message shows any. Raises DiskError."""
+    options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
+    lookup = MessageLookup(disk, config.store.commit_log_directories, config.store.segment_size, options)
+    try:
+        log_begin = lookup.log.min_offset or 0
+        readable = [file for file in files if file.is_readable and file.entries and file.end >= log_begin]
+        windows = min(max(_WINDOWS // max(len(readable), 1), _WINDOWS_MIN), _WINDOWS_MAX)
+        counts = [
+            (file, _sample(disk, folder, layout, file, lookup, windows))
+            for file in sorted(readable, key=lambda file: (file.begin, file.name))
+        ]
+    finally:
+        lookup.close()
+    told = [
+        (file, [name for name in FLAVOUR_NAMES if votes[name] == max(votes.values())])
+        for file, votes in counts
+        if votes
+    ]
+    found: list[FlavourRange] = []
+    for number, (file, names) in enumerate(told):
+        if found and found[-1].flavour in names:
+            continue
+        # Where a file may have several, a later one may tell which.
+        both = ([name for name in names if name in later] for _, later in told[number:])
+        only = next((one for one in both if len(one) == 1), names)
+        found.append(FlavourRange(file.begin if found else 0, only[-1]))
+    return found
+
+
+def _sample(
+    disk: Disk, folder: Path, layout: IndexLayout, file: BrokerFile, lookup: MessageLookup, windows: int
+) -> Counter[str]:
+    # How many of the sampled messages speak for each flavour.
+    votes: Counter[str] = Counter()
+    with MissingOk(), disk.open_read(folder / file.name) as opened:
+        low = first_entry_at(opened, layout, 1, file.count, max(file.begin, lookup.log.min_offset or 0))
+        for number in range(windows):
+            for size in _WINDOW_SIZES:
+                first = low + max(file.count - low - size, 0) * number // max(windows - 1, 1)
+                entries = read_entries(opened, layout, first, min(size, file.count - first))
+                pairs = zip(phy_offsets(entries).tolist(), entries[:, 0].byteswap().tolist(), strict=True)
+                if _count(list(pairs), lookup, votes):
+                    break
+            if first + size >= file.count and first == low:
+                break
+    return votes
+
+
+def _count(pairs: Sequence[tuple[int, int]], lookup: MessageLookup, votes: Counter[str]) -> bool:
+    # Whether any message is whole: the first and the last may go on beside the window, and so may one beside an entry
+    # that belongs to no message, for that entry may have been its own.
+    runs = [(offset, [key_hash for _, key_hash in run]) for offset, run in groupby(pairs, key=lambda pair: pair[0])]
+    messages = [lookup.at(offset) if offset >= 0 else None for offset, _ in runs]
+    wanted = [_keys(one) if isinstance(one, Message) else None for one in messages]
+    is_own = [keys is not None and set(run) <= set(keys[-1]) for (_, run), keys in zip(runs, wanted, strict=True)]
+    for at in range(1, len(runs) - 1):
+        offset, keys = runs[at][0], wanted[at]
+        if keys is not None and all(is_own[at - 1 : at + 2]) and runs[at - 1][0] < offset < runs[at + 1][0]:
+            fits = [name for name, hashes in zip(FLAVOUR_NAMES, keys, strict=True) if hashes == runs[at][1]]
+            votes.update(fits if len(fits) < len(FLAVOUR_NAMES) else ())
+    return len(runs) > 2
+
+
+def _keys(message: Message) -> list[list[int]]:
+    # The key hashes that each flavour writes, in the order in which it does (spec rocketmq-store 4.2, 4.3).
+    uniq = [index_key_hash(message.topic, message.uniq_key)] if message.uniq_key is not None else []
+    keys = [index_key_hash(message.topic, key) for key in message.keys]
+    tags = [index_key_hash(message.topic, message.tags, "T")] if message.tags else []
+    kinds = [FLAVOURS[name] for name in FLAVOUR_NAMES]
+    return [
+        [*(uniq if kind.uniq_key else []), *keys, *(tags if kind.tags else [])]
+        if message.sys_flag & 0xC not in kind.skipped_types
+        else []
+        for kind in kinds
+    ]
+
 
 #: Behind every offset: the last stretch goes on to the end of the log, wherever that is.
 NEVER = 1 << 62
@@ -44,7 +378,6 @@ _DEFAULT = "default"
 # A broker dispatches a message some milliseconds after it was written.
 _PATIENCE = 2.0
 _PAUSE = 0.05
-_QUIET = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +410,7 @@ class AuditPlan:
     """``tasks`` in the order of the log; ``files`` in the broker's order, that of their names.
 
     ``log_end`` is where the log of a broker at work (``is_live``) ended, or where the last segment does; ``written`` is
-    about where its bytes end. A stretch with a file is cut at a segment after ``piece_size`` bytes. ``notes`` are
+    about where its bytes end. ``notes`` are
     findings about names and sizes.
     """
 
@@ -89,7 +422,6 @@ class AuditPlan:
     eras: tuple[FlavourRange, ...]
     is_flavour_given: bool
     layout: IndexLayout
-    piece_size: int = NEVER
     is_live: bool = False
     tasks: list[AuditTask] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
@@ -136,26 +468,20 @@ def plan_audit(
         eras = detect_flavours(disk, config, folder, layout, files)
     eras = eras or (FlavourRange(0, config.index.flavour),)
     plan = AuditPlan(folder, log_begin, log_end, written, tuple(files), tuple(eras), given, layout, is_live=live)
-    plan.notes, plan.piece_size = notes, NEVER if size is None else size
+    plan.notes = notes
     _cut(plan, log, probe, size, cuts)
     return plan
 
 
 def _wait_for_dispatch(disk: Disk, folder: Path, log_end: int) -> None:
-    # Until the newest index file reaches there, or has not changed for a while.
-    deadline, quiet, before = time.monotonic() + _PATIENCE, 0, b""
-    while time.monotonic() < deadline and quiet < _QUIET:
-        header, names = b"", list(list_index(disk, folder))
-        if names:
-            try:
-                with disk.open_read(folder / names[-1]) as file:
-                    header = file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0")
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-        if header and IndexHeader.unpack(header).end_phy_offset >= log_end:
-            return
-        quiet, before = quiet + 1 if header == before else 0, header
+    # Until the newest index file reaches there.
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        for name in list(list_index(disk, folder))[-1:]:
+            with suppress(DiskError), disk.open_read(folder / name) as file:  # it may expire
+                header = IndexHeader.unpack(file.pread(HEADER_SIZE, 0).ljust(HEADER_SIZE, b"\0"))
+                if header.end_phy_offset >= log_end:
+                    return
         time.sleep(_PAUSE)
 
 

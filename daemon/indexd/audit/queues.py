@@ -32,7 +32,7 @@ from indexd.consumequeue.format import (
     is_topic_name,
     queue_folders,
 )
-from indexd.errors import DiskError, UnsafeStoreError
+from indexd.errors import DiskError, MissingOk, UnsafeStoreError
 from indexd.findings import Finding
 from indexd.pages.wording import show_name
 from indexd.storage.disk import Disk
@@ -191,15 +191,11 @@ class QueueMatcher:
         self._wait(len(data))
         for base in range(begin * UNIT_SIZE // size * size, end * UNIT_SIZE, size):
             low, high = max(begin * UNIT_SIZE, base), min(end * UNIT_SIZE, base + size)
-            try:
-                with self._disk.open_read(folder / file_name(base)) as file:
-                    pages = ReadPages(file, file.size()) if self._drops_cache else None
-                    file.pread_into(data[low - begin * UNIT_SIZE : high - begin * UNIT_SIZE].data, low - base)
-                    if pages is not None:
-                        pages.give_back(high - base, is_last=True)
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
+            with MissingOk(), self._disk.open_read(folder / file_name(base)) as file:
+                pages = ReadPages(file, file.size()) if self._drops_cache else None
+                file.pread_into(data[low - begin * UNIT_SIZE : high - begin * UNIT_SIZE].data, low - base)
+                if pages is not None:
+                    pages.give_back(high - base, is_last=True)
         return data.view(UNIT_TYPE)
 
 
@@ -419,18 +415,14 @@ def _units_outside(
     first, end = -(-base // UNIT_SIZE), (base + size) // UNIT_SIZE
     inside = [(max(low, first), min(high, end)) for low, high in ranges if low < end and high > first]
     bounds = [first, *(bound for pair in inside for bound in pair), end]
-    try:
-        with disk.open_read(path) as file:
-            for begin, behind in zip(bounds[::2], bounds[1::2], strict=True):
-                place = begin
-                # Most of the last file was never written, and reads as zeros without a look at the disk.
-                while (place := max(place, (base + file.next_data(place * UNIT_SIZE - base)) // UNIT_SIZE)) < behind:
-                    data = file.pread(min(behind - place, _UNITS_PER_READ) * UNIT_SIZE, place * UNIT_SIZE - base)
-                    yield place, np.frombuffer(data, UNIT_TYPE, len(data) // UNIT_SIZE)
-                    place += max(len(data) // UNIT_SIZE, 1)
-    except DiskError as error:
-        if not error.is_missing:
-            raise  # else it has expired
+    with MissingOk(), disk.open_read(path) as file:
+        for begin, behind in zip(bounds[::2], bounds[1::2], strict=True):
+            place = begin
+            # Most of the last file was never written, and reads as zeros without a look at the disk.
+            while (place := max(place, (base + file.next_data(place * UNIT_SIZE - base)) // UNIT_SIZE)) < behind:
+                data = file.pread(min(behind - place, _UNITS_PER_READ) * UNIT_SIZE, place * UNIT_SIZE - base)
+                yield place, np.frombuffer(data, UNIT_TYPE, len(data) // UNIT_SIZE)
+                place += max(len(data) // UNIT_SIZE, 1)
 
 
 def _judge_rest(

@@ -1,9 +1,8 @@
 """Composes an audit: plans it, has the tasks run by whatever runs them, and judges what they come to.
 
 With a file to resume from, a finished task is a line of JSON in it, behind a first line that says of which audit they
-are and how finely its log was cut. A task counts as long as all that it was made from is as it was: its range of the
-log and the segments, the index files and their headers. The range at the end of the log is always read again. A last
-line that is cut off was being written by a process that was killed.
+are. A task counts as long as all that it was made from is as it was: its range of the log and the segments, the index
+files and their headers. The range at the end of the log is always read again, as is what a line does not hold.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from indexd import __version__
 from indexd.audit.causes import Cause, CrashCost, StoreState, crash_cost, hole_causes, look_at_store
-from indexd.audit.files import scattered
-from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit
-from indexd.audit.queues import FOLDER, QueuesAudit, join_queues, why_not
+from indexd.audit.plan import NEVER, AuditPlan, AuditTask, is_live, plan_audit, scattered
+from indexd.audit.queues import QueuesAudit, join_queues, why_not
 from indexd.audit.result import MISSING, UNREADABLE, Audit, Gap, Holes, Notes, Orphans, Part, Totals
-from indexd.audit.samples import Answers, ask
+from indexd.audit.samples import Answers, ask, stride_for
 from indexd.audit.task import audit_task
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
 from indexd.config.units import printable, show_size
 from indexd.errors import BusyError, DiskError, UsageError
-from indexd.storage.disk import Disk, DiskFile, OutputDisk, Stamp
+from indexd.storage.disk import Disk, OutputDisk, Stamp
 from indexd.storage.lock import try_exclusive
 from indexd.storage.page_cache import take_lowest_priority
 
@@ -42,8 +40,6 @@ NO_MESSAGE = "the log holds no message, and the index has {:,} entries: is the l
 OnProgress = Callable[[int, int], None]
 #: Tasks that are left, and what is to be called with each task and its part as they end; the parts in the same order.
 RunTasks = Callable[[Sequence[AuditTask], Callable[[AuditTask, Part], None]], list[Part]]
-#: A plan whose stretches are cut after so many bytes, as in the run that is gone on with; None: there was none.
-MakePlan = Callable[[int | None], AuditPlan]
 # Threads that read ahead where one process does it all.
 _WORKERS = 2
 # A task that can be kept is so much reading, and never so little that index files are read over and over for it.
@@ -116,24 +112,6 @@ class AuditReport:
             yield row
 
 
-def run_audit(
-    config: Config, disk: Disk, options: AuditOptions, make_plan: MakePlan, run: RunTasks, manner: Sequence[str] = ()
-) -> AuditReport:
-    """Plan with ``make_plan``, have the tasks run by ``run``, and judge. Raises what planning and tasks raise.
-
-    KeyboardInterrupt says what is kept, if anything is.
-    """
-    if options.kept is None:
-        return _audit(config, disk, options, make_plan, run, None, manner)
-    kept = ResumeFile(disk, options.kept, config, {"samples": options.samples, "queues": options.queues})
-    try:
-        return _audit(config, disk, options, make_plan, run, kept, manner)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*kept.words()) from None
-    finally:
-        kept.close()
-
-
 def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: OnProgress) -> AuditReport:
     """Every task in this process, one after the other; ``on_progress`` gets (bytes done, bytes in all)."""
     done = total = 0
@@ -142,10 +120,6 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
         nonlocal done
         done += more
         on_progress(done, total)
-
-    def make_plan(size: int | None) -> AuditPlan:
-        # What is not kept need not be cut: each piece of a stretch reads its index file again.
-        return plan_audit(disk, config, size=piece_size(config) if size is None and options.kept is not None else size)
 
     def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
         nonlocal total
@@ -156,45 +130,52 @@ def audit_here(config: Config, disk: Disk, options: AuditOptions, on_progress: O
             ended(task, parts[-1])
         return parts
 
-    store, manner = config.store.store, []
+    store, manner, rate = config.store.store, [], config.limits.read_rate_max
     if options.yields and store is not None and is_live(store):
         take_lowest_priority()
         manner.append("at the lowest priority of CPU and disk")
-    if config.limits.read_rate_max:
-        manner.append(f"at most {show_size(config.limits.read_rate_max)} a second")
-    return run_audit(config, disk, options, make_plan, run, manner)
+    if rate:
+        manner.append(f"at most {show_size(rate)} a second")
+    file_size = 4 * config.index.hash_slot_num + 20 * config.index.index_num
+    size = max(rate * _TASK_SECONDS if rate else _TASK_SIZE, _FILES_PER_TASK * file_size)
+    # What is not kept need not be cut: each piece of a stretch reads its index file again.
+    return run_audit(
+        config, disk, options, lambda: plan_audit(disk, config, size=size if options.kept else None), run, manner
+    )
 
 
-def piece_size(config: Config) -> int:
-    """Bytes of log after which a stretch is cut at a segment, so that a task that is kept takes minutes at most."""
-    rate, index = config.limits.read_rate_max, config.index
-    file_size = 4 * index.hash_slot_num + 20 * index.index_num
-    return max(rate * _TASK_SECONDS if rate else _TASK_SIZE, _FILES_PER_TASK * file_size)
-
-
-def _audit(
+def run_audit(
     config: Config,
     disk: Disk,
     options: AuditOptions,
-    make_plan: MakePlan,
+    make_plan: Callable[[], AuditPlan],
     run: RunTasks,
-    kept: ResumeFile | None,
-    manner: Sequence[str],
+    manner: Sequence[str] = (),
 ) -> AuditReport:
-    began = time.monotonic()
-    scattered_disk = scattered(disk)
-    state = look_at_store(scattered_disk, config)
-    plan = make_plan(None if kept is None else kept.piece_size)
-    queues = QueuesAudit(why_not(disk, config)) if options.queues else None
-    stride = (kept.stride if kept is not None else 0) or _stride(plan, options.samples)
-    with_queues = queues is not None and queues.why_not is None
-    plan.tasks = [replace(task, stride=stride, queues=with_queues) for task in plan.tasks]
-    if kept is not None:
-        kept.begin(plan, stride)
-    found = [kept.get(task) if kept is not None else None for task in plan.tasks]
-    left = [task for task, part in zip(plan.tasks, found, strict=True) if part is None]
-    fresh = iter(run(left, kept.keep if kept is not None else lambda _task, _part: None))
-    parts = [part if part is not None else next(fresh) for part in found]
+    """Plan with ``make_plan``, have the tasks run by ``run``, and judge. Raises what planning and tasks raise.
+
+    KeyboardInterrupt says what is kept, if anything is.
+    """
+    began, kept = time.monotonic(), None
+    if options.kept is not None:
+        kept = ResumeFile(disk, options.kept, config, {"samples": options.samples, "queues": options.queues})
+    try:
+        scattered_disk = scattered(disk)
+        state = look_at_store(scattered_disk, config)
+        plan = make_plan()
+        queues = QueuesAudit(why_not(disk, config)) if options.queues else None
+        with_queues = queues is not None and queues.why_not is None
+        stride = stride_for(plan.written - plan.log_begin, options.samples)
+        plan.tasks = [replace(task, stride=stride, queues=with_queues) for task in plan.tasks]
+        found = [None] * len(plan.tasks) if kept is None else kept.begin(plan)
+        left = [task for task, part in zip(plan.tasks, found, strict=True) if part is None]
+        fresh = iter(run(left, kept.keep if kept is not None else lambda _task, _part: None))
+        parts = [part if part is not None else next(fresh) for part in found]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*(kept.words() if kept is not None else ())) from None
+    finally:
+        if kept is not None:
+            kept.close()
     audit = join(plan, parts)
     if with_queues:
         bounds, gaps = (audit.log_begin_now, audit.log_end), [(gap.begin, gap.end) for gap in audit.gaps]
@@ -283,27 +264,21 @@ def _orphans(parts: Sequence[Part]) -> tuple[Orphans, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def _stride(plan: AuditPlan, samples: int) -> int:
-    return max((plan.written - plan.log_begin) // samples, 1) if samples else 0
-
-
-_FORMAT, _VERSION = "indexd audit", 3
-_HINT = "give another FILE to --resume, or remove it"
+@lru_cache
+def _part_type() -> TypeAdapter[Part]:
+    return TypeAdapter(Part)
 
 
 class ResumeFile:
-    """The file at ``path``: made if there is none, locked, and read; then ``begin``, ``get``, ``keep`` and ``close``.
+    """The file at ``path``: made if there is none, locked, and read; then ``begin``, ``keep`` and ``close``.
 
-    ``asked`` are the options of this audit. ``piece_size`` and ``stride`` are those of the run before, None and 0 in a
-    new file. Raises UsageError for a file that is damaged, foreign, of another version, of another store or of an audit
-    with other options; BusyError while another audit has it.
+    ``asked`` are the options of this audit. Raises UsageError for a file that does not begin as one of this audit does,
+    BusyError while another audit has it.
     """
 
     def __init__(self, disk: Disk, path: Path, config: Config, asked: dict[str, Any]) -> None:
-        self._disk, self._config, self._path = disk, config, path.resolve()
-        store = config.store
-        self._of = {
-            "indexd": __version__,
+        self._disk, self._config, self._path, store = disk, config, path.resolve(), config.store
+        of = {
             "store": str(store.store),
             "commitLog": [str(path) for path in store.commit_log_directories],
             "segmentSize": store.segment_size,
@@ -313,124 +288,83 @@ class ResumeFile:
             "verifyCrc": config.reader.verify_crc,
             "delayLevels": list(store.delay_levels_ms),
             "consumeQueueFileSize": store.consume_queue_file_size,
-        } | asked
+        }
+        self._head = json.dumps({"format": "indexd audit", "indexd": __version__, "of": of | asked}).encode() + b"\n"
+        self._parts: dict[str, Any] = {}
         self._digests: dict[int, str | None] = {}
-        self._lines: dict[str, Any] = {}
-        self.piece_size: int | None = None
-        self.stride = 0
-        self._file = self._open()
+        hint = "give another FILE to --resume, or remove it"
+        if self._path.exists() and not self._path.is_file():
+            raise UsageError(f"{self._path} is no plain file", hint)
         try:
-            self._read()
+            self._file = OutputDisk().open_write(self._path, create=not self._path.exists())
+        except DiskError as error:
+            raise UsageError(str(error), hint) from error
+        try:
+            if not try_exclusive(self._file.fileno()):
+                raise BusyError(
+                    f"{self._path} is in use by another audit", "wait for its end, or give another FILE to --resume"
+                )
+            data = self._file.pread(self._file.size(), 0)
+            if data[: len(self._head)] != self._head[: len(data)]:
+                raise UsageError(f"{self._path} is not of this audit: of another store, other options or version", hint)
+            # A last line that is cut off was being written by a process that was killed.
+            whole = data[: data.rfind(b"\n") + 1]
+            self._file.truncate(len(whole))
+            if not whole:
+                self._append(self._head)
+            for line in whole.splitlines()[1:]:
+                with suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(line)
+                    self._parts[row["task"]] = row["part"]
         except BaseException:
             self._file.close()
             raise
 
-    def begin(self, plan: AuditPlan, stride: int) -> None:
-        """Take this plan; how it was cut is written down in a new file."""
+    def begin(self, plan: AuditPlan) -> list[Part | None]:
+        """What each task came to in an earlier run, if that still holds."""
+        found: list[Part | None] = []
         inputs = _Inputs(self._disk, self._config, plan.folder)
-        self._digests = {id(task): inputs.digest(task) for task in plan.tasks}
-        if self.piece_size is None:
-            head = {"format": _FORMAT, "version": _VERSION, "of": self._of}
-            self._append(head | {"piece": plan.piece_size, "stride": stride})
-
-    def get(self, task: AuditTask) -> Part | None:
-        """What the task came to in an earlier run, if that still holds. Raises UsageError for what is no part."""
-        digest = self._digests.get(id(task))
-        if digest is None or digest not in self._lines:
-            return None
-        try:
-            return _parts().validate_python(self._lines[digest])
-        except ValidationError:
-            raise UsageError(f"{self._path} is damaged: what it holds of a task is none", _HINT) from None
+        for task in plan.tasks:
+            digest = self._digests[id(task)] = inputs.digest(task)
+            try:
+                found.append(_part_type().validate_python(self._parts[digest or ""]))
+            except (KeyError, ValidationError):
+                found.append(None)
+        return found
 
     def keep(self, task: AuditTask, part: Part) -> None:
         """Write it down, durably, unless what it was made from has changed meanwhile."""
-        digest = self._digests.get(id(task))
+        digest = self._digests[id(task)]
         if digest is not None and digest == _Inputs(self._disk, self._config, task.folder).digest(task):
-            self._append({"task": digest, "part": _parts().dump_python(part, mode="json")})
-            self._lines[digest] = None
+            row = {"task": digest, "part": _part_type().dump_python(part, mode="json")}
+            self._append(json.dumps(row).encode() + b"\n")
+            self._parts[digest] = row
 
     def words(self) -> list[str]:
         """The line about what Ctrl-C leaves; none before anything was begun."""
-        done = sum(digest in self._lines for digest in self._digests.values())
-        path = printable(str(self._path))
-        text = f"interrupted; {path} keeps {done} of {len(self._digests)} tasks: the same command goes on with the rest"
-        return [text] if self._digests else []
+        done, count, path = sum(one in self._parts for one in self._digests.values()), len(self._digests), self._path
+        text = f"{printable(str(path))} keeps {done} of {count} tasks: the same command goes on with the rest"
+        return [f"interrupted; {text}"] if count else []
 
     def close(self) -> None:
         """Close the file, which stays: it can be removed when nobody needs it."""
         self._file.close()
 
-    def _open(self) -> DiskFile:
-        path, disk = self._path, OutputDisk()
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no plain file", _HINT)
-        try:
-            file = disk.open_write(path, create=not path.exists())
-        except DiskError as error:
-            raise UsageError(str(error), _HINT) from error
-        if not try_exclusive(file.fileno()):
-            file.close()
-            raise BusyError(f"{path} is in use by another audit", "wait for its end, or give another FILE to --resume")
-        return file
-
-    def _read(self) -> None:
-        data, at = self._file.pread(self._file.size(), 0), 0
-        foreign = UsageError(f"{self._path} does not hold what an audit keeps", _HINT)
-        for raw in data.splitlines(keepends=True):
-            line, is_last = None, at + len(raw) == len(data)
-            with suppress(ValueError):
-                line = json.loads(raw)
-            if at == 0 and not raw.startswith(b'{"format": "'[: len(raw)]):
-                raise foreign
-            if is_last and (line is None or not raw.endswith(b"\n")):
-                break
-            if at == 0:
-                self._read_head(line, foreign)
-            elif not isinstance(line, dict) or not isinstance(line.get("task"), str):
-                raise UsageError(f"{self._path} is damaged at byte {at}", _HINT)
-            else:
-                self._lines[line["task"]] = line.get("part", ())
-            at += len(raw)
-        self._file.truncate(at)
-
-    def _read_head(self, line: Any, foreign: UsageError) -> None:
-        path = self._path
-        if not isinstance(line, dict) or line.get("format") != _FORMAT:
-            raise foreign
-        if line.get("version") != _VERSION:
-            raise UsageError(f"{path} was made by another version of indexd", f"{_HINT}; or use that indexd")
-        try:
-            was, self.piece_size, self.stride = dict(line["of"]), int(line["piece"]), int(line["stride"])
-        except (ValueError, TypeError, KeyError):
-            raise UsageError(f"{path} is damaged at byte 0", _HINT) from None
-        for key in sorted({*was, *self._of}):
-            here, there = self._of.get(key), was.get(key)
-            if here != there:
-                raise UsageError(f"{path} is of another audit: {key} was {there}, and is {here} now", _HINT)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        self._file.pwrite(json.dumps(line).encode() + b"\n", self._file.size())
+    def _append(self, data: bytes) -> None:
+        self._file.pwrite(data, self._file.size())
         self._file.fsync()
-
-
-@lru_cache(1)
-def _parts() -> TypeAdapter[Part]:
-    return TypeAdapter(Part)
 
 
 class _Inputs:
     # The files that tasks are made from, as they stand now.
 
     def __init__(self, disk: Disk, config: Config, folder: Path) -> None:
-        self._disk, store = disk, config.store
-        self._store = store.store
+        store = config.store
         self._stamps: dict[Path, Stamp] = {}
         for directory in (*store.commit_log_directories, folder):
             with suppress(DiskError):
                 self._stamps |= {directory / name: stamp for name, stamp in disk.stamps(directory).items()}
         self._log = list_segments(disk, store.commit_log_directories, store.segment_size)
-        self._queues = ""
 
     def digest(self, task: AuditTask) -> str | None:
         """Of all that its part depends on; None for one that is always done again, or whose files are gone."""
@@ -442,18 +376,5 @@ class _Inputs:
         # How many entries of a file have expired is what its owner counts; what other files there are is nothing to it.
         is_expiring = any(file.begin < task.log_begin for file in task.files if file.name in task.owned)
         what = replace(task, newest="", is_live=False, log_end=0, log_begin=task.log_begin if is_expiring else 0)
-        inputs = [repr(what), *((str(path), self._stamps[path]) for path in paths), self._queue_files(task)]
+        inputs = [repr(what), *((str(path), self._stamps[path]) for path in paths)]
         return hashlib.sha256(repr(inputs).encode()).hexdigest()
-
-    def _queue_files(self, task: AuditTask) -> str:
-        # Of a broker at work they grow all the time: then those of a stretch that was read stay as they are.
-        if not task.queues or self._queues or self._store is None or task.is_live:
-            return self._queues
-        digest, folder = hashlib.sha256(), self._store / FOLDER
-        with suppress(DiskError):
-            for topic in self._disk.list_dirs(folder):
-                for queue in self._disk.list_dirs(folder / topic):
-                    stamps = self._disk.stamps(folder / topic / queue)
-                    digest.update(repr((topic, queue, sorted(stamps.items()))).encode())
-        self._queues = digest.hexdigest()
-        return self._queues

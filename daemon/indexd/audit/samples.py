@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexd.audit.files import flavour_at, layout_of, list_index
-from indexd.audit.plan import AuditPlan
+from indexd.audit.plan import AuditPlan, flavour_at, layout_of, list_index
 from indexd.audit.result import Part
 from indexd.commitlog.decoder import DecoderOptions, Message
 from indexd.commitlog.evidence import MessageLookup
 from indexd.config import Config
-from indexd.errors import CorruptDataError, DiskError
+from indexd.errors import CorruptDataError, MissingOk
 from indexd.index.format import FLAVOURS, Flavour, index_key_hash
 from indexd.index.reader import IndexFileReader
 from indexd.query.message import TIME_MAX
@@ -35,40 +34,23 @@ _SECONDS_MAX = 60.0
 
 
 @dataclass(slots=True)
-class Share:
-    """Queries in ranges of one width, one a message: ``missed`` do not give it, ``cut_off`` for want of room."""
-
-    width: str
-    queries: int = 0
-    missed: int = 0
-    cut_off: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of ``--json``; ``rangeMs`` None: without bounds."""
-        return {
-            "kind": "answers",
-            "width": self.width,
-            "rangeMs": WIDTHS[self.width],
-            "queries": self.queries,
-            "missed": self.missed,
-            "cutOff": self.cut_off,
-        }
-
-
-@dataclass(slots=True)
 class Answers:
-    """What the sample came to, in the order of WIDTHS; of ``drawn`` messages ``asked`` were asked for."""
+    """Of ``drawn`` messages ``asked`` were asked for; ``shares``, a row of ``--json`` a width, say what was not given:
+    ``missed``, or ``cutOff`` for want of room.
+    """
 
     drawn: int
     asked: int = 0
-    shares: list[Share] = field(default_factory=lambda: [Share(width) for width in WIDTHS])
+    shares: list[dict[str, Any]] = field(
+        default_factory=lambda: [
+            {"kind": "answers", "width": width, "rangeMs": span, "queries": 0, "missed": 0, "cutOff": 0}
+            for width, span in WIDTHS.items()
+        ]
+    )
 
     def rows(self) -> list[dict[str, Any]]:
         """Lines of ``--json``: kind ``answers`` a width, and kind ``samples`` once."""
-        return [
-            *(share.to_json() for share in self.shares),
-            {"kind": "samples", "drawn": self.drawn, "asked": self.asked},
-        ]
+        return [*self.shares, {"kind": "samples", "drawn": self.drawn, "asked": self.asked}]
 
     def lines(self) -> list[str]:
         """For people: a line a width."""
@@ -76,16 +58,23 @@ class Answers:
             return ["queries: no key of the log could be asked for"]
         lines = []
         for share in self.shares:
-            where = "without bounds of time" if share.width == "all time" else f"in time ranges of a {share.width}"
-            missed = f"misses {share.missed:,} of {self.asked:,} messages" if share.missed else "misses no message"
-            cut = f", {share.cut_off:,} more for want of room" if share.cut_off else ""
+            where = "without bounds of time" if share["rangeMs"] is None else f"in time ranges of a {share['width']}"
+            missed = (
+                f"misses {share['missed']:,} of {self.asked:,} messages" if share["missed"] else "misses no message"
+            )
+            cut = f", {share['cutOff']:,} more for want of room" if share["cutOff"] else ""
             lines.append(f"queries {where}: the broker's own query {missed}{cut}")
         return lines
 
 
+def stride_for(size: int, count: int) -> int:
+    """Bytes of a log of ``size`` between two messages that are noted, 0 for none; one that grows keeps it."""
+    return 1 << max((size // count).bit_length() - 1, 0) if count else 0
+
+
 def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], count: int) -> Answers:
     """Ask for at most ``count`` of the messages that the parts have noted, for a minute at most. Raises DiskError."""
-    store, stride = config.store, max(plan.tasks[0].stride, 1)
+    store, layout, stride = config.store, layout_of(config), max(plan.tasks[0].stride, 1)
     # Where two tasks meet, both have noted one.
     noted = [offset for part in parts for offset in part.samples]
     offsets = sorted({offset // stride: offset for offset in reversed(noted)}.values())
@@ -95,20 +84,24 @@ def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], coun
     with ExitStack() as stack:
         lookup = MessageLookup(disk, store.commit_log_directories, store.segment_size, options)
         stack.callback(lookup.close)
-        files = list(_newest_first(stack, disk, config, plan))
+        files = []
+        for name, size in reversed(list_index(disk, plan.folder).items()):
+            if size == layout.file_size:
+                with suppress(CorruptDataError), MissingOk():
+                    files.append(IndexFileReader(stack.enter_context(disk.open_read(plan.folder / name)), layout))
         for turn, offset in enumerate(offsets):
             message = lookup.at(offset)
-            flavour = FLAVOURS[flavour_at(plan.eras, offset)]
-            names = _names(message, flavour) if isinstance(message, Message) else []
-            if isinstance(message, Message) and names and time.monotonic() <= deadline:
-                index_type, key = names[turn % len(names)]
-                answers.asked += 1
-                for share in answers.shares:
-                    begin, end = range_around(message.store_timestamp, WIDTHS[share.width])
-                    found = select(files, index_key_hash(message.topic, key, index_type), begin, end)
-                    share.queries += 1
-                    share.missed += offset not in found and len(found) < _MAX_NUM
-                    share.cut_off += offset not in found and len(found) >= _MAX_NUM
+            names = _names(message, FLAVOURS[flavour_at(plan.eras, offset)]) if isinstance(message, Message) else []
+            if not isinstance(message, Message) or not names or time.monotonic() > deadline:
+                continue
+            index_type, key = names[turn % len(names)]
+            answers.asked += 1
+            for share in answers.shares:
+                begin, end = range_around(message.store_timestamp, share["rangeMs"])
+                found = select(files, index_key_hash(message.topic, key, index_type), begin, end)
+                share["queries"] += 1
+                if offset not in found:
+                    share["missed" if len(found) < _MAX_NUM else "cutOff"] += 1
     return answers
 
 
@@ -129,19 +122,6 @@ def select(files: Sequence[IndexFileReader], key_hash: int, begin: int, end: int
         if header.begin_timestamp < begin or len(found) >= _MAX_NUM:
             break
     return found
-
-
-def _newest_first(stack: ExitStack, disk: Disk, config: Config, plan: AuditPlan) -> Iterator[IndexFileReader]:
-    # Those of the right size; one that has expired meanwhile is left out.
-    layout = layout_of(config)
-    for name, size in reversed(list_index(disk, plan.folder).items()):
-        with suppress(CorruptDataError):
-            try:
-                if size == layout.file_size:
-                    yield IndexFileReader(stack.enter_context(disk.open_read(plan.folder / name)), layout)
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
 
 
 def _names(message: Message, flavour: Flavour) -> list[tuple[str | None, str]]:

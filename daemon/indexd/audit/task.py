@@ -16,21 +16,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexd.audit.files import BrokerFile, LogProbe, layout_of
-from indexd.audit.kernel import NOTED_COLUMNS, count_missing, match_rows, walk_chains
 from indexd.audit.match import FileCheck, FileEntries, Matcher, Rows, check_file
-from indexd.audit.plan import NEVER, AuditTask
+from indexd.audit.plan import NEVER, AuditTask, BrokerFile, LogProbe, layout_of
 from indexd.audit.queues import QueueMatcher
 from indexd.audit.result import Gap, Part
 from indexd.commitlog import batcher
-from indexd.commitlog.batcher import DispatchBatch, make_columns
+from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
-from indexd.errors import DiskError
-from indexd.index.check import ENTRY_KINDS
-from indexd.index.check_kernel import check_entries
+from indexd.errors import DiskError, MissingOk
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import once
@@ -38,7 +34,7 @@ from indexd.storage.disk import Disk
 from indexd.storage.page_cache import ReadPages
 
 _PAUSE = 0.002
-# So long the reader waits for what stands at the end of the log to be decided.
+# So long the reader waits in all for what stands at the end of the log to be decided.
 _TAIL_SECONDS = 1.0
 # A burst that is not paid for.
 _BURST_SECONDS = 0.1
@@ -54,9 +50,6 @@ class RateLimiter:
         self._lock = threading.Lock()
         # When all that was asked for until now would have been read at the allowed rate.
         self._paid_at = clock()
-
-    def __repr__(self) -> str:
-        return f"RateLimiter({self._rate} bytes a second)"
 
     def wait(self, size: int) -> None:
         """Wait until so many bytes more may be read."""
@@ -100,13 +93,11 @@ class LogRange:
         reader = LogReader(disk, config.store.commit_log_directories, rules, options)
         reader.refresh()
         reader.position, self.position = self.aligned, self.begin
-        caught_up_at = None
+        left = _TAIL_SECONDS
         try:
             while reader.position < self.end:
                 poll = reader.poll()
                 self.log_begin = reader.log.min_offset
-                if not isinstance(poll, NotYetWritten):
-                    caught_up_at = None
                 if isinstance(poll, DispatchBatch):
                     offsets = poll.columns.phy_offset[: poll.rows]
                     first, last = (int(offsets.searchsorted(bound)) for bound in (self.begin, self.end))
@@ -118,15 +109,13 @@ class LogRange:
                     if begin < end:
                         yield replace(poll, begin=begin, end=end)
                         self.position = end
-                elif isinstance(poll, NotYetWritten) and reader.is_undecided:
-                    caught_up_at = time.monotonic() if caught_up_at is None else caught_up_at
+                elif isinstance(poll, NotYetWritten) and reader.is_undecided and left > 0:
+                    left -= _PAUSE
                     time.sleep(_PAUSE)
                 else:
                     self.unreadable = poll if isinstance(poll, Corrupt) else None
                     break
                 if reader.position >= self.stop:
-                    break
-                if caught_up_at is not None and time.monotonic() - caught_up_at > _TAIL_SECONDS:
                     break
             if reader.position < self.end:
                 self.log_end = max(reader.position, self.begin)
@@ -223,15 +212,12 @@ class _Comparison:
 
     def _open(self, stack: ExitStack, file: BrokerFile, check: FileCheck) -> FileEntries | None:
         task = self._task
-        try:
+        with MissingOk():
             entries = FileEntries(self._disk, task.folder, layout_of(self._config), file, check.findable, self._wait)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return None
-        stack.callback(entries.close)
-        entries.select(task.begin, task.end, is_ordered=check.is_ordered)
-        return entries
+            stack.callback(entries.close)
+            entries.select(task.begin, task.end, is_ordered=check.is_ordered)
+            return entries
+        return None
 
     def _sample(self, part: Part, rows: Rows, missing: NDArray[np.int32]) -> None:
         # The first message with keys behind each multiple of the stride, and behind the begin of the task.
@@ -269,15 +255,5 @@ def _skip(part: Part, files: list[FileEntries], skipped: Skipped) -> None:
 
 
 def load_kernels(config: Config) -> None:
-    """Compile the kernels, or load them from where they are kept: seconds, or half a second."""
+    """Compile the decoder, or load it from where it is kept: seconds, or half a second. The rest comes when needed."""
     batcher.load_kernels(decode_rules(config))
-    columns = make_columns(1, 1)
-    columns.key_start[:] = 0
-    entries, numbers, some = np.zeros((0, 5), np.uint32), np.zeros(0, np.uint32), np.zeros(5, np.int64)
-    taken, noted, row = np.zeros(1, np.uint8), np.zeros((1, NOTED_COLUMNS), np.int64), np.uint64(0)
-    match_rows(columns, row, 0, 0, entries, numbers, 0, taken, some, taken, some, some, some, noted)
-    count_missing(columns, 0, 0, 0, taken, np.zeros(1, np.int32), some)
-    links = np.zeros(1, np.int32)
-    walk_chains(numbers, links, np.zeros(1, np.uint32), links, links, np.zeros(1, np.uint32), taken)
-    counts, found = np.zeros(len(ENTRY_KINDS), np.int64), np.zeros((1, 4), np.int64)
-    check_entries(entries, 1, np.zeros(1, np.uint32), False, 2, 0, 0, np.zeros(3, np.int64), counts, found)

@@ -26,7 +26,6 @@ from indexd.cli.spark import spark_session, uses_spark
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
-from indexd.errors import UsageError
 from indexd.storage.disk import Disk
 from indexd.storage.names import building_of
 
@@ -44,9 +43,6 @@ def register(commands: Any, common: Parser) -> None:
     parser = add_command(commands, "rebuild", [common], "build a whole data directory from the commitlog")
     parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
     parser.add_argument("--only", choices=["index"], help="build this output alone")
-    parser.add_argument(
-        "--resume", action="store_true", help="on Spark: go on with what a rebuild that failed has finished"
-    )
     parser.set_defaults(function=rebuild)
 
 
@@ -57,13 +53,11 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         config = config.model_copy(update={"outputs": outputs})
     on_spark = uses_spark(config)
-    if args.resume and not on_spark:
-        raise UsageError("--resume is for Spark, and the engine is this process", "add --engine spark")
     more: dict[str, int] = {}
     try:
         if on_spark:
-            found = _on_spark(config, Path(args.out), resume=args.resume)
-            result, more = found.rebuilt, {"tasks": found.tasks, "resumedTasks": found.resumed}
+            found = _on_spark(config, Path(args.out))
+            result, more = found.rebuilt, {"tasks": found.tasks}
         else:
             result = _here(config, Path(args.out))
     except KeyboardInterrupt:
@@ -77,12 +71,9 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
 
 def _left(building: Path) -> list[str]:
     """The line about what a rebuild that is interrupted leaves; none when it leaves nothing."""
-    if any((building / "runs").glob("*")):
-        way = "keeps what is finished: --resume goes on with it; it can also be removed"
-    elif building.exists():
-        way = "is left: the next rebuild replaces it, or it can be removed"
-    else:
+    if not building.exists():
         return []
+    way = "is left: the next rebuild replaces it, or it can be removed"
     return [f"interrupted; {printable(str(building))} {way}"]
 
 
@@ -96,7 +87,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
         return build(config, disk, out, bar.to, limit)
 
 
-def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
+def _on_spark(config: Config, out: Path) -> SparkRebuilt:
     with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
         from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
@@ -107,7 +98,7 @@ def _on_spark(config: Config, out: Path, *, resume: bool) -> SparkRebuilt:
         disk = disk_for(config)
         with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
             tasks = partial(run_tasks, spark)
-            return build(config, disk, out, tasks, bar.to, slots=slots(spark), resume=resume, log_limit=limit)
+            return build(config, disk, out, tasks, bar.to, slots=slots(spark), log_limit=limit)
 
 
 def _row(out: str, result: Rebuilt, process_seconds: float) -> dict[str, Any]:
@@ -135,8 +126,7 @@ def _print(out: str, result: Rebuilt, more: dict[str, int]) -> None:
         f"{show_bytes(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
     )
     if more:
-        resumed = f", {more['resumedTasks']} of them taken over" if more["resumedTasks"] else ""
-        print_line(f"{more['tasks']} tasks on Spark{resumed}")
+        print_line(f"{more['tasks']} tasks on Spark")
     if result.skipped_bytes:
         print_line(
             f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {out}/frontier"

@@ -68,9 +68,8 @@ _FOR_PAGES: _Wanted = {"jinja2": ((3,), None), "rich": ((14,), None)}
 _INSTALL = "pip install 'rocketmq-indexd[spark]'"
 _NO_PROGRAM = "which is no program that can be started"
 _COMPRESSIONS = ("zstd", "snappy", "none")
-_MODES = ("error", "overwrite", "append")
-_ON_EXPIRED = ("fail", "skip")
-_STAGES = {"count": "counting", "hot keys": "counting hot keys", "chains": "measuring chains"}
+_MODES = ("error", "overwrite")
+_STAGES = {"count": "counting", "chains": "measuring chains"}
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -94,9 +93,7 @@ def register(commands: Any, common: Parser) -> None:
         metavar="TIME",
         help="so long without a message is one (default: 60s)",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="read the log once: no chains, hot keys of a large log not recounted"
-    )
+    parser.add_argument("--quick", action="store_true", help="read the log once: no chains")
     parser.add_argument("--report", metavar="FILE.html", help="also write a page with plots, for a browser")
     parser.set_defaults(function=stats)
 
@@ -133,15 +130,7 @@ def _add_export(commands: Any, common: Parser) -> None:
         "--mode",
         choices=_MODES,
         default="error",
-        help="when DIR holds an export: stop; replace it; or add what the log has behind the last export of the same "
-        "store, with the same topics and times (default: error)",
-    )
-    parser.add_argument(
-        "--on-expired",
-        choices=_ON_EXPIRED,
-        default="fail",
-        help="when messages expired behind the export that --mode append goes on with: stop, or go on without them "
-        "(default: fail)",
+        help="when DIR holds an export: stop, or replace it (default: error)",
     )
     parser.set_defaults(function=export)
 
@@ -342,7 +331,6 @@ def _export_request(args: argparse.Namespace, config: Config, to: Path) -> Expor
         partition_by=() if args.partition_by is None else tuple(_words(args.partition_by, "--partition-by")),
         max_records_per_file=args.max_records_per_file,
         split_size=config.spark.split_size or None,
-        on_expired=args.on_expired,
     )
     check_request(request)
     return request
@@ -359,14 +347,12 @@ def _export_row(found: Exported, mode: str, to: str) -> dict[str, Any]:
     return {
         "to": to,
         "mode": mode,
-        "job": found.job,
         "rows": found.rows,
         "files": found.files,
         "bytes": found.bytes,
         "partitions": found.partitions,
         "beginOffset": found.begin_offset,
         "endOffset": found.end_offset,
-        "expiredBytes": found.expired[1] - found.expired[0] if found.expired else 0,
         "missingTopics": list(found.missing_topics),
         "seconds": round(found.seconds, 6),
     }
@@ -381,9 +367,6 @@ def _print_export(found: Exported, to: str) -> None:
         words += f" in {found.partitions:,} partitions"
     print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
     print_line(f"  of log bytes {found.begin_offset} to {found.end_offset}")
-    if found.expired:
-        begin, end = found.expired
-        print_line(f"  log bytes {begin} to {end} had expired before they were exported: their messages are missing")
     for topic in found.missing_topics:
         print_line(f"  no message of the topic {printable(topic)}")
 
@@ -413,7 +396,7 @@ def stats(args: argparse.Namespace, config: Config) -> int:
     if args.report is not None:
         write_page(report, OutputDisk(), Path(args.report), args.top)
     if wants_json(args):
-        print_json(report.model_dump(by_alias=True))
+        print_json(report)
         return 0
     print_report(report, args.top)
     if args.report is not None:

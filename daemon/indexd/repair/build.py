@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.files import LogProbe, layout_of
 from indexd.audit.match import Rows
+from indexd.audit.plan import LogProbe, layout_of
 from indexd.audit.result import Gap
 from indexd.audit.task import LogRange
 from indexd.commitlog.batcher import DispatchBatch

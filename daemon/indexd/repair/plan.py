@@ -24,8 +24,8 @@ import numpy as np
 
 from indexd.audit import AuditReport
 from indexd.audit.causes import log_cut
-from indexd.audit.files import BrokerFile, LogProbe
 from indexd.audit.match import Rows
+from indexd.audit.plan import BrokerFile, LogProbe
 from indexd.audit.result import FlavourRange, Hole
 from indexd.audit.task import LogRange
 from indexd.commitlog.segments import list_segments

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.audit import AuditOptions, AuditReport, audit_here
-from indexd.audit.files import index_folder, is_index_file, layout_of
+from indexd.audit.plan import index_folder, is_index_file, layout_of
 from indexd.audit.report import NO_MESSAGE
 from indexd.audit.result import Gap
 from indexd.commitlog.segments import list_segments

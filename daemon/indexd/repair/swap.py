@@ -35,7 +35,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from indexd.audit.files import is_index_file
+from indexd.audit.plan import is_index_file
 from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError
 from indexd.flush.frontier import CHECKPOINT_SIZE, StoreCheckpoint
 from indexd.index.format import HEADER_SIZE, IndexHeader

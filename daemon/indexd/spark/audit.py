@@ -11,7 +11,6 @@ from indexd.config import Config
 from indexd.config.units import show_size
 from indexd.spark.session import slots
 from indexd.spark.tasks import run_tasks
-from indexd.storage.disk import Disk
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
@@ -31,14 +30,24 @@ def audit_on_spark(
     Raises what planning and the tasks raise, SparkError for anything else that ends the job.
     """
     disk, at_once = disk_for(config), slots(spark)
-    shared = _share_rate(config, at_once)
+    # The tasks that run at once know nothing of each other.
+    rate = -(-config.limits.read_rate_max // at_once)
+    shared = config.model_copy(update={"limits": config.limits.model_copy(update={"read_rate_max": rate})})
+
+    def make_plan() -> AuditPlan:
+        plan, wanted = plan_audit(disk, config, size=config.spark.split_size or None), config.spark.split_size
+        if wanted or len(plan.tasks) >= 2 * at_once:
+            return plan
+        # Few files make few tasks: each file is read by several of them then, which costs less than idle slots.
+        size = (plan.log_end - plan.log_begin) // (2 * at_once)
+        return plan_audit(disk, config, size=max(size, config.store.segment_size))
 
     def run(tasks: Sequence[AuditTask], ended: Callable[[AuditTask, Part], None]) -> list[Part]:
         # What is to be kept comes back wave by wave: a job that is interrupted loses one of them.
-        step = len(tasks) if options.kept is None else _TASKS_PER_WAVE * at_once
+        step = max(len(tasks) if options.kept is None else _TASKS_PER_WAVE * at_once, 1)
         parts: list[Part] = []
         done, total = 0, sum(task.size for task in tasks)
-        for first in range(0, len(tasks), max(step, 1)):
+        for first in range(0, len(tasks), step):
             wave = list(tasks[first : first + step])
             sizes = [task.size for task in wave]
             told = partial(_tell, progress, done, total) if progress is not None else None
@@ -49,28 +58,8 @@ def audit_on_spark(
             done += sum(sizes)
         return parts
 
-    def make_plan(size: int | None) -> AuditPlan:
-        return _plan(disk, config, at_once) if size is None else plan_audit(disk, config, size=size)
-
-    rate = shared.limits.read_rate_max
     manner = [f"at most {show_size(rate)} a second in each of {at_once} slots"] if rate else []
     return run_audit(config, disk, options, make_plan, run, manner)
-
-
-def _plan(disk: Disk, config: Config, slots: int) -> AuditPlan:
-    # A task a file is few where files are few: then each is read by several tasks, which costs less than idle slots.
-    plan = plan_audit(disk, config, size=config.spark.split_size or None)
-    if config.spark.split_size or len(plan.tasks) >= 2 * slots:
-        return plan
-    size = (plan.log_end - plan.log_begin) // (2 * slots)
-    return plan_audit(disk, config, size=max(size, config.store.segment_size))
-
-
-def _share_rate(config: Config, slots: int) -> Config:
-    # The tasks that run at once know nothing of each other.
-    rate = config.limits.read_rate_max
-    limits = config.limits.model_copy(update={"read_rate_max": -(-rate // slots)})
-    return config.model_copy(update={"limits": limits})
 
 
 def _tell(progress: Report, before: int, total: int, done: int, _: int) -> None:

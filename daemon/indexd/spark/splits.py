@@ -139,9 +139,6 @@ class SplitReader:
         #: The log ended inside the split: nothing behind it counts.
         self.ends_log = False
 
-    def __repr__(self) -> str:
-        return f"SplitReader({self.split}, next_offset={self.next_offset})"
-
     @property
     def unreadable(self) -> Corrupt | None:
         """Bytes at the end of the log that are no frame, as after a crash of the broker."""

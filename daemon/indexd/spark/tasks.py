@@ -27,7 +27,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
@@ -98,12 +97,21 @@ def run_job(
 ) -> Result:
     """What `action`, a Spark action such as ``frame.collect``, returns; errors, Ctrl-C and progress as `run_tasks`.
 
-    `sizes` are the bytes of the tasks of its first stage. However it ends, no task of it runs any more: the caller can
-    remove what they wrote.
+    `sizes` are the bytes of its tasks: Spark counts tasks alone, of which each is the same part of all bytes here.
+    However it ends, no task of it runs any more: the caller can remove what they wrote.
     """
+    told, total = -1, sum(sizes)
+
+    def tell(done: int, tasks: int) -> None:
+        nonlocal told
+        size = total * done // tasks if tasks else 0
+        if progress is not None and size > told:
+            told = size
+            progress(size, total)
+
     outcome: list[tuple[bool, Any]] = []
     ended = threading.Event()  # not Thread.join: interrupted, it takes the thread for ended
-    with _watched(spark, Progress(sizes, progress)) as watch:
+    with _watched(spark) as watch:
 
         def act() -> None:
             try:
@@ -117,7 +125,7 @@ def run_job(
         threading.Thread(target=act, name="spark-job", daemon=True).start()
         try:
             while not ended.wait(_POLL_SECONDS):
-                watch.progress.tasks_done(*watch.tasks())
+                tell(*watch.tasks())
         except BaseException as error:
             _cancel(watch, ended)
             if isinstance(error, ENGINE_ERRORS):
@@ -125,7 +133,7 @@ def run_job(
             raise
         done, value = outcome[0]
         if done:
-            watch.progress.finish()
+            tell(1, 1)
             result: Result = value
             return result
     time.sleep(_KILL_SECONDS)
@@ -134,39 +142,10 @@ def run_job(
     raise value
 
 
-class Progress:
-    """Tasks done -> bytes done, without a session: nothing is told twice, and nothing goes back.
-
-    Spark counts no bytes; but tasks are started in order and the sizes of their items are known.
-    """
-
-    def __init__(self, sizes: Sequence[int], report: Report | None) -> None:
-        self._sums = [0, *accumulate(sizes)]
-        self._report = report
-        self._told = -1
-
-    def tasks_done(self, done: int, tasks: int) -> None:
-        """`done` of `tasks` tasks; where there are not as many as sizes, each is the same part of all bytes."""
-        if tasks == len(self._sums) - 1:
-            self._tell(self._sums[done])
-        elif tasks:
-            self._tell(self._sums[-1] * done // tasks)
-
-    def finish(self) -> None:
-        """All are done."""
-        self._tell(self._sums[-1])
-
-    def _tell(self, size: int) -> None:
-        if self._report is not None and size > self._told:
-            self._told = size
-            self._report(size, self._sums[-1])
-
-
 class _ClassicWatch:
     """One job of a classic session, by a job group: its tags do not reach its jobs, seen with 4.3.0."""
 
-    def __init__(self, progress: Progress, spark: SparkSession) -> None:
-        self.progress = progress
+    def __init__(self, spark: SparkSession) -> None:
         self._name = f"indexd-{uuid.uuid4().hex}"
         self._context = spark.sparkContext
 
@@ -190,8 +169,7 @@ class _ClassicWatch:
 class _ConnectWatch:
     """The same through Connect: by a tag, and by what the server tells in the thread of the job."""
 
-    def __init__(self, progress: Progress, spark: SparkSession) -> None:
-        self.progress = progress
+    def __init__(self, spark: SparkSession) -> None:
         self._name = f"indexd-{uuid.uuid4().hex}"
         self._spark = spark
         self._heard = (0, 0)
@@ -212,11 +190,11 @@ class _ConnectWatch:
 
 
 @contextmanager
-def _watched(spark: SparkSession, progress: Progress) -> Iterator[_ClassicWatch | _ConnectWatch]:
+def _watched(spark: SparkSession) -> Iterator[_ClassicWatch | _ConnectWatch]:
     if not is_connect(spark):
-        yield _ClassicWatch(progress, spark)
+        yield _ClassicWatch(spark)
         return
-    watch = _ConnectWatch(progress, spark)
+    watch = _ConnectWatch(spark)
     spark.registerProgressHandler(cast("ProgressHandler", watch))
     try:
         yield watch

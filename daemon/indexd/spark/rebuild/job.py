@@ -1,135 +1,58 @@
 """Rebuilds a whole data directory from a commitlog by tasks: the same files as the one-process rebuild makes.
 
-Stage one reads each split of the log once and writes a run. The runs are chained; their sums say which entries each
-index file holds. Stage two builds each index file, queue and sparse index from the runs, with the builders that the
-daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and manifest, and renames it.
+Stage one reads each split of the log once and writes a run. The runs are chained: each has to begin where the one
+before it ended, as one process would have read the log, and what does not is read again from there. Their sums say
+which entries each index file holds. Stage two builds each index file, queue and sparse index from the runs, with the
+builders that the daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and
+manifest, and renames it.
 
-Everything is made beside the target, until it is renamed at the end::
+Everything is made beside the target, until it is renamed at the end; what a job that failed has left, the next one
+replaces::
 
     OUT.building/lock        as that of a data directory: one rebuild at a time
     OUT.building/job         a word that executors have to find there
-    OUT.building/runs/       what stage one makes; kept when a job fails, for one that resumes
+    OUT.building/runs/       what stage one makes
     OUT.building/attempts/   what stage two makes, a directory an attempt
     OUT.building/...         a data directory, once it is committed; manifest.json is its last file
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from indexd import __version__
-from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.evidence import Evidence, FrameReader, thinned
+from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
-from indexd.commitlog.tail import NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
+from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
 from indexd.config import Config
 from indexd.config.load import check_outside
-from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdError, UnsafeStoreError
-from indexd.flush.frontier import Frontier
+from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
+from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import write_down
-from indexd.index.format import FileMark
-from indexd.recovery.open import check_store, frame_size_max, fresh_frontier
+from indexd.flush.watch import LogChangeDetector
+from indexd.index.format import FLAVOURS
+from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, check_target
-from indexd.spark.rebuild import stage_one
-from indexd.spark.rebuild.runs import MAGIC, Run
-from indexd.spark.rebuild.stage_one import (
-    SplitTask,
-    StageOne,
-    chain,
-    evidence_of,
-    left_runs,
-    stand_behind,
-    uncovered_of,
-)
-from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesResult, QueuesTask, SparseTask, Task
-from indexd.spark.splits import Split, plan_splits
-from indexd.sparse.format import SparseMark
+from indexd.spark.rebuild.runs import Run, RunWriter
+from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesTask, SparseTask, Task
+from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles, building_of
+from indexd.storage.remote import disk_for
 
 MANIFEST = "manifest.json"
-
-
-class JobDirectory:
-    """One rebuild's, from ``open`` to ``finish`` or ``abandon``, locked between. Raises DiskError, BusyError."""
-
-    def __init__(self, disk: Disk, out: Path) -> None:
-        self._disk = disk
-        self.out = out.resolve()
-        self.path = building_of(out)
-        self.files = DataFiles(self.path)
-        self.runs = self.path / "runs"
-        self.attempts = self.path / "attempts"
-        self.token_file = self.path / "job"
-        self.token = uuid.uuid4().hex
-        self._lock = DirectoryLock(self.files.lock)
-
-    def __repr__(self) -> str:
-        return f"JobDirectory({self.path})"
-
-    def open(self, *, resume: bool) -> None:
-        """Take the lock and leave nothing of an earlier rebuild, but its runs to one that resumes."""
-        self._disk.make_dir(self.path)
-        self._lock.acquire()
-        try:
-            kept = {self.files.lock, self.runs} if resume else {self.files.lock}
-            for path in sorted(self.path.iterdir()):
-                if path not in kept:
-                    self._remove(path)
-            for directory in (self.runs, self.attempts):
-                self._disk.make_dir(directory)
-            self._disk.write_atomically(self.token_file, self.token.encode())
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def finish(self, manifest: dict[str, Any]) -> None:
-        """All is committed and durable below ``path``: write the manifest, and give the directory its name."""
-        for path in (self.runs, self.attempts, self.token_file):
-            self._remove(path)
-        self._disk.write_atomically(self.path / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
-        self._disk.unlink(self.files.lock)
-        if self._disk.exists(self.out):
-            self._disk.remove_dir(self.out)
-        self._disk.rename(self.path, self.out)
-        self._disk.sync_dir(self.out.parent)
-        self._lock.release()
-
-    def abandon(self) -> bool:
-        """The job failed: leave what can be resumed and nothing else. What cannot be removed stays for the next one.
-
-        Whether there is anything to be resumed.
-        """
-        kept = False
-        try:
-            # First, so that a task that starts only now ends at once.
-            self._disk.unlink(self.token_file)
-            kept = any(left_runs(self._disk, self.runs))
-            if kept:
-                self._remove(self.attempts)
-            else:
-                self._disk.remove_tree(self.path)
-        except (DiskError, OSError):
-            pass
-        finally:
-            self._lock.release()
-        return kept
-
-    def _remove(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            self._disk.remove_tree(path)
-        else:
-            self._disk.unlink(path)
-
-
+# As the daemon has it: the first frame of so many segments is kept, however close they lie.
+_SEGMENTS_NOTED = 64
 RunTasks = Callable[..., list[Any]]
 """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
 # Splits that did not chain are read again one after the other; a log that changes so often is not to be rebuilt now.
@@ -137,12 +60,146 @@ _MENDS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class StageOne:
+    """What all tasks share. ``directory`` of the runs; ``token``: what ``token_file`` holds while the job runs."""
+
+    config: Config
+    directory: Path
+    token_file: Path
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A split that is corrupt from ``offset`` on: an error, unless the log turns out to end before it."""
+
+    split: Split
+    offset: int
+    error: CorruptDataError
+
+
+def work(stage: StageOne, split: Split) -> Run | Unreadable:
+    """The run of a split. Raises what reading the log does, and DiskError."""
+    out, disk, store = Disk(), disk_for(stage.config), stage.config.store
+    if not out.exists(stage.token_file) or out.read(stage.token_file) != stage.token.encode():
+        raise UnsafeStoreError(
+            f"{stage.directory} is not what the driver sees under this name",
+            "give an --out on a file system that the driver and all executors share",
+        )
+    # Under a name that no other attempt has.
+    path = stage.directory / f"{split.begin:020d}-{split.end:020d}.{uuid.uuid4().hex[:12]}"
+    out.make_dir(path, durable=False)
+    reader = SplitReader(disk, stage.config, split)
+    flavour, outputs = FLAVOURS[stage.config.index.flavour], stage.config.outputs
+    witness = LogChangeDetector(disk, lambda: list_segments(disk, store.commit_log_directories, store.segment_size))
+    messages = 0
+    try:
+        writer = RunWriter(path, split, skip_mask=flavour.skip_mask, with_units=outputs.consume_queue)
+        for item in reader:
+            writer.put(item)
+            if not isinstance(item, Skipped) and item.rows:
+                messages += item.rows
+                witness.saw(item, messages)
+        return writer.close(reader, witness.points())
+    except CorruptDataError as error:
+        return Unreadable(split, reader.next_offset, error)
+    except OSError as error:  # of Arrow's own writing
+        raise DiskError("write", path, error) from error
+
+
+def chain(found: Sequence[Run | Unreadable], begin: int, end: int, segment_size: int) -> tuple[list[Run], Split | None]:
+    """The runs that one process would have made of log bytes ``[begin, end)``, and a split that is missing among them.
+
+    Runs that stand elsewhere do not count. Raises the error of a split that could not be read where it is needed, and
+    DisturbedError for a run that came to nothing.
+    """
+    at = {item.split.begin: item for item in found}
+    runs: list[Run] = []
+    position = begin
+    while position < end:
+        item = at.get(position)
+        if item is None:
+            return runs, _missing(position, at, end, segment_size)
+        if runs and position % segment_size and _begins_badly(item):
+            # A message was to begin there: whoever comes from the one before knows what does.
+            if runs[-1].split.end >= item.split.end:
+                break
+            return runs, Split(runs[-1].split.begin, item.split.end)
+        if isinstance(item, Unreadable):
+            raise item.error
+        runs.append(item)
+        # Where others were planned behind it, the end of the log is looked at once more.
+        if item.unreadable is not None or (item.ends_log and (item.split.end >= end or item.next_offset == position)):
+            break
+        if item.next_offset <= position:
+            raise DisturbedError(f"the log at {position} changed while it was read", "run it again")
+        position = item.next_offset
+    return runs, None
+
+
+def _begins_badly(item: Run | Unreadable) -> bool:
+    if isinstance(item, Unreadable):
+        return item.offset == item.split.begin
+    return bool(item.skipped) and item.skipped[0].begin == item.split.begin
+
+
+def _missing(position: int, begins: dict[int, Run | Unreadable], end: int, segment_size: int) -> Split:
+    segment_end = position - position % segment_size + segment_size
+    later = min((begin for begin in begins if begin > position), default=end)
+    return Split(position, min(later, segment_end, end))
+
+
+def evidence_of(runs: Sequence[Run], segment_size: int) -> tuple[Evidence, ...]:
+    """The evidence of all runs as that of one log, thinned as the daemon thins it."""
+    points: list[Evidence] = []
+    messages = 0
+    for run in runs:
+        points += (replace(point, messages=messages + point.messages) for point in run.evidence)
+        messages += run.messages
+    if not points:
+        return ()
+    newest = points[-1].phy_offset // segment_size * segment_size
+    bases = range(newest - (_SEGMENTS_NOTED - 1) * segment_size, newest + 1, segment_size)
+    return thinned(points, points[-1].phy_offset, bases)
+
+
+def uncovered_of(runs: Sequence[Run], stand: Stand = AT_FIRST) -> tuple[Uncovered, ...]:
+    """What was passed over and what nobody can prove, as one process writes it down."""
+    gaps: tuple[Uncovered, ...] = ()
+    for run in runs:
+        for gap in run.skipped:
+            gaps = add_uncovered(gaps, Uncovered(gap.begin, gap.end, gap.reason))
+    if stand.unproven_from is not None:
+        end = max(run.batch_end for run in runs)
+        reason = DOUBTED if stand.newest == UNREADABLE_TIMESTAMP else UNPROVEN
+        gaps = add_uncovered(gaps, Uncovered(stand.unproven_from, end, reason))
+    return gaps
+
+
+def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
+    """What one process knows of suspects at the end: those before the last segment that is in use are none."""
+    newest = runs[-1].split.begin // segment_size if runs else 0
+    stand = AT_FIRST
+    for run in runs:
+        if run.first_offset is None:
+            continue
+        if run.split.begin // segment_size < newest:
+            stand = Stand(run.last_timestamp)
+        else:
+            stand = stand.after(run.first_offset, run.stand)
+            passed = [gap.end for gap in run.skipped if not gap.is_expired]
+            if passed:
+                first = passed[0] if stand.unproven_from is None else min(passed[0], stand.unproven_from)
+                stand = Stand(UNREADABLE_TIMESTAMP, first)
+    return stand
+
+
+@dataclass(frozen=True, slots=True)
 class SparkRebuilt:
-    """What a rebuild came to; how many tasks it took, and how many of the runs had been left by an earlier one."""
+    """What a rebuild came to, and how many tasks it took."""
 
     rebuilt: Rebuilt
     tasks: int
-    resumed: int
 
 
 def rebuild(
@@ -153,29 +210,46 @@ def rebuild(
     on_progress: Callable[[int, int], None],
     *,
     slots: int,
-    resume: bool = False,
     log_limit: LogLimit | None = None,
 ) -> SparkRebuilt:
     """Build ``out`` from the store, which ``disk`` reads; ``on_progress`` gets (bytes done, bytes in all).
 
     ``log_limit`` is asked about suspects, and about unreadable bytes, by this process alone.
-    ``slots``: how many tasks run at a time. When it fails, finished runs are kept for one with ``resume``; that takes
-    over those that were made with the same configuration of a log that has not changed.
+    ``slots``: how many tasks run at a time. When it fails, nothing is left.
     """
-    store = check_store(config)
+    store, started = check_store(config), time.monotonic()
     check_outside(config, out, "--out")
-    check_target(Disk(), out)
-    job = JobDirectory(Disk(), out)
-    job.open(resume=resume)
+    ours, out = Disk(), out.resolve()
+    check_target(ours, out)
+    files = DataFiles(building_of(out))
+    ours.make_dir(files.data)
+    lock = DirectoryLock(files.lock)
+    lock.acquire()
     try:
-        started = time.monotonic()
-        found = _Rebuild(config, disk, store, job, run_tasks, on_progress, log_limit).run(slots, resume=resume)
-        seconds = time.monotonic() - started
-    except BaseException as error:
-        if job.abandon() and isinstance(error, IndexdError):
-            error.hint = "; ".join(filter(None, [error.hint, "--resume goes on with what is finished"]))
+        for path in [path for path in files.data.iterdir() if path != files.lock]:
+            _remove(path)
+        found = _Rebuild(config, disk, store, files, run_tasks, on_progress, log_limit).run(slots)
+        ours.unlink(files.lock)
+        if ours.exists(out):
+            ours.remove_dir(out)
+        ours.rename(files.data, out)
+        ours.sync_dir(out.parent)
+    except BaseException:
+        # First the word, so that a task that starts only now ends at once. What cannot be removed the next one removes.
+        with suppress(DiskError, OSError):
+            ours.unlink(files.data / "job")
+            ours.remove_tree(files.data)
         raise
-    return replace(found, rebuilt=replace(found.rebuilt, seconds=seconds))
+    finally:
+        lock.release()
+    return replace(found, rebuilt=replace(found.rebuilt, seconds=time.monotonic() - started))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        Disk().remove_tree(path)
+    else:
+        Disk().unlink(path)
 
 
 class _Rebuild:
@@ -186,39 +260,40 @@ class _Rebuild:
         config: Config,
         disk: Disk,
         store: Path,
-        job: JobDirectory,
+        files: DataFiles,
         run_tasks: RunTasks,
         on_progress: Callable[[int, int], None],
         log_limit: LogLimit | None,
     ) -> None:
-        self._log_limit = log_limit
+        self._config, self._disk, self._store, self._log_limit = config, disk, store, log_limit
+        self._files, self._run_tasks, self._on_progress = files, run_tasks, on_progress
         # Where the broker says that its log ends, once it was asked.
         self._vouched: int | None = None
-        self._config = config
-        self._disk = disk
-        self._store = store
-        self._job = job
-        self._run_tasks = run_tasks
-        self._on_progress = on_progress
-        self._tasks = 0
-        self._size = 0
+        self._tasks = self._size = 0
 
-    def run(self, slots: int, *, resume: bool) -> SparkRebuilt:
-        config, store = self._config, self._config.store
-        begin = list_segments(self._disk, store.commit_log_directories, store.segment_size).min_offset or 0
+    def run(self, slots: int) -> SparkRebuilt:
+        """Everything but the rename."""
+        config, segment_size, files, disk = self._config, self._config.store.segment_size, self._files, Disk()
+        begin = list_segments(self._disk, config.store.commit_log_directories, segment_size).min_offset or 0
         splits = plan_splits(self._disk, config, size=config.spark.split_size or None, slots=slots)
-        left = dict(left_runs(Disk(), self._job.runs)) if resume else {}
         self._size = sum(split.size for split in splits)
-        runs = self._stage_one(splits, left, begin)
-        index, queues, sparse = self._stage_two(runs)
+        places = [files.data / name for name in ("job", "runs", "attempts")]
+        for path in places[1:]:
+            disk.make_dir(path)
+        token = uuid.uuid4().hex
+        disk.write_atomically(places[0], token.encode())
+        runs = self._stage_one(StageOne(config, places[1], places[0], token), splits, begin)
+        marks = self._stage_two(runs, places[2])
+        left_out = 0
+        if marks["consumeQueue"] is not None:
+            marks["consumeQueue"], counters = marks["consumeQueue"]
+            left_out = counters.without_unit
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
-        stand = stand_behind(runs, store.segment_size)
+        stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
             stand = Stand(_last_timestamp(runs) if stand.newest == UNREADABLE_TIMESTAMP else stand.newest)
         frontier = replace(
-            fresh_frontier(config, self._store).with_outputs(
-                index=index, consumeQueue=queues.mark if queues is not None else None, sparse=sparse
-            ),
+            fresh_frontier(config, self._store).with_outputs(**marks),
             begin_offset=begin,
             phy_offset=ends[-1] if ends else begin,
             store_timestamp=next((run.store_timestamp for run in reversed(runs) if run.store_timestamp), 0),
@@ -226,33 +301,33 @@ class _Rebuild:
             uncovered=uncovered_of(runs, stand),
             newest_timestamp=stand.newest if stand.newest != NEVER else None,
             stale_head=self._stale_head(ends[-1] if ends else begin),
-            evidence=evidence_of(runs, store.segment_size),
+            evidence=evidence_of(runs, segment_size),
         )
-        write_down(Disk(), self._job.files, frontier)
+        write_down(disk, files, frontier)
+        for path in places:
+            _remove(path)
+        manifest = json.dumps(_manifest(frontier, len(runs), self._tasks), indent=1)
+        disk.write_atomically(files.data / MANIFEST, manifest.encode() + b"\n")
         rebuilt = Rebuilt(
             messages=frontier.messages,
             entries=sum(run.entries for run in runs),
             bytes=frontier.phy_offset - begin,
             seconds=0.0,
-            files=len(index),
+            files=len(marks["index"]),
             begin_offset=begin,
             phy_offset=frontier.phy_offset,
             skipped_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if not gap.is_unproven),
             unproven_bytes=sum(gap.end - gap.begin for gap in frontier.uncovered if gap.is_unproven),
-            left_out_messages=queues.counters.without_unit if queues is not None else 0,
+            left_out_messages=left_out,
             unreadable=runs[-1].unreadable if runs else None,
         )
-        self._job.finish(_manifest(frontier, runs, self._tasks))
-        return SparkRebuilt(rebuilt, self._tasks, sum(run.path in left.values() for run in runs))
+        return SparkRebuilt(rebuilt, self._tasks)
 
-    def _stage_one(self, splits: Sequence[Split], left: dict[Split, Path], begin: int) -> list[Run]:
+    def _stage_one(self, stage: StageOne, splits: Sequence[Split], begin: int) -> list[Run]:
         # Runs that chain; what does not is read again.
-        config, job = self._config, self._job
-        segment_size, end = config.store.segment_size, splits[-1].end if splits else begin
-        identity = _identity(config, self._store)
-        work = partial(stage_one.work, StageOne(config, job.runs, job.token_file, job.token, identity))
-        tasks = [SplitTask(split, left.get(split)) for split in splits]
-        found = self._in_tasks(work, tasks, [split.size for split in splits], 0, self._size // 2)
+        segment_size, end = self._config.store.segment_size, splits[-1].end if splits else begin
+        read = partial(work, stage)
+        found = self._in_tasks(read, splits, [split.size for split in splits], 0, self._size // 2)
         for _ in range(_MENDS_MAX):
             problem, runs, missing = None, list[Run](), None
             try:
@@ -270,7 +345,7 @@ class _Rebuild:
             if missing is None:
                 _check_seen(runs)
                 return runs
-            found += self._in_tasks(work, [SplitTask(missing)], [missing.size], self._size // 2, self._size // 2)
+            found += self._in_tasks(read, [missing], [missing.size], self._size // 2, self._size // 2)
         raise DisturbedError("the log changes faster than it can be read", "run the rebuild again")
 
     def _stale_head(self, end: int) -> bytes | None:
@@ -281,37 +356,28 @@ class _Rebuild:
         with FrameReader(self._disk, log) as frames:
             return ask_what_stands(self._log_limit, frames, end)
 
-    def _stage_two(self, runs: Sequence[Run]) -> tuple[tuple[FileMark, ...], QueuesResult | None, SparseMark | None]:
-        config, job, disk = self._config, self._job, Disk()
-        index = IndexTask.plan(runs, config, job.attempts)
-        queues = QueuesTask.plan(runs, config, job.attempts) if config.outputs.consume_queue else []
-        sparse = SparseTask.plan(runs, config, job.attempts) if config.outputs.sparse else []
-        built = self._largest_first(runs, [*index, *queues, *sparse])
-        queues_at, sparse_at = len(index), len(index) + len(queues)
-        index_built, queues_built, sparse_built = built[:queues_at], built[queues_at:sparse_at], built[sparse_at:]
-        # First whether all is what was planned; then it is moved.
-        IndexTask.check(index, index_built)
-        queues_done = sparse_done = None
-        if config.outputs.consume_queue:
-            queues_done = QueuesTask.collect(runs, queues, queues_built, config)
-        if config.outputs.sparse:
-            sparse_done = SparseTask.collect(sparse, sparse_built, config)
-        mark = IndexTask.commit(disk, index, index_built, job.files.index)
-        if config.outputs.consume_queue:
-            QueuesTask.commit(disk, queues_built, job.files.consumequeue)
-        if config.outputs.sparse:
-            SparseTask.commit(disk, sparse_built, job.files.sparse)
-        return mark, queues_done, sparse_done
-
-    def _largest_first(self, runs: Sequence[Run], tasks: Sequence[Task]) -> list[Any]:
-        # None is left when all others are done. Results in the order of ``tasks``.
-        order = sorted(range(len(tasks)), key=lambda number: -tasks[number].cost)
-        work = partial(_build, tuple(run.slim() for run in runs))
-        half = self._size // 2
-        ordered = [tasks[number] for number in order]
-        built = self._in_tasks(work, ordered, [task.cost for task in ordered], half, self._size - half)
-        found = dict(zip(order, built, strict=True))
-        return [found[number] for number in range(len(tasks))]
+    def _stage_two(self, runs: Sequence[Run], attempts: Path) -> dict[str, Any]:
+        # What each output holds, by its name in the frontier; None for one that is not wanted.
+        config, files, half = self._config, self._files, self._size // 2
+        kinds: list[tuple[str, Any, Path, bool]] = [
+            ("index", IndexTask, files.index, True),
+            ("consumeQueue", QueuesTask, files.consumequeue, config.outputs.consume_queue),
+            ("sparse", SparseTask, files.sparse, config.outputs.sparse),
+        ]
+        plans = [kind.plan(runs, config, attempts) if is_wanted else [] for _, kind, _, is_wanted in kinds]
+        # The largest first: none is left when all others are done.
+        ordered: list[Task] = sorted((task for plan in plans for task in plan), key=lambda task: -task.cost)
+        build = partial(_build, tuple(run.slim() for run in runs))
+        made = self._in_tasks(build, ordered, [task.cost for task in ordered], half, self._size - half)
+        built = {id(task): one for task, one in zip(ordered, made, strict=True)}
+        marks: dict[str, Any] = {}
+        for (name, kind, directory, is_wanted), plan in zip(kinds, plans, strict=True):
+            marks[name] = None
+            if is_wanted:
+                Disk().make_dir(directory)
+                marks[name] = kind.commit(plan, [built[id(task)] for task in plan], directory, runs, config)
+                Disk().sync_dir(directory)
+        return marks
 
     def _in_tasks(
         self, work: Callable[[Any], Any], items: Sequence[Any], sizes: Sequence[int], done: int, share: int
@@ -342,33 +408,15 @@ def _build(runs: Sequence[Run], task: Task) -> Built:
 
 
 def _check_seen(runs: Sequence[Run]) -> None:
-    disk = Disk()
     for run in runs:
-        if not disk.exists(run.path) or disk.stamp(run.path).size != run.size:
+        if not (run.path / "topics").exists():  # the last that is written
             raise UnsafeStoreError(
                 f"{run.path}, which an executor wrote, is not there for the driver",
                 "give an --out on a file system that the driver and all executors share",
             )
 
 
-def _identity(config: Config, store: Path) -> str:
-    """What a run depends on besides its split: runs of another identity are not taken over."""
-    flavour, outputs, reader = config.index.flavour, config.outputs, config.reader
-    facts = (
-        MAGIC.decode(),
-        __version__,
-        str(store),
-        [str(path.resolve()) for path in config.store.commit_log_directories],
-        config.store.segment_size,
-        flavour,
-        (outputs.consume_queue, outputs.sparse),
-        (reader.verify_crc, frame_size_max(config)),
-        config.store.delay_levels_ms,
-    )
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-def _manifest(frontier: Frontier, runs: Sequence[Run], tasks: int) -> dict[str, Any]:
+def _manifest(frontier: Frontier, splits: int, tasks: int) -> dict[str, Any]:
     """What was there when the directory was renamed: the last file that is written, for people and for scripts."""
     return {
         "format": 1,
@@ -377,7 +425,7 @@ def _manifest(frontier: Frontier, runs: Sequence[Run], tasks: int) -> dict[str, 
         "beginOffset": frontier.begin_offset,
         "phyOffset": frontier.phy_offset,
         "messages": frontier.messages,
-        "splits": len(runs),
+        "splits": splits,
         "tasks": tasks,
         "index": [{"name": mark.name, "entries": mark.header.entries} for mark in frontier.index],
         "queues": None if frontier.queues is None else len(frontier.queues),

@@ -1,17 +1,18 @@
 """Stage two of a rebuild: tasks that build index files, whole ConsumeQueues and sparse indexes from the runs.
 
-Each kind of task says how it is planned, worked on in a worker, checked by the driver and moved to its place, and uses
-the daemon's own builders, so that its files are those that one process makes.
+Each kind of task says how it is planned, worked on in a worker, and how the driver moves what its tasks made to its
+place, once it is what was planned. Tasks use the daemon's own builders, so their files are those of one process.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +21,12 @@ from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.format import QueueMark, QueuesMark, is_topic_name, queue_directory
 from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
-from indexd.errors import DisturbedError, IndexdError
+from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.index.file import IndexFile, Put
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout
-from indexd.spark.rebuild.runs import BUCKETS, Run, RunReader, bucket_of
-from indexd.sparse.format import ActiveMark, SegmentMark, SparseMark, index_name, time_index_name
+from indexd.spark.rebuild.runs import BUCKETS, Run, bucket_of, entry_of, index_batches, log_batches, queue_batches
+from indexd.sparse.format import SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import next_index_name
@@ -42,11 +43,11 @@ QueueName = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class IndexBuilt:
-    """A file that was made durable below ``directory``, and its header."""
+class Built:
+    """What a task has made durable below ``directory``, and what that holds."""
 
     directory: Path
-    header: IndexHeader
+    mark: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,21 @@ class IndexTask:
             )
         return tasks
 
-    def work(self, runs: Sequence[Run]) -> IndexBuilt:
-        """Build a file from ``runs``, all of them in log order, durably. Raises DiskError, and what RunReader does."""
-        disk = Disk()
+    def work(self, runs: Sequence[Run]) -> Built:
+        """Build a file from ``runs``, all of them in log order, durably. Raises DiskError."""
+        disk, previous, run_first = Disk(), None, self.run_first
         disk.make_dir(self.directory)
-        file = IndexFile.create(disk, self.directory / _NAME, self.layout, self._previous(disk, runs))
+        if self.previous is not None:
+            phy_offset, store_timestamp = entry_of(runs[self.previous[0]], self.previous[1])
+            previous = IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
+        file = IndexFile.create(disk, self.directory / _NAME, self.layout, previous)
         try:
-            self._put(disk, runs, file)
+            for run in runs[self.first_run : self.last_run]:
+                first, last = self.first - run_first, self.first + self.entries - run_first
+                for batch, row, key in index_batches(run, max(first, 0), last):
+                    if _put_batch(file, FLAVOURS[self.flavour], batch, row, key):
+                        break
+                run_first += run.entries
             if file.header.entries != self.entries:
                 raise IndexdError(f"{file.path} has {file.header.entries} entries, not {self.entries}")
             if self.is_full:
@@ -128,61 +137,27 @@ class IndexTask:
                 file.flush()
         finally:
             file.close()
-        return IndexBuilt(self.directory, file.header)
-
-    @staticmethod
-    def check(tasks: Sequence[IndexTask], built: Sequence[IndexBuilt]) -> None:
-        """IndexdError where a file is not what was planned, or ends before the one before it."""
-        previous = IndexHeader()
-        for task, done in zip(tasks, built, strict=True):
-            header = done.header
-            if header.entries != task.entries or header.end_phy_offset < previous.end_phy_offset:
-                raise IndexdError(f"{done.directory} has the header {header}, and {task} was planned behind {previous}")
-            previous = header
+        return Built(self.directory, file.header)
 
     @staticmethod
     def commit(
-        disk: Disk,
-        tasks: Sequence[IndexTask],
-        built: Sequence[IndexBuilt],
-        directory: Path,
-        clock: Callable[[], float] = time.time,
+        tasks: Sequence[IndexTask], built: Sequence[Built], directory: Path, _runs: object, _config: object
     ) -> tuple[FileMark, ...]:
         """Move the files into ``directory`` under names of this moment, durably.
 
         IndexdError for a file that does not hold here what its task wrote: executors may see another file system.
         """
-        disk.make_dir(directory)
+        disk = Disk()
         marks: list[FileMark] = []
         for task, done in zip(tasks, built, strict=True):
-            name = next_index_name(clock(), marks[-1].name if marks else None)
+            name = next_index_name(time.time(), marks[-1].name if marks else None)
             disk.rename(done.directory / _NAME, directory / name)
             with disk.open_read(directory / name) as file:
                 stamp = file.stamp()
-                if stamp.size != task.layout.file_size or file.pread(HEADER_SIZE, 0) != done.header.pack():
+                if stamp.size != task.layout.file_size or file.pread(HEADER_SIZE, 0) != done.mark.pack():
                     raise IndexdError(f"{directory / name} does not hold what was written as {done.directory / _NAME}")
-            marks.append(FileMark(name, done.header, task.is_full, stamp.mtime_ns))
-        disk.sync_dir(directory)
+            marks.append(FileMark(name, done.mark, task.is_full, stamp.mtime_ns))
         return tuple(marks)
-
-    def _previous(self, disk: Disk, runs: Sequence[Run]) -> IndexHeader | None:
-        if self.previous is None:
-            return None
-        run, entry = self.previous
-        with RunReader(disk, runs[run]) as reader:
-            phy_offset, store_timestamp = reader.entry(entry)
-        return IndexHeader(end_timestamp=store_timestamp, end_phy_offset=phy_offset)
-
-    def _put(self, disk: Disk, runs: Sequence[Run], file: IndexFile) -> None:
-        flavour = FLAVOURS[self.flavour]
-        run_first = self.run_first
-        for run in runs[self.first_run : self.last_run]:
-            first, last = self.first - run_first, self.first + self.entries - run_first
-            with RunReader(disk, run) as reader:
-                for batch, row, key in reader.index_batches(max(first, 0), last):
-                    if _put_batch(file, flavour, batch, row, key):
-                        return
-            run_first += run.entries
 
 
 def _put_batch(file: IndexFile, flavour: Flavour, batch: DispatchBatch, row: int, key: int) -> bool:
@@ -198,23 +173,6 @@ def _put_batch(file: IndexFile, flavour: Flavour, batch: DispatchBatch, row: int
 
 def _ends_with_entry(runs: Sequence[Run]) -> bool:
     return next(run.ends_with_entry for run in reversed(runs) if run.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class QueuesBuilt:
-    """What a task has made durable below ``directory``: TOPIC/QUEUE/FILE of each mark; ``counters`` of its rows."""
-
-    directory: Path
-    marks: tuple[QueueMark, ...]
-    counters: QueueCounters
-
-
-@dataclass(frozen=True, slots=True)
-class QueuesResult:
-    """What all tasks come to: for the frontier, and in numbers."""
-
-    mark: QueuesMark
-    counters: QueueCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,12 +198,10 @@ class QueuesTask:
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[QueuesTask]:
         """Tasks for all buckets that hold rows, each below its own name in ``directory``; ``runs`` in log order."""
-        check_runs(runs)
         known = [0] * BUCKETS
         for topic, queue_id in first_queues(runs, config.outputs.queues_max):
             known[bucket_of(topic.encode(), queue_id)] += 1
-        starts = np.array([run.buckets for run in runs], dtype=np.int64).reshape(len(runs), BUCKETS + 1)
-        rows = np.diff(starts, axis=1).sum(axis=0).tolist()
+        rows = np.array([run.units for run in runs], dtype=np.int64).reshape(len(runs), BUCKETS).sum(axis=0).tolist()
         return [
             QueuesTask(
                 directory / f"queues-{buckets[0]:04d}",
@@ -257,8 +213,8 @@ class QueuesTask:
             for buckets in _grouped(rows)
         ]
 
-    def work(self, runs: Sequence[Run]) -> QueuesBuilt:
-        """Build the buckets of a task from all ``runs``, durably. Raises DiskError, and what reading a run does."""
+    def work(self, runs: Sequence[Run]) -> Built:
+        """Build the buckets of a task from all ``runs``, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
         marks: list[QueueMark] = []
@@ -269,9 +225,8 @@ class QueuesTask:
             store = ConsumeQueueStore(disk, self.directory, self.file_size, queues)
             try:
                 for run in runs:
-                    with RunReader(disk, run) as reader:
-                        for batch in reader.queue_batches(bucket):
-                            store.build(batch)
+                    for batch in queue_batches(run, bucket):
+                        store.build(batch)
                 mark = store.mark()
             finally:
                 store.close()
@@ -282,69 +237,53 @@ class QueuesTask:
         # All buckets' together: disks sync many at a time.
         sync_files(disk, files)
         sync_dirs(disk, list(directories))
-        return QueuesBuilt(self.directory, tuple(marks), counters)
+        return Built(self.directory, (tuple(marks), counters))
 
     @staticmethod
-    def collect(
-        runs: Sequence[Run], tasks: Sequence[QueuesTask], built: Sequence[QueuesBuilt], config: Config
-    ) -> QueuesResult:
-        """What the tasks come to, queues in order of appearance; IndexdError where one is not what was planned."""
+    def commit(
+        tasks: Sequence[QueuesTask],
+        built: Sequence[Built],
+        directory: Path,
+        runs: Sequence[Run],
+        config: Config,
+    ) -> tuple[QueuesMark, QueueCounters]:
+        """Move the queues that the tasks have made into ``directory``, durably: in order of appearance.
+
+        IndexdError where one is not what was planned.
+        """
+        disk, topics = Disk(), dict[str, None]()
         marks: dict[QueueName, QueueMark] = {}
         for task, done in zip(tasks, built, strict=True):
-            mine = {(mark.topic, mark.queue_id): mark for mark in done.marks}
-            if done.counters.messages != task.rows or len(mine) != sum(task.queues) or mine.keys() & marks.keys():
+            mine, counted = done.mark
+            if counted.messages != task.rows or len(mine) != sum(task.queues):
                 raise IndexdError(
-                    f"{done.directory} holds {len(mine)} queues of {done.counters.messages} rows, "
+                    f"{done.directory} holds {len(mine)} queues of {counted.messages} rows, "
                     f"planned were {sum(task.queues)} of {task.rows}"
                 )
-            marks |= mine
-        queues_max = config.outputs.queues_max
-        first = first_queues(runs, queues_max)
-        if marks.keys() != set(first):
-            raise IndexdError(f"{len(marks)} queues were built, and not the {len(first)} that the runs begin with")
-        # What enters no queue may not be in the runs.
-        counters = replace(_sum([done.counters for done in built]), messages=sum(run.messages for run in runs))
-        limit = queues_max if len(first) == queues_max and counters.left_out else None
-        mark = QueuesMark(config.store.consume_queue_file_size, tuple(marks[name] for name in first), limit)
-        return QueuesResult(mark, counters)
-
-    @staticmethod
-    def commit(disk: Disk, built: Sequence[QueuesBuilt], directory: Path) -> None:
-        """Move the queues that the tasks have made into ``directory``, durably; topics have queues of several tasks."""
-        disk.make_dir(directory)
-        topics: dict[str, None] = {}
-        for done in built:
-            for mark in done.marks:
+            for mark in mine:
                 if mark.topic not in topics:
                     disk.make_dir(directory / mark.topic, durable=False)
                     topics[mark.topic] = None
                 source = queue_directory(done.directory, mark.topic, mark.queue_id)
                 disk.rename(source, queue_directory(directory, mark.topic, mark.queue_id))
+                marks[mark.topic, mark.queue_id] = mark
         sync_dirs(disk, [directory / topic for topic in topics])
-        disk.sync_dir(directory)
-
-
-def check_runs(runs: Sequence[Run]) -> None:
-    """DisturbedError for a stretch that expired while it was read: everything before it would have to go again."""
-    for run in runs:
-        for gap in run.skipped:
-            if gap.is_expired:
-                raise DisturbedError(f"the log up to {gap.end} expired while it was read")
+        queues_max = config.outputs.queues_max
+        first, counters = first_queues(runs, queues_max), _sum([done.mark[1] for done in built])
+        if marks.keys() != set(first):
+            raise IndexdError(f"{len(marks)} queues were built, and not the {len(first)} that the runs begin with")
+        limit = queues_max if len(first) == queues_max and counters.left_out else None
+        return QueuesMark(config.store.consume_queue_file_size, tuple(marks[name] for name in first), limit), counters
 
 
 def first_queues(runs: Sequence[Run], queues_max: int) -> list[QueueName]:
     """The queues that have files, at most ``queues_max``, in order of their first message over all runs."""
     found: dict[QueueName, None] = {}
-    topics: dict[bytes, str] = {}
-    for run in runs:
-        topics |= {raw: decode_utf8(raw) for raw in run.topics if raw not in topics}
-        for seen in run.queues:
-            if len(found) == queues_max:
-                return list(found)
-            # Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
-            topic = topics[seen.topic]
-            if is_topic_name(topic):
-                found.setdefault((topic, seen.queue_id))
+    for topic, queue_id, _ in (seen for run in runs for seen in run.queues):
+        # Two names in the log may be one: bytes that are no UTF-8 read as replacement characters.
+        name = decode_utf8(topic)
+        if len(found) < queues_max and is_topic_name(name):
+            found.setdefault((name, queue_id))
     return list(found)
 
 
@@ -365,16 +304,6 @@ def _grouped(rows: Sequence[int]) -> list[list[int]]:
 
 def _sum(counters: Sequence[QueueCounters]) -> QueueCounters:
     return QueueCounters(*(sum(column) for column in zip(*map(astuple, counters), strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class SparseBuilt:
-    """What a task has made durable: both files of each mark in ``directory``; ``phy_offset``: where it ends."""
-
-    directory: Path
-    segments: tuple[SegmentMark, ...]
-    active: ActiveMark | None
-    phy_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,21 +355,15 @@ class SparseTask:
             for number, group in enumerate(groups)
         ]
 
-    def work(self, runs: Sequence[Run]) -> SparseBuilt:
-        """Build the segments of a task from its part of ``runs``, all in log order, durably.
-
-        Raises DiskError, and what reading a run does.
-        """
+    def work(self, runs: Sequence[Run]) -> Built:
+        """Build the segments of a task from its part of ``runs``, all in log order, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
         service = SparseService(disk, self.directory, self.segment_size, self.interval)
-        end = 0
         try:
             for run in runs[self.first_run : self.last_run]:
-                with RunReader(disk, run) as reader:
-                    for batch in reader.sparse_batches():
-                        service.build(batch)
-                        end = int(batch.columns.phy_offset[batch.rows - 1]) + int(batch.columns.size[batch.rows - 1])
+                for batch in log_batches(run):
+                    service.build(batch)
             if not self.grows:
                 service.seal()
             mark = service.mark()
@@ -448,41 +371,24 @@ class SparseTask:
             sync_dirs(disk, mark.directories)
         finally:
             service.close()
-        return SparseBuilt(self.directory, mark.held.segments, mark.held.active, end)
+        return Built(self.directory, mark.held)
 
     @staticmethod
-    def collect(tasks: Sequence[SparseTask], built: Sequence[SparseBuilt], config: Config) -> SparseMark:
-        """What the tasks come to; IndexdError where one is not what was planned."""
+    def commit(
+        tasks: Sequence[SparseTask], built: Sequence[Built], directory: Path, _runs: object, config: Config
+    ) -> SparseMark:
+        """Move what the tasks have made into ``directory``, durably; IndexdError where one is not what was planned."""
+        disk, segments = Disk(), list[SegmentMark]()
         for task, done in zip(tasks, built, strict=True):
-            messages = sum(segment.messages for segment in done.segments)
-            if messages != task.messages or (done.active is not None) != task.grows:
-                raise IndexdError(
-                    f"{done.directory} holds {messages} messages in {len(done.segments)} segments, "
-                    f"the last one {'not ' * (done.active is None)}growing; planned were {task.messages}, "
-                    f"{'not ' * (not task.grows)}growing"
-                )
-        segments = tuple(segment for done in built for segment in done.segments)
-        bases = [segment.base for segment in segments]
-        if bases != sorted(set(bases)):
-            raise IndexdError(f"sparse indexes were built out of order or twice: {bases}")
-        last = built[-1] if built else None
-        return SparseMark(
-            config.outputs.sparse_interval,
-            last.phy_offset if last is not None else 0,
-            segments,
-            last.active if last is not None else None,
-        )
-
-    @staticmethod
-    def commit(disk: Disk, built: Sequence[SparseBuilt], directory: Path) -> None:
-        """Move what the tasks have made into ``directory``, durably."""
-        disk.make_dir(directory)
-        for done in built:
-            for segment in done.segments:
+            messages = sum(segment.messages for segment in done.mark.segments)
+            if messages != task.messages or (done.mark.active is not None) != task.grows:
+                raise IndexdError(f"{done.directory} holds {done.mark}; planned was {task}")
+            segments += done.mark.segments
+            for segment in done.mark.segments:
                 for name in (index_name(segment.base), time_index_name(segment.base)):
                     disk.rename(done.directory / name, directory / name)
-        disk.sync_dir(directory)
+        last = built[-1].mark if built else SparseMark(0)
+        return SparseMark(config.outputs.sparse_interval, last.phy_offset, tuple(segments), last.active)
 
 
 Task = IndexTask | QueuesTask | SparseTask
-Built = IndexBuilt | QueuesBuilt | SparseBuilt

@@ -19,14 +19,14 @@ from indexd.commitlog.format import BLANK_SIZE, Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import Segment, SegmentList
 from indexd.config import Config
-from indexd.errors import DiskError, DisturbedError
+from indexd.errors import DisturbedError, MissingOk
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import once
 from indexd.spark.splits import Split, plan_splits
 from indexd.storage.disk import Disk
 
 _PAUSE = 0.002
-# So many newest messages one after the other, none of which stayed the newest: what is there by now is enough.
+# So many times a newest message may settle, none of which stayed the newest: what is there by now is enough.
 _NEWEST_MAX = 3
 
 Position = dict[str, Any]
@@ -60,10 +60,8 @@ class LogEnd:
         index = config.index.model_copy(update={"flavour": "3.x"})
         rules = decode_rules(config.model_copy(update={"outputs": outputs, "index": index}))
         options = replace(once(reader_options(config)), check_tail=False)
+        self._settle = max(options.settle, options.corrupt_after)
         self._reader = LogReader(disk, config.store.commit_log_directories, rules, options)
-
-    def __repr__(self) -> str:
-        return f"LogEnd({self._reader})"
 
     @property
     def log(self) -> SegmentList:
@@ -114,7 +112,7 @@ class LogEnd:
         reader.refresh()
         reader.position = self._last_segment(begin, end)
         message: int | None = None
-        patience = _Patience(reader)
+        left = _NEWEST_MAX * self._settle  # a writer may always put another one there
         try:
             while end is None or reader.position < end:
                 found = reader.poll()
@@ -122,8 +120,9 @@ class LogEnd:
                     follows = found.path is None or reader.frames_follow()
                     return End(found.offset, message, found if follows else None)
                 if isinstance(found, NotYetWritten):
-                    if not (reader.is_undecided and patience.lasts()):
+                    if not reader.is_undecided or left <= 0:
                         break
+                    left -= _PAUSE
                     time.sleep(_PAUSE)
                 elif isinstance(found, DispatchBatch):
                     rows = found.rows if end is None else _rows_until(found, end, is_first=found.begin_offset == begin)
@@ -152,19 +151,12 @@ class LogEnd:
         return splits if last.end >= end else [*splits, Split(last.end, end)]
 
     def trimmed(self, splits: list[Split]) -> list[Split]:
-        """The same splits, the last one without what the log does not hold yet."""
-        if not splits:
-            return []
-        last = splits[-1]
+        """The same splits without what the log does not hold yet."""
         self.refresh()
-        segment = self.log.at(last.begin)
-        later = [] if segment is None else [each for each in self.log.segments if each.base >= segment.end]
-        if segment is None or last.end < segment.end or any(map(self._is_in_use, later)):
-            return splits
-        found = self.from_here(last.begin, last.end)
+        found = self.from_here(self.first)
         if found.corrupt is not None:
             return splits  # the task that meets it says so, or passes over it
-        return [*splits[:-1], replace(last, end=found.offset)] if found.offset > last.begin else splits[:-1]
+        return [replace(split, end=min(split.end, found.offset)) for split in splits if split.begin < found.offset]
 
     def _last_segment(self, begin: int, end: int | None) -> int:
         # Where to begin to look: at the last segment before ``end`` that is in use, if none is missing in between.
@@ -180,38 +172,14 @@ class LogEnd:
 
     def _is_in_use(self, segment: Segment) -> bool:
         """Whether the segment holds anything: a broker makes one ahead."""
-        try:
-            with self._disk.open_read(segment.path) as file:
-                return any(file.pread(BLANK_SIZE, 0))
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return False  # expired just now, or not made yet
+        with MissingOk(), self._disk.open_read(segment.path) as file:
+            return any(file.pread(BLANK_SIZE, 0))
+        return False  # expired just now, or not made yet
 
 
 def machine_slots() -> int:
     """How many tasks at once to plan for: right for local masters; elsewhere splitSize says it better."""
     return len(os.sched_getaffinity(0))
-
-
-class _Patience:
-    """Waits for each newest message to settle, but not for ever behind a writer that always puts another one there."""
-
-    def __init__(self, reader: LogReader) -> None:
-        self._reader = reader
-        self._settled = reader.counters.settled
-        self._offset = -1
-        self._offsets = 0
-
-    def lasts(self) -> bool:
-        """Whether to wait once more at the reader's position."""
-        settled = self._reader.counters.settled
-        if settled != self._settled:
-            self._settled, self._offsets = settled, 0
-        if self._reader.position != self._offset:
-            self._offset = self._reader.position
-            self._offsets += 1
-        return self._offsets <= _NEWEST_MAX
 
 
 def _rows_until(batch: DispatchBatch, end: int, *, is_first: bool) -> int:

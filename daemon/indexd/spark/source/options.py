@@ -26,43 +26,66 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic.alias_generators import to_camel
 
 from indexd.config import KEYS, Config, load, parse_size
-from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.errors import IndexdError, MissingOk, UsageError
 from indexd.query.by_time import scan_start
 from indexd.query.source import open_index
-from indexd.spark.source.columns import parse_columns
+from indexd.spark.source.columns import DEFAULT_COLUMNS, parse_columns
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_base
 from indexd.storage.remote import disk_for
 
 FORMAT = "rocketmq_commitlog"
-Policy = Literal["fail", "skip"]
 _DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """All of them, read and checked; offsets in bytes, times in ms, None where nothing was said."""
+def _word(text: str) -> str:
+    return text.strip().lower()
 
-    config: Config
-    columns: tuple[str, ...]
-    topics: frozenset[str] | None
-    start_offset: int | None
-    end_offset: int | None
-    start_time: int | None
-    end_time: int | None
-    split_size: int | None
-    #: ``earliest``, ``latest`` or a physical offset.
-    starting_offset: str | int
-    max_bytes_per_trigger: int | None
-    on_expired: Policy
+
+def _topics(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(","))
+
+
+Policy = Literal["fail", "skip"]
+_Policy = Annotated[Policy, BeforeValidator(_word)]
+_Offset = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Time = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+_Size = Annotated[int, BeforeValidator(parse_size), Field(ge=1)]
+
+
+class SourceOptions(BaseModel):
+    """The source's own options; offsets in bytes, times in ms, None where nothing was said. ``config``: all others."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    path: str | None = None
+    columns: Annotated[tuple[str, ...], BeforeValidator(parse_columns)] = DEFAULT_COLUMNS
+    topics: Annotated[frozenset[str] | None, BeforeValidator(_topics)] = None
+    start_offset: _Offset | None = None
+    end_offset: _Offset | None = None
+    start_time: _Time | None = None
+    end_time: _Time | None = None
+    split_size: _Size | None = None
+    corrupt: _Policy | None = None
+    config_file: Path | None = Field(None, alias="config")
+    starting_offset: Annotated[Literal["earliest", "latest"] | _Offset, BeforeValidator(_word)] = "earliest"
+    max_bytes_per_trigger: _Size | None = None
+    on_expired: _Policy = "fail"
+    _config: Config = PrivateAttr()
+
+    @property
+    def config(self) -> Config:
+        """The configuration, with what the options say of it."""
+        return self._config
 
     @property
     def has_data(self) -> bool:
@@ -70,65 +93,9 @@ class SourceOptions:
         return not self.config.provenance.get("data", _DEFAULT).startswith(_DEFAULT)
 
 
-def _integer(text: str, least: int = -(1 << 63)) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError("is not a whole number") from None
-    if value < least == 0:
-        raise ValueError("is negative")
-    if not least <= value < 1 << 63:
-        raise ValueError("is not in 64 bits")
-    return value
-
-
-def _size(text: str) -> int:
-    value = parse_size(text)
-    if value < 1:
-        raise ValueError("is less than 1")
-    return value
-
-
-def _starting_offset(text: str) -> str | int:
-    word = text.strip().lower()
-    try:
-        return word if word in ("earliest", "latest") else _integer(text, 0)
-    except ValueError:
-        raise ValueError("is not earliest, latest or a physical offset") from None
-
-
-def _policy(text: str) -> str:
-    word = text.strip().lower()
-    if word not in ("fail", "skip"):
-        raise ValueError("is not one of fail, skip")
-    return word
-
-
-def _topics(text: str) -> frozenset[str]:
-    return frozenset(word.strip() for word in text.split(","))
-
-
-_BATCH_ONLY: dict[str, Callable[[str], Any]] = {
-    "startOffset": partial(_integer, least=0),
-    "endOffset": partial(_integer, least=0),
-}
-_STREAM_ONLY: dict[str, Callable[[str], Any]] = {
-    "startingOffset": _starting_offset,
-    "maxBytesPerTrigger": _size,
-    "onExpired": _policy,
-}
-_OWN: dict[str, Callable[[str], Any]] = {
-    "path": str,
-    "columns": parse_columns,
-    "topics": _topics,
-    "startTime": _integer,
-    "endTime": _integer,
-    "splitSize": _size,
-    "corrupt": _policy,
-    "config": Path,
-    **_BATCH_ONLY,
-    **_STREAM_ONLY,
-}
+_BATCH_ONLY = ("startOffset", "endOffset")
+_STREAM_ONLY = ("startingOffset", "maxBytesPerTrigger", "onExpired")
+_OWN = [field.alias or "" for field in SourceOptions.model_fields.values()]
 _NAMES = {name.lower(): name for name in _OWN}
 _KEYS = {key.replace("_", ""): key for key in KEYS}
 
@@ -143,27 +110,21 @@ def parse_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptio
         if name in texts:
             hint = "use startingOffset, startTime and endTime" if is_stream else "use startOffset and endOffset"
             raise UsageError(f"{name} is no option of a {'stream' if is_stream else 'batch'}", hint)
-    own = {name: _parsed(name, text) for name, text in texts.items()}
-    if "corrupt" in own:
-        keys["on_corrupt"] = "skip" if own["corrupt"] == "skip" else "stop"
-    if "path" in own:
-        keys["store"] = own["path"]
-    config = with_known_segment_size(load(keys, own.get("config"), {}))
-    if not config.store.commit_log_directories:
+    try:
+        own = SourceOptions.model_validate(texts)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        text, why = str(wrong["loc"][0]), wrong["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{text} = {texts[text][:64]!r}: {why}") from None
+    if own.corrupt is not None:
+        keys["on_corrupt"] = "skip" if own.corrupt == "skip" else "stop"
+    if own.path is not None:
+        keys["store"] = own.path
+    own._config = with_known_segment_size(load(keys, own.config_file, {}))
+    if not own.config.store.commit_log_directories:
         raise UsageError("no store is given", "give load() the broker's storePathRootDir, or the option commitLogPaths")
-    return SourceOptions(
-        config=config,
-        columns=own.get("columns") or parse_columns(None),
-        topics=own.get("topics"),
-        start_offset=own.get("startOffset"),
-        end_offset=own.get("endOffset"),
-        start_time=own.get("startTime"),
-        end_time=own.get("endTime"),
-        split_size=own.get("splitSize") or config.spark.split_size or None,
-        starting_offset=own.get("startingOffset", "earliest"),
-        max_bytes_per_trigger=own.get("maxBytesPerTrigger"),
-        on_expired=own.get("onExpired", "fail"),
-    )
+    own.split_size = own.split_size or own.config.spark.split_size or None
+    return own
 
 
 def check_names(options: Mapping[str, str]) -> None:
@@ -177,16 +138,11 @@ def with_known_segment_size(config: Config) -> Config:
         return config
     disk = disk_for(config)
     for directory in config.store.commit_log_directories:
-        try:
-            files = disk.list_dir(directory)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            continue
-        for name, size in files:
-            if segment_base(name) is not None and size > 0:
-                store = config.store.model_copy(update={"segment_size": size})
-                return config.model_copy(update={"store": store})
+        with MissingOk():
+            for name, size in disk.list_dir(directory):
+                if segment_base(name) is not None and size > 0:
+                    store = config.store.model_copy(update={"segment_size": size})
+                    return config.model_copy(update={"store": store})
     return config
 
 
@@ -230,13 +186,6 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
             hint = f"did you mean {_NAMES.get(near[0]) or _KEYS[near[0]]}?" if near else OPTIONS_HINT
             raise UsageError(f"there is no option {option[:64]!r} of {FORMAT}", hint)
     return own, keys
-
-
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return _OWN[name](text)
-    except ValueError as error:
-        raise UsageError(f"{name} = {text[:64]!r} {error}") from None
 
 
 _HELP = re.compile(r"see indexd --help( for all of them)?")

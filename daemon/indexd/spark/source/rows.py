@@ -56,8 +56,6 @@ _VALUES: dict[str, Callable[[Message], object]] = {
     "keys": lambda message: message.keys,
     "properties": lambda message: list(message.properties.items()),
 }
-# Hosts met, before they are forgotten: producers come and go, each with a port of its own.
-_HOSTS_MAX = 1 << 13
 _PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
 # A byte as two hexadecimal digits.
 _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
@@ -98,9 +96,6 @@ class RowReader:
         self._table: TopicTable | None = None
         self._topics = texts([])
         self._kept_topics = np.zeros(0, dtype=np.bool_)
-
-    def __repr__(self) -> str:
-        return f"RowReader({self.split_reader.split}, columns={','.join(self.schema.names)})"
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self.split_reader:
@@ -171,13 +166,8 @@ class Locator:
     """
 
     def __init__(self, columns: frozenset[str]) -> None:
-        self._want_hosts = bool(columns & _HOSTS.keys())
         self._want_texts = bool(columns & {*_TEXTS, "keys"})
         self._want_properties = "properties" in columns
-        self._hosts = TopicTable()
-        self._host_names: list[bytes] = []
-        #: By name of the column: what each host is there.
-        self._host_texts = {name: texts([]) for name in _HOSTS}
         self._rows = np.zeros((kernel.FIELDS, 1), dtype=np.int64)
         self._pairs = np.zeros((4, kernel.ROOM), dtype=np.int64)
         self._keys = np.zeros((2, kernel.ROOM), dtype=np.int64)
@@ -195,19 +185,10 @@ class Locator:
             self._rows = np.zeros((kernel.FIELDS, self._count), dtype=np.int64)
             self._starts = np.zeros((2, self._count + 1), dtype=np.int32)
         self._rows[kernel.IS_SLOW] = 0
-        if len(self._hosts) > _HOSTS_MAX:
-            self._hosts, self._host_names = TopicTable(), []
-        arguments = (frames, np.uint64(base), offsets, sizes, times, self._want_hosts, self._rows)
-        while True:
-            outcome, row = kernel.locate(*arguments, self._hosts.arrays)
-            if outcome == kernel.LOCATED:
-                break
-            if outcome == kernel.CHANGED:
-                where = offsets[int(row)]
-                raise DisturbedError(f"the log was written anew at {where} while it was read", "read it again")
-            self._hosts = self._hosts.grown()
-        if len(self._hosts) != len(self._host_names):
-            self._know_hosts()
+        outcome, row = kernel.locate(frames, np.uint64(base), offsets, sizes, times, self._rows)
+        if outcome == kernel.CHANGED:
+            where = offsets[int(row)]
+            raise DisturbedError(f"the log was written anew at {where} while it was read", "read it again")
         if self._want_texts or self._want_properties:
             self._locate_texts()
         return self
@@ -218,8 +199,13 @@ class Locator:
             field, kind = _NUMBERS[name]
             return numbers(self._field(field).astype(kind))
         if name in _HOSTS:
-            found = self._host_texts[name].take(numbers(self._field(_HOSTS[name])))
-            return found if name != "msgId" else pc.binary_join_element_wise(found, self._offsets_in_hex(), "")
+            start, end = self._field(_HOSTS[name]), self._field(_HOSTS[name] + 1)
+            hosts = self._texts(start, end, pa.binary()).dictionary_encode()
+            known = hosts.dictionary.to_pylist()
+            if name != "msgId":
+                return texts([host_text(host) for host in known]).take(hosts.indices)
+            found = texts([host.hex().upper() for host in known]).take(hosts.indices)
+            return pc.binary_join_element_wise(found, self._offsets_in_hex(), "")
         if name == "body":
             return self._texts(self._field(kernel.BODY), self._field(kernel.BODY + 1), pa.binary())
         if name in _TEXTS:
@@ -234,16 +220,6 @@ class Locator:
             pairs = pa.Array.from_buffers(_PAIR_TYPE, len(begins), [None], children=children)
             found = self._nested(PROPERTIES_TYPE, 0, pairs)
         return self._with_slow(found, _VALUES[name])
-
-    def _know_hosts(self) -> None:
-        known = range(len(self._host_names), len(self._hosts))
-        self._host_names += [self._hosts.raw_name(host) for host in known]
-        named = texts([host_text(host) for host in self._host_names])
-        self._host_texts = {
-            "bornHost": named,
-            "storeHost": named,
-            "msgId": texts([host.hex().upper() for host in self._host_names]),
-        }
 
     def _locate_texts(self) -> None:
         count = np.uint64(self._count)
@@ -263,12 +239,11 @@ class Locator:
         odd = np.flatnonzero(slow == kernel.NOT_ASCII)
         if len(odd):
             start, end = self._field(kernel.PROPERTIES)[odd], self._field(kernel.PROPERTIES + 1)[odd]
-            read = self._texts(start, end, pa.binary())
+            slow[odd] = 0
             try:
-                read.cast(pa.string())
-                slow[odd] = 0
-            except pa.ArrowInvalid:
-                slow[odd] = [not _is_utf8(text) for text in read.to_pylist()]
+                self._texts(start, end, pa.binary()).cast(pa.string())
+            except pa.ArrowInvalid:  # one of them is no UTF-8: the plain decoder sees which
+                slow[odd] = 1
 
     def _field(self, number: int) -> Int64s:
         return self._rows[number, : self._count]
@@ -323,11 +298,3 @@ def host_text(host: bytes) -> str:
     """``address:port`` of a host as stored, 8 or 20 bytes; IPv6 in brackets."""
     address, port = ipaddress.ip_address(host[:-4]), int.from_bytes(host[-4:], "big", signed=True)
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

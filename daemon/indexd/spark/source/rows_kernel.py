@@ -14,7 +14,6 @@ import numpy as np
 from indexd.commitlog import format as frame
 from indexd.commitlog.bytes_kernel import (
     find_byte,
-    hash_utf8,
     load_u8,
     load_u32,
     load_u64,
@@ -22,21 +21,18 @@ from indexd.commitlog.bytes_kernel import (
     same_bytes,
     signed_32,
 )
-from indexd.commitlog.kernel import find_topic_id, store_timestamp_at, walk
+from indexd.commitlog.kernel import store_timestamp_at, walk
 
-LOCATED = 0
-#: The table of hosts has no room for another, or the pairs and keys none for another row.
-NO_ROOM = 1
-#: The frame at the row is not the one that was decoded.
-CHANGED = 2
+#: NO_ROOM: the pairs and keys have none for another row; CHANGED: the frame at the row is not the one that was decoded.
+LOCATED, NO_ROOM, CHANGED = range(3)
 
 
-#: What ``locate`` fills, a row of an int64 array each: numbers, ids of hosts, and first bytes, with the byte behind the
-#: last one in the row that follows; what is absent is empty. IS_SLOW is 0 for a plain row, or 1, or NOT_ASCII.
-BORN_TIMESTAMP, RECONSUME_TIMES, PREPARED_OFFSET, BORN_HOST, STORE_HOST = range(5)
-BODY, PROPERTIES, UNIQ_KEY, TAGS = range(5, 13, 2)
-IS_SLOW = 13
-FIELDS = 14
+#: What ``locate`` fills, a row of an int64 array each: numbers, and first bytes, with the byte behind the last one in
+#: the row that follows; what is absent is empty. IS_SLOW is 0 for a plain row, or 1, or NOT_ASCII.
+BORN_TIMESTAMP, RECONSUME_TIMES, PREPARED_OFFSET = range(3)
+BORN_HOST, STORE_HOST, BODY, PROPERTIES, UNIQ_KEY, TAGS = range(3, 15, 2)
+IS_SLOW = 15
+FIELDS = 16
 #: Not known to be plain before its properties are known to be UTF-8.
 NOT_ASCII = 2
 #: A message with more properties, or with more keys, is a slow row.
@@ -52,22 +48,13 @@ _2 = np.uint64(2)
 _3 = np.uint64(3)
 _4 = np.uint64(4)
 _8 = np.uint64(8)
-_LOW_32 = np.uint64(0xFFFFFFFF)
 _BYTE = np.uint64(0xFF)
 _MAGIC_V1 = np.uint64(frame.MAGIC_V1)
 _MAGIC_V2 = np.uint64(frame.MAGIC_V2)
 _BORN_V6 = np.uint64(frame.FLAG_BORN_HOST_V6)
 _STORE_V6 = np.uint64(frame.FLAG_STORE_HOST_V6)
-_ANY_V6 = _BORN_V6 | _STORE_V6
 _HOST_V6 = np.uint64(20)
 _FRAME_SIZE_MIN = np.uint64(frame.FRAME_SIZE_MIN)
-
-
-@numba.njit(nogil=True, forceinline=True)
-def _is_same_host(buffer, start, before, size):  # type: ignore[no-untyped-def]
-    return load_word(buffer, start) == load_word(buffer, before) and (
-        size == _8 or same_bytes(buffer, start, buffer, before, size)
-    )
 
 
 @numba.njit(nogil=True, forceinline=True)
@@ -87,50 +74,31 @@ def _open_frame(frames, base, pos, size, store_timestamp):  # type: ignore[no-un
 
 
 @numba.njit(nogil=True, cache=True)
-def locate(frames, base, phy_offsets, sizes, store_timestamps, want_hosts, found, hosts):  # type: ignore[no-untyped-def]
+def locate(frames, base, phy_offsets, sizes, store_timestamps, found):  # type: ignore[no-untyped-def]
     """Fixed fields, hosts, body and properties of the messages at ``phy_offsets`` of ``frames`` (uint8) into ``found``.
 
     ``frames[0]`` stands at physical offset ``base`` (uint64); offsets int64, sizes int32 and times int64 are those that
-    were decoded. ``hosts``: TopicArrays of the hosts met so far, by their bytes as stored. Returns (LOCATED, NO_ROOM
-    for another host, or CHANGED; rows done).
+    were decoded. Returns (LOCATED or CHANGED, rows done).
     """
-    # Taken out of their tuple once: a field of a tuple costs two reference counts at every access.
-    host_table, host_starts, host_data, hosts_known = hosts.table, hosts.start, hosts.data, hosts.known
     born_timestamps, reconsume_times, prepared = found[BORN_TIMESTAMP], found[RECONSUME_TIMES], found[PREPARED_OFFSET]
-    born_hosts, store_hosts, bodies, body_ends = found[BORN_HOST], found[STORE_HOST], found[BODY], found[BODY + 1]
+    born_hosts, born_ends = found[BORN_HOST], found[BORN_HOST + 1]
+    store_hosts, store_ends, bodies, body_ends = found[STORE_HOST], found[STORE_HOST + 1], found[BODY], found[BODY + 1]
     all_properties, properties_ends = found[PROPERTIES], found[PROPERTIES + 1]
     row, rows = _0, np.uint64(len(phy_offsets))
-    born_before, store_before, flags_before = _0, _0, _0
-    born_id, store_id = np.int64(-1), np.int64(-1)
     while row < rows:
         pos, size = np.uint64(phy_offsets[row]) - base, np.uint64(sizes[row])
         is_same, flags, body, body_end, properties = _open_frame(frames, base, pos, size, store_timestamps[row])
         if not is_same:
             return CHANGED, row
-        born_size = _HOST_V6 if flags & _BORN_V6 else _8
-        store_size = _HOST_V6 if flags & _STORE_V6 else _8
-        born, stored = pos + np.uint64(48), pos + np.uint64(56) + born_size
-        if want_hosts:
-            if flags & _ANY_V6 != flags_before:
-                flags_before = flags & _ANY_V6
-                born_id = store_id = np.int64(-1)
-            if born_id < np.int64(0) or not _is_same_host(frames, born, born_before, born_size):
-                hashed = hash_utf8(frames, born, born + born_size, _0) & _LOW_32
-                born_id = find_topic_id(
-                    frames, born, born + born_size, hashed, host_table, host_starts, host_data, hosts_known
-                )
-            if store_id < np.int64(0) or not _is_same_host(frames, stored, store_before, store_size):
-                hashed = hash_utf8(frames, stored, stored + store_size, _0) & _LOW_32
-                store_id = find_topic_id(
-                    frames, stored, stored + store_size, hashed, host_table, host_starts, host_data, hosts_known
-                )
-            if born_id < np.int64(0) or store_id < np.int64(0):
-                return NO_ROOM, row
-            born_before, store_before = born, stored
-            born_hosts[row], store_hosts[row] = born_id, store_id
+        born = pos + np.uint64(48)
+        born_end = born + (_HOST_V6 if flags & _BORN_V6 else _8)
+        stored = born_end + _8
+        behind = stored + (_HOST_V6 if flags & _STORE_V6 else _8)
+        born_hosts[row], born_ends[row] = np.int64(born), np.int64(born_end)
+        store_hosts[row], store_ends[row] = np.int64(stored), np.int64(behind)
         born_timestamps[row] = np.int64(load_u64(frames, pos + np.uint64(40)))
-        reconsume_times[row] = np.int64(np.int32(signed_32(load_u32(frames, stored + store_size))))
-        prepared[row] = np.int64(load_u64(frames, stored + store_size + _4))
+        reconsume_times[row] = np.int64(np.int32(signed_32(load_u32(frames, behind))))
+        prepared[row] = np.int64(load_u64(frames, behind + _4))
         bodies[row], body_ends[row] = np.int64(body), np.int64(body_end)
         all_properties[row], properties_ends[row] = np.int64(properties), np.int64(pos + size)
         row += _1

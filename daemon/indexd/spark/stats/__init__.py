@@ -3,5 +3,5 @@
 content   counts the messages of one split, inside a task, as rows that Spark adds up
 index     counts the chains of one index file, inside a task; is the number of slots right?
 report    the result as one object, and how Spark makes it
-show      the object on a terminal, and as a page (page.html, page.css)
+show      the object on a terminal, and as a page
 """

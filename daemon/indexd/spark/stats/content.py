@@ -2,11 +2,7 @@
 
 A count row says how often something of one ``kind`` was seen (``COUNT_TYPES``): a measure by topic and time, a body
 size, a flag, or a text (a key, a unique key, tags, a producer's host) with the offset of the first message that has it.
-
-Texts are counted in bounded memory. Of a large log ``Selection.level`` is above 0: the texts whose hash ends in so
-many zero bits are the **sample**. They are counted exactly, and each stands for 2^level texts. Of the others a split
-keeps the most frequent of each kind; what it dropped occurred at most ``lost`` times in it, so a sum over all splits
-is too low by at most the sum of theirs. At level 0 every text is in the sample and every count is exact.
+A task adds up what fits into some 50 MB and hands it on; every sum over all splits is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -45,12 +40,16 @@ MEASURES = ("messages", "bytes", "bodyBytes", "keys", "withoutKeys", "withoutAny
 SIZE, SIZE_BYTES, FLAG, SPLIT = "size", "sizeBytes", "flag", "split"
 #: Rows that agree in these count the same thing.
 COUNTED = ("kind", "topic", "text", "at")
-COUNT_TYPES = "kind string, topic string, text string, at long, amount long, first long, sampled boolean"
+COUNT_TYPES = "kind string, topic string, text string, at long, amount long, first long"
 
 _COLUMNS = ("phyOffset", "topic", "storeTimestamp", "bornHost", "sysFlag", "size", "keys", "uniqKey", "tags", "body")
-_DEFAULTS: dict[str, Any] = {"topic": "", "text": "", "at": 0, "amount": 1, "first": 0}
-_TYPES = {"topic": pa.string(), "text": pa.string(), "at": pa.int64(), "amount": pa.int64(), "first": pa.int64()}
-# So many rows wait before they are added up: some 50 MB.
+_DEFAULTS: dict[str, Any] = {
+    "topic": pa.scalar(""),
+    "text": pa.scalar(""),
+    "at": pa.scalar(0, pa.int64()),
+    "amount": pa.scalar(1, pa.int64()),
+    "first": pa.scalar(0, pa.int64()),
+}
 _WAITING_MAX = 1 << 18
 _PORT = r"^\[?(.*?)\]?:-?[0-9]+$"
 Event = tuple[int, int, int]
@@ -58,19 +57,15 @@ Event = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages count, and how.
+    """Which messages count: ``topics``, all if empty, and store times in ms, both ends included.
 
-    ``topics`` empty: all. Store times in ms, both ends included. ``silence``: so many ms without a message are one.
-    ``level``: of the sample; -1: as the size of the log asks for. ``kept``: texts of a kind that a split keeps
-    beside it.
+    ``silence``: so many ms without a message are one.
     """
 
     topics: tuple[str, ...] = ()
     begin: int = -(1 << 63)
     end: int = (1 << 63) - 1
     silence: int = 60_000
-    level: int = -1
-    kept: int = 1 << 15
 
 
 def step_for(span: int) -> int:
@@ -99,35 +94,30 @@ def largest(events: Iterable[Event]) -> list[Event]:
     return heapq.nsmallest(EVENTS_MAX, events, key=lambda event: (-abs(event[2] - event[1]), event[0]))
 
 
-def count_split(config: Config, selection: Selection, known: pa.Table | None, split: Split) -> Iterator[pa.RecordBatch]:
-    """The count rows of one split. With ``known`` (kind, topic, text) these texts alone are counted, exactly."""
+def count_split(config: Config, selection: Selection, split: Split) -> Iterator[pa.RecordBatch]:
+    """The count rows of one split; the last one, of kind SPLIT, says in JSON what was seen of it as a whole."""
     reader = RowReader(disk_for(config), config, split, _COLUMNS)
-    counter = SplitCounter(selection, FLAVOURS[config.index.flavour], known)
+    counter = SplitCounter(selection, FLAVOURS[config.index.flavour])
     for batch in reader:
         counter.add(batch)
         if counter.waiting > _WAITING_MAX:
-            yield from counter.drained(is_last=False)
-    yield from counter.drained(is_last=True)
-    if known is None:
-        read = reader.split_reader
-        unreadable_at = read.unreadable.offset if read.unreadable else None
-        ended = {"next": read.next_offset, "unreadable": unreadable_at, "skipped": reader.skipped_bytes}
-        row = _rows(SPLIT, 1, text=[json.dumps(counter.seen | ended)], at=[split.begin])
-        yield from row.append_column("sampled", pa.array([True])).to_batches()
+            yield from counter.drained()
+    yield from counter.drained()
+    read = reader.split_reader
+    unreadable_at = read.unreadable.offset if read.unreadable else None
+    ended = {"next": read.next_offset, "unreadable": unreadable_at, "skipped": reader.skipped_bytes}
+    yield from _rows(SPLIT, 1, text=[json.dumps(counter.seen | ended)], at=[split.begin]).to_batches()
 
 
 class SplitCounter:
     """Counts the batches of a split, in log order. ``seen`` is what the driver has to know of the split as a whole."""
 
-    def __init__(self, selection: Selection, flavour: Flavour, known: pa.Table | None) -> None:
-        self._selection = selection
-        self._flavour = flavour
-        self._known = known
-        self._mask = np.uint64((1 << max(selection.level, 0)) - 1)
-        self._tables = [_rows(KEYS, 0)]
+    def __init__(self, selection: Selection, flavour: Flavour) -> None:
+        self._selection, self._flavour = selection, flavour
+        self._tables: list[pa.Table] = []
         # times: first, last, least, greatest store time and the first offset, once there is a message.
-        self.seen: dict[str, Any] = {"times": None, "entries": 0, "lost": dict.fromkeys(TEXTS, 0)}
-        self.seen |= {"steps": 0, "silences": 0, "largestSteps": [], "largestSilences": []}
+        self.seen: dict[str, Any] = {"times": None, "entries": 0, "steps": 0, "silences": 0}
+        self.seen |= {"largestSteps": [], "largestSilences": []}
 
     @property
     def waiting(self) -> int:
@@ -145,12 +135,9 @@ class SplitCounter:
         if not wanted.all():
             batch, times = batch.filter(pa.array(wanted)), times[wanted]
             measures = {name: values[wanted] for name, values in measures.items()}
-        if not len(times):
-            return
-        self._tables += _text_rows(batch)
-        if self._known is None:
+        if len(times):
             self._tick(times, batch["phyOffset"].to_numpy())
-            self._tables += _figure_rows(batch, times, measures)
+            self._tables += [*_text_rows(batch), *_figure_rows(batch, times, measures)]
 
     def _measures(self, batch: pa.RecordBatch) -> dict[str, NDArray[np.int64]]:
         keys = pc.list_value_length(batch["keys"]).to_numpy().astype(np.int64)
@@ -179,50 +166,22 @@ class SplitCounter:
         least, greatest = min(known[2], int(times.min())), max(known[3], int(times.max()))
         seen["times"] = [known[0], int(times[-1]), least, greatest, known[4]]
 
-    def drained(self, *, is_last: bool) -> list[pa.RecordBatch]:
-        """The rows that nothing more is needed for; with ``is_last`` all that are left."""
-        rows = pa.concat_tables(self._tables)
-        if self._known is not None:
-            rows = rows.join(self._known, keys=list(COUNTED[:3]), join_type="inner", use_threads=False)
-        elif self.seen["times"]:
-            step = min(step_for(self.seen["times"][3] - self.seen["times"][2]), HOUR)
-            at = rows["at"].to_numpy()
-            is_time = _is_in(rows, MEASURES) & (at != NO_TIME)
-            rows = rows.set_column(3, "at", pa.array(np.where(is_time, at // step * step, at)))
-        rows = _summed(rows, COUNTED, ("amount",), ("first",))
-        sampled = np.ones(len(rows), dtype=np.bool_)
-        if self._mask and self._known is None:
-            hashes = pd.util.hash_array(rows["text"].to_numpy(), categorize=False)
-            sampled = (hashes & self._mask == 0) | ~_is_in(rows, TEXTS)
-        others = self._frequent(rows.filter(pa.array(~sampled)))
-        self._tables = [_rows(KEYS, 0) if is_last else others]
-        done = [(rows.filter(pa.array(sampled)), True), *([(others, False)] if is_last else [])]
-        return [
-            batch
-            for table, flag in done
-            for batch in table.append_column("sampled", pa.array(np.full(len(table), flag))).to_batches()
-        ]
-
-    def _frequent(self, rows: pa.Table) -> pa.Table:
-        # The most frequent of each kind; how often the others occurred at most is added to what was lost.
-        frequent = [rows.slice(0, 0)]
-        for kind in TEXTS:
-            own = rows.filter(pc.equal(rows["kind"], kind))
-            if len(own) > self._selection.kept:
-                amounts = own["amount"].to_numpy()
-                cut = int(np.partition(amounts, -self._selection.kept - 1)[-self._selection.kept - 1])
-                self.seen["lost"][kind] += cut
-                own = own.filter(pa.array(amounts > cut))
-            frequent.append(own)
-        return pa.concat_tables(frequent)
+    def drained(self) -> list[pa.RecordBatch]:
+        """The rows that wait, added up."""
+        if not self._tables:
+            return []
+        rows, self._tables = pa.concat_tables(self._tables), []
+        step = min(step_for(self.seen["times"][3] - self.seen["times"][2]), HOUR)
+        at = rows["at"].to_numpy()
+        is_time = pc.is_in(rows["kind"], pa.array(MEASURES)).to_numpy() & (at != NO_TIME)
+        rows = rows.set_column(3, "at", pa.array(np.where(is_time, at // step * step, at)))
+        batches: list[pa.RecordBatch] = _summed(rows, COUNTED, ("amount",), ("first",)).to_batches()
+        return batches
 
 
 def _rows(kind: str, size: int, **columns: Any) -> pa.Table:
     # Count rows of one kind; columns that are not given are empty, and an amount 1.
-    given = {
-        name: columns[name] if name in columns else pa.repeat(pa.scalar(_DEFAULTS[name], _TYPES[name]), size)
-        for name in _TYPES
-    }
+    given = {name: columns.get(name, pa.repeat(default, size)) for name, default in _DEFAULTS.items()}
     return pa.table({"kind": pa.repeat(kind, size), **given})
 
 
@@ -233,11 +192,6 @@ def _summed(table: pa.Table, keys: Sequence[str], sums: Sequence[str], least: Se
     return found.select(names).rename_columns([*keys, *sums, *least])
 
 
-def _is_in(rows: pa.Table, kinds: Sequence[str]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.is_in(rows["kind"], pa.array(kinds)).to_numpy()
-    return found
-
-
 def _text_rows(batch: pa.RecordBatch) -> list[pa.Table]:
     topics, offsets, keys = batch["topic"], batch["phyOffset"], batch["keys"]
     parents = pc.list_parent_indices(keys)
@@ -246,8 +200,7 @@ def _text_rows(batch: pa.RecordBatch) -> list[pa.Table]:
         having = batch.filter(pc.is_valid(batch[column]))
         texts = {"topic": having["topic"], "text": having[column], "first": having["phyOffset"]}
         found.append(_rows(kind, len(having), **texts))
-    hosts = _rows(HOST, len(batch), text=batch["bornHost"], first=offsets)
-    hosts = _summed(hosts, COUNTED, ("amount",), ("first",))
+    hosts = _summed(_rows(HOST, len(batch), text=batch["bornHost"], first=offsets), COUNTED, ("amount",), ("first",))
     return [*found, hosts.set_column(2, "text", pc.replace_substring_regex(hosts["text"], _PORT, r"\1"))]
 
 

@@ -1,9 +1,4 @@
-"""Shows a report: on a terminal, and as one HTML page that needs nothing else.
-
-Both show the same sections, each with words and a table of names, numbers and bars. The page has a plot of messages by
-topic and time beside them. There is no script in it, and its Content-Security-Policy allows none and no address at all:
-a browser fetches nothing and runs nothing that came out of the log.
-"""
+"""Shows the statistics of a log on a terminal, as wide as that is, and as an HTML page that any browser opens."""
 
 from __future__ import annotations
 
@@ -11,21 +6,16 @@ import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-import jinja2
-from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from indexd import __version__
-from indexd.pages.markup import page_style
+from indexd.pages.report import Section, render_report
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.stats.content import STEPS, step_for
 from indexd.spark.stats.index import RIGHT, TOO_FEW
@@ -40,76 +30,55 @@ _TICKS = 6
 _MARKS_MAX = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the report. Columns whose name begins with ``>`` hold numbers; ``bars``: a share for each row."""
-
-    title: str
-    words: Sequence[str] = ()
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    bars: Sequence[float] = ()
-    #: good or bad, of the first words.
-    state: str = ""
-
-
 def sections_of(report: Report, top: int) -> list[Section]:
     """What is shown of a report, in order; of each list the first ``top``."""
-    if not report.messages:
+    if not report["messages"]:
         return [Section("Messages", ["There is no message in what was read."])]
     events = [
         (kind, show_duration(event["ms"]), *(show_utc(event[name], seconds=True) for name in ("before", "after")),
          f"{event['phyOffset']:,}")
         for kind, found in (("step back", "largestSteps"), ("silence", "largestSilences"))
-        for event in report.clock[found][:top]
+        for event in report["clock"][found][:top]
     ]  # fmt: skip
-    clock = f"{report.clock['steps']:,} steps back, {report.clock['silences']:,} silences of more than "
-    sizes = report.body_sizes
-    compressed = f"; {show_share(report.compressed / report.messages)} are compressed" if report.compressed else ""
+    clock = f"{report['clock']['steps']:,} steps back, {report['clock']['silences']:,} silences of more than "
+    sizes = report["bodySizes"]
+    compressed = (
+        f"; {show_share(report['compressed'] / report['messages'])} are compressed" if report["compressed"] else ""
+    )
     body_words = f"Half of the bodies have up to {show_size(sizes['median'])}, 99 % up to {show_size(sizes['p99'])}, as"
     found = [
         _topics(report, top),
-        _hot("Hot keys", "key", report.hot_keys, report.keys, top, report.keys_seen),
+        _hot("Hot keys", "key", report["hotKeys"], report["keys"], top),
         _occurrences(report),
-        _hot("Unique keys that occur more than once", "unique key", report.hot_uniq_keys, report.messages, top,
-             report.uniq_keys_seen),
-        _hot("Tags", "tags", report.tags, report.messages, top),
-        _hot("Hosts of producers", "host", report.hosts, report.messages, top),
+        _hot("Unique keys that occur more than once", "unique key", report["hotUniqKeys"], report["messages"], top),
+        _hot("Tags", "tags", report["tags"], report["messages"], top),
+        _hot("Hosts of producers", "host", report["hosts"], report["messages"], top),
         _powers("Body sizes", [f"{body_words} they are stored{compressed}."], sizes["buckets"],
                 ("body", ">messages", ">bytes"), lambda n: f"< {show_size(n)}", ("{:,}".format, show_size)),
-        Section("The store's clock", [f"{clock}{show_duration(report.clock['silenceMs'])}."],
+        Section("The store's clock", [f"{clock}{show_duration(report['clock']['silenceMs'])}."],
                 ("what", ">by", ">from (UTC)", ">to (UTC)", ">at"), events),
     ]  # fmt: skip
-    return [*found, *_index(report.index, top)]
+    return [*found, *_index(report["index"], top)]
 
 
 def _topics(report: Report, top: int) -> Section:
     rows = [
-        (show_name(row["topic"]), f"{row['messages']:,}", show_share(row["messages"] / report.messages),
+        (show_name(row["topic"]), f"{row['messages']:,}", show_share(row["messages"] / report['messages']),
          show_size(row["bytes"]), f"{row['keys']:,}", f"{row['withoutKeys']:,}", f"{row['tagged']:,}")
-        for row in report.topics[:top]
+        for row in report["topics"][:top]
     ]  # fmt: skip
-    more = len(report.topics) - len(rows)
+    more = len(report["topics"]) - len(rows)
     columns = ("topic", ">messages", ">share", ">size", ">keys", ">no keys", ">tagged")
-    bars = [row["messages"] / report.topics[0]["messages"] for row in report.topics[:top]]
+    bars = [row["messages"] / report["topics"][0]["messages"] for row in report["topics"][:top]]
     return Section(
         "Messages by topic", [f"The first {top:,}; there are {more:,} more."] if more else [], columns, rows, bars
     )
 
 
-def _hot(title: str, what: str, hot: Row, total: int, top: int, seen: Row | None = None) -> Section:
+def _hot(title: str, what: str, hot: Row, total: int, top: int) -> Section:
     shown = hot["top"][:top]
-    bound, of_topics = f"{hot['completeAbove']:,}", any(row["topic"] for row in shown)
-    words = [] if shown else ["None was found."]
-    if shown and seen is not None:
-        about = "" if seen["isExact"] else f" (± {100 * seen['standardError']:.1f} %)"
-        words.append(
-            f"{show_repeated(seen, hot).capitalize()} of {show_number(seen['distinct'])}{about} occur more than once."
-        )
-    if shown and not hot["isExact"]:
-        words.append(f"These counts may be too low by {bound}.")
-    elif shown and hot["completeAbove"]:
-        words.append(f"These counts are exact, and nothing that occurs more than {bound} times was overlooked.")
+    of_topics = any(row["topic"] for row in shown)
+    words = [f"{show_number(hot['repeatedAtLeast'])} of {show_number(hot['distinct'])} occur more than once."]
     rows = [
         (show_name(row["text"]), *([show_name(row["topic"])] if of_topics else []), f"{row['count']:,}",
          show_share(row["count"] / total if total else None), f"{row['phyOffset']:,}")
@@ -117,27 +86,15 @@ def _hot(title: str, what: str, hot: Row, total: int, top: int, seen: Row | None
     ]  # fmt: skip
     bars = [row["count"] / shown[0]["count"] for row in shown]
     columns = (what, *(["topic"] if of_topics else []), ">count", ">share", ">first at")
-    return Section(title, words, columns, rows, bars)
-
-
-def show_repeated(seen: Row, hot: Row) -> str:
-    """How many keys occur more than once: the number, an estimate, or where a sample is too coarse, the known ones."""
-    if not seen["isExact"] and hot["repeatedAtLeast"] > seen["repeated"]:
-        return f"at least {show_number(hot['repeatedAtLeast'])}"
-    return f"{'' if seen['isExact'] else 'about '}{show_number(seen['repeated'])}"
+    return Section(title, words if shown else ["None was found."], columns, rows, bars)
 
 
 def _occurrences(report: Report) -> Section:
-    pairs = zip(report.keys_seen["byOccurrences"], report.uniq_keys_seen["byOccurrences"], strict=True)
+    pairs = zip(report["keysSeen"]["byOccurrences"], report["uniqKeysSeen"]["byOccurrences"], strict=True)
     used = [(key, uniq) for key, uniq in pairs if key["keys"] or uniq["keys"]]
-    rows = [
-        (_range(key["from"], key["to"]), show_number(key["keys"]), show_number(uniq["keys"]))
-        for key, uniq in used
-    ]  # fmt: skip
-    bars = [key["keys"] / (report.keys_seen["distinct"] or 1) for key, _ in used]
-    is_exact = report.keys_seen["isExact"]
-    words = [] if is_exact else ["From a sample: numbers below some hundred are rough, and 0 may be a few."]
-    return Section("How often a key occurs", words, ("times", ">keys", ">unique keys"), rows, bars)
+    rows = [(_range(key["from"], key["to"]), *(show_number(one["keys"]) for one in (key, uniq))) for key, uniq in used]
+    bars = [key["keys"] / (report["keysSeen"]["distinct"] or 1) for key, _ in used]
+    return Section("How often a key occurs", [], ("times", ">keys", ">unique keys"), rows, bars)
 
 
 def _range(least: int, most: int | None) -> str:
@@ -166,11 +123,7 @@ def _powers(
 def _index(index: Row | None, top: int) -> list[Section]:
     if index is None:
         return []
-    verdict, longest = index["verdict"], index["longestChain"]
-    words = list(verdict["words"])
-    if longest["entries"]:
-        name, topic = show_name(longest["text"]), show_name(longest["topic"])
-        words.append(f"In the longest chain stands {longest['kind']} {name} of topic {topic}.")
+    verdict = index["verdict"]
     files_of = [
         (str(file["file"] + 1), *(f"{file[name]:,}" for name in ("entries", "usedSlots", "longestChain")),
          show_utc(file["begin"]), show_utc(file["end"]))
@@ -180,31 +133,29 @@ def _index(index: Row | None, top: int) -> list[Section]:
     columns = ("index file", ">entries", ">slots in use", ">longest chain", ">from (UTC)", ">to (UTC)")
     chains = _powers("Chains", [], index["chains"], ("chain of", ">slots", ">entries"), lambda n: f"< {n:,}",
                      ("{:,}".format, "{:,}".format))  # fmt: skip
-    return [
-        Section(f"Are {index['hashSlotNum']:,} slots right for this store?", words, columns, files_of, (), state),
-        chains,
-    ]
+    title = f"Are {index['hashSlotNum']:,} slots right for this store?"
+    return [Section(title, verdict["words"], columns, files_of, (), state), chains]
 
 
 def headline(report: Report) -> list[str]:
     """What was read, in a few lines."""
     lines = [
-        f"{report.messages:,} messages, {show_size(report.bytes)}, in log bytes {report.begin_offset:,} to "
-        f"{report.end_offset:,}"
+        f"{report['messages']:,} messages, {show_size(report['bytes'])}, in log bytes {report['beginOffset']:,} to "
+        f"{report['endOffset']:,}"
     ]
-    first, last, chosen = report.first_store_timestamp, report.last_store_timestamp, report.selection
+    first, last, chosen = report["firstStoreTimestamp"], report["lastStoreTimestamp"], report["selection"]
     if first is not None and last is not None:
         lines.append(f"stored {show_utc(first)} to {show_utc(last)} UTC, {show_duration(last - first)}")
     if any(value not in ([], None) for value in chosen.values()):
         topics = ", ".join(map(show_name, chosen["topics"])) or "all topics"
         times = f"{show_utc(chosen['begin'])} to {show_utc(chosen['end'])} UTC"
         lines.append(f"Only what was asked for: {topics}, {times}. What is said of the index is of the whole log.")
-    without = f"{report.without_keys:,} messages without, {report.without_any_key:,} without even a unique key"
-    lines.append(f"{report.keys:,} keys; {without}")
-    if report.skipped_bytes:
-        lines.append(f"{show_size(report.skipped_bytes)} of the log were passed over as unreadable")
-    if report.unreadable_at is not None:
-        lines.append(f"the log ends at offset {report.unreadable_at:,} in bytes that are no frame")
+    without = f"{report['withoutKeys']:,} messages without, {report['withoutAnyKey']:,} without even a unique key"
+    lines.append(f"{report['keys']:,} keys; {without}")
+    if report["skippedBytes"]:
+        lines.append(f"{show_size(report['skippedBytes'])} of the log were passed over as unreadable")
+    if report["unreadableAt"] is not None:
+        lines.append(f"the log ends at offset {report['unreadableAt']:,} in bytes that are no frame")
     return lines
 
 
@@ -223,7 +174,7 @@ def print_report(report: Report, top: int) -> None:
 
 def _print(console: Console, report: Report, top: int) -> None:
     block = "█" if console.encoding.lower().replace("-", "") == "utf8" else "#"
-    for section in [Section(show_name(report.store), headline(report)), *sections_of(report, top)]:
+    for section in [Section(show_name(report["store"]), headline(report)), *sections_of(report, top)]:
         console.print(Text(section.title, style="bold"))
         for words in section.words:
             console.print(Padding(Text(words), (0, 0, 0, 2)))
@@ -255,34 +206,29 @@ def write_page(report: Report, disk: Disk, path: Path, top: int) -> None:
 
 def render_page(report: Report, top: int) -> str:
     """The page of a report, of each list the first ``top``."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    tiles = [
-        (show_number(report.messages), "messages"),
-        (show_size(report.bytes), "of frames"),
-        (show_number(len(report.topics)), "topics"),
-        (show_number(report.keys_seen["distinct"]), "distinct keys"),
-        (show_share(report.without_keys / report.messages if report.messages else None), "without a key"),
-        (show_number(report.clock["steps"]), "steps of the clock back"),
-    ]
-    return environment.from_string(_text("page.html")).render(
-        title=show_name(report.store), headline=headline(report), tiles=tiles, sections=sections_of(report, top),
-        plot=_plot(report), version=__version__, flavour=report.flavour, style=Markup(page_style() + _text("page.css")),
+    store = show_name(report["store"])
+    return render_report(
+        title=f"Commitlog of {store}", heading="What is in this commitlog", state="", lines=[store, *headline(report)],
+        tiles=[
+            (show_number(report["messages"]), "messages"),
+            (show_size(report["bytes"]), "of frames"),
+            (show_number(len(report["topics"])), "topics"),
+            (show_number(report["keysSeen"]["distinct"]), "distinct keys"),
+            (show_share(report["withoutKeys"] / report["messages"] if report["messages"] else None), "without a key"),
+            (show_number(report["clock"]["steps"]), "steps of the clock back"),
+        ],
+        plot=_plot(report), sections=sections_of(report, top),
+        footer=f"index entries as RocketMQ {report['flavour']} makes them · all times in UTC",
     )  # fmt: skip
 
 
-def _text(name: str) -> str:
-    return files(__package__ or "indexd.spark.stats").joinpath(name).read_text(encoding="utf-8")
-
-
 def _plot(report: Report) -> Row | None:
-    """Messages by topic and time as columns, with what the clock did: what ``page.html`` draws, in per cent."""
-    rows = report.bins["rows"]
+    """Messages by topic and time as columns, with what the clock did, in per cent of the page's width."""
+    rows = report["bins"]["rows"]
     if not rows:
         return None
-    step = max(report.bins["stepMs"], step_for(rows[-1]["begin"] - rows[0]["begin"]))
-    own = [row["topic"] for row in report.topics[:_TOPICS_MAX]]
+    step = max(report["bins"]["stepMs"], step_for(rows[-1]["begin"] - rows[0]["begin"]))
+    own = [row["topic"] for row in report["topics"][:_TOPICS_MAX]]
     sums: dict[int, Counter[int]] = defaultdict(Counter)
     for row in rows:
         topic = own.index(row["topic"]) if row["topic"] in own else _TOPICS_MAX
@@ -294,24 +240,22 @@ def _plot(report: Report) -> Row | None:
     def at(time: int) -> float:
         return float(100 * min(max((time - first) / span, 0), 1))
 
-    columns = [
-        {
-            "at": at(begin),
-            "title": show_utc(begin, seconds=True) + "".join(f"\n{names[n]}: {counts[n]:,}" for n in sorted(counts)),
-            "parts": [(number, 100 * counts[number] / most) for number in sorted(counts)],
-        }
-        for begin, counts in sums.items()
-    ]
-    every = -(-span // step // _TICKS) * step
+    silences = [(at(event["before"]), at(event["after"])) for event in report["clock"]["largestSilences"][:_MARKS_MAX]]
+    ticks = range(first, first + span, -(-span // step // _TICKS) * step)
     return {
         "title": f"messages in {show_duration(step)}",
-        "width": 100 * step / span,
-        "most": f"{most:,}",
-        "columns": columns,
-        "ticks": [
-            (at(time), show_utc(time, seconds=step < STEPS[4]).partition(".")[0])
-            for time in range(first, first + span, every)
+        "caption": f", up to {most:,}{'; silences are grey' if silences else ''}",
+        "columns": [
+            {
+                "at": at(begin),
+                "width": 94 * step / span,
+                "title": show_utc(begin, seconds=True)
+                + "".join(f"\n{names[n]}: {counts[n]:,}" for n in sorted(counts)),
+                "parts": [(f"t{number}", 100 * counts[number] / most) for number in sorted(counts)],
+            }
+            for begin, counts in sums.items()
         ],
-        "steps": [at(event["before"]) for event in report.clock["largestSteps"][:_MARKS_MAX]],
-        "silences": [(at(e["before"]), at(e["after"])) for e in report.clock["largestSilences"][:_MARKS_MAX]],
+        "ticks": [(at(time), show_utc(time, seconds=step < STEPS[4]).partition(".")[0]) for time in ticks],
+        "steps": [at(event["before"]) for event in report["clock"]["largestSteps"][:_MARKS_MAX]],
+        "silences": silences,
     }
