@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,22 +37,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Read by numba when it is imported, so before any test module is.
 os.environ["NUMBA_CACHE_DIR"] = str(_numba_cache())
 
+# A test may ask for fewer examples than its profile has, never for more. All but "wide" try the same ones each time.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "ci", deadline=None, derandomize=False, print_blob=True, max_examples=100, suppress_health_check=_QUIET
-)
-settings.register_profile("interpreted", parent=settings.get_profile("ci"), max_examples=50)
-settings.register_profile("fast", parent=settings.get_profile("ci"), max_examples=20)
-_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if _JIT and not _CHECKED else "interpreted")
-settings.load_profile(_PROFILE)
+_SAME: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None, "suppress_health_check": _QUIET}
+settings.register_profile("modes", max_examples=8, **_SAME)
+settings.register_profile("fast", max_examples=20, **_SAME)
+settings.register_profile("full", max_examples=50, **_SAME)
+settings.register_profile("wide", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full" if _JIT and not _CHECKED else "modes"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The profile's number of examples is the most that any test gets."""
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    most = settings.default.max_examples
+    if own is not None and own.max_examples > most:
+        test._hypothesis_internal_use_settings = settings(own, max_examples=most)
 
 
 #: Files that take minutes, the longest first: they begin first, or one process is at work alone in the end.
 _LONG = (
-    *("test_every_operation", "test_modes", "test_repair_broker", "test_broker", "test_repair_real", "test_kill"),
-    *("test_broker_alive", "test_live", "test_rewritten_real", "test_beside_many", "test_soak", "test_kafka_broker"),
-    *("test_harness", "test_mutants", "test_state_machine", "test_random_runs", "test_faults", "test_repair_killed"),
-    *("test_http_fuzz", "test_mqtt", "test_mqtt_hostile", "test_audit_real"),
+    *("test_broker", "test_remoting_through", "test_modes", "test_page", "test_repair_real", "test_rewritten_real"),
+    *("test_broker_alive", "test_removed_real", "test_beside_shapes", "test_mqtt", "test_real_faults_disk"),
+    *("test_daemon_limits", "test_disturbed", "test_scrub", "test_every_operation", "test_install", "test_kill"),
+    *("test_kafka_broker", "test_soak", "test_damaged_stores", "test_state_machine", "test_faults"),
+    *("test_http_fuzz", "test_live", "test_prometheus", "test_answers", "test_rebuild", "test_real_faults_process"),
 )
 
 

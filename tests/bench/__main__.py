@@ -15,11 +15,10 @@ from pathlib import Path
 from types import FrameType
 
 from bench import audit, http, idle, key, queues, rebuild, recover, remoting, source, spark, start, tail
-from bench.ground import BYTES_PER_MESSAGE, Ground, progress
-from bench.report import BenchError, Report
+from bench.ground import BYTES_PER_MESSAGE, BenchError, Ground, Report, progress
 from indexd import __version__
 from indexd.errors import IndexdError
-from support.rocketmq_jvm import RocketMQError
+from support.rocketmq import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _PARTS = {

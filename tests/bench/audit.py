@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.ground import Ground, progress, warm_log
+from bench.ground import BenchError, Ground, Report, Row, median, megabytes, per_second, progress, warm_log
 from bench.indexd import INDEX_ALONE, command, kernels_compiled, options, rebuild
-from bench.report import BenchError, Report, Row, median, megabytes, per_second
 
 NAME = "audit"
 _TURNS = 5

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.ground import Ground, progress
+from bench.ground import BenchError, Ground, progress
 from bench.indexd import Daemon, call, options
-from bench.keyed import KeyedStore
-from bench.report import BenchError
-from bench.restart import count_entries
+from bench.keyed import KeyedStore, count_entries
 from indexd import __version__
 from indexd.flush.frontier import read_frontier, write_frontier
 from indexd.index.format import FileMark, IndexHeader

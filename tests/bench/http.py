@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.ground import Ground, progress, warm_log
+from bench.ground import BenchError, Ground, Report, Row, progress, warm_log
 from bench.indexd import Daemon, call, kernels_compiled, options
 from bench.keyed import ENTRIES_PER_MESSAGE, KEYS_PER_MESSAGE, TOPIC, Sample, Sizes, keys_of, write_log
-from bench.report import BenchError, Report, Row
 
 NAME = "http"
 #: A Java client against a real broker reached 2,631 on two processors that they shared.

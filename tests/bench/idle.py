@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from bench.ground import Ground, progress
+from bench.ground import Ground, Report, Row, megabytes, progress
 from bench.indexd import Daemon, kernels_compiled
-from bench.report import Report, Row, megabytes
 
 NAME = "idle"
 CPU_TARGET = 0.01

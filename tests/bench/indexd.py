@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bench.ground import Ground, write_store
-from bench.report import BenchError
+from bench.ground import BenchError, Ground, write_store
 from indexd.config import state_directory
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.ground import Ground, progress, warm_log
+from bench.ground import BenchError, Ground, Report, Row, median, megabytes, percentile, progress, warm_log
 from bench.indexd import call, kernels_compiled, options
 from bench.keyed import ENTRIES_PER_MESSAGE, KEYS_PER_MESSAGE, TOPIC, Sample, Sizes, keys_of, write_log
-from bench.report import BenchError, Report, Row, median, megabytes, percentile
 from indexd.query import Answer, Data, KeyQuery, open_data, query_rocketmq
 
 NAME = "key"

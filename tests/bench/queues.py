@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.ground import Ground, progress, warm_log, write_store
+from bench.ground import Ground, Report, Row, median, megabytes, per_second, progress, warm_log, write_store
 from bench.indexd import INDEX_ALONE, kernels_compiled, rebuild
-from bench.report import Report, Row, median, megabytes, per_second
 
 NAME = "queues"
 RATIO_TARGET = 1.33

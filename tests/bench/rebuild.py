@@ -13,11 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.ground import DEFAULT_SIZES, ENTRIES_PER_MESSAGE, SLOTS, Ground, progress, warm_log
+from bench.ground import (
+    DEFAULT_SIZES,
+    ENTRIES_PER_MESSAGE,
+    SLOTS,
+    BenchError,
+    Ground,
+    Limit,
+    Report,
+    Row,
+    measure_limit,
+    median,
+    megabytes,
+    per_second,
+    progress,
+    warm_log,
+)
 from bench.indexd import INDEX_ALONE, kernels_compiled, rebuild
-from bench.machine import Limit, measure_limit
-from bench.report import BenchError, Report, Row, median, megabytes, per_second
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import arguments, figures_of, run
 
 NAME = "rebuild"
 RATIO_TARGET = 4.0

@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from bench import clean
-from bench.ground import Ground, progress
+from bench.ground import BenchError, Ground, Report, Row, median, megabytes, progress
 from bench.indexd import Daemon, call, kernels_compiled, options
-from bench.keyed import ENTRIES_PER_MESSAGE, TOPIC, KeyedStore, Sample, Sizes, append, make
+from bench.keyed import (
+    ENTRIES_PER_MESSAGE,
+    TOPIC,
+    KeyedStore,
+    Restarted,
+    Sample,
+    Sizes,
+    append,
+    count_entries,
+    count_found,
+    make,
+    restart,
+)
 from bench.rebuild import same_files
-from bench.report import BenchError, Report, Row, median, megabytes
-from bench.restart import Restarted, count_entries, count_found, restart
 
 NAME = "recover"
 READY_TARGET_SECONDS = 2.0

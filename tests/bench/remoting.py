@@ -8,11 +8,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.ground import ENTRIES, QUEUE_FILE_SIZE, SEGMENT_SIZE, SLOTS, Ground, progress
+from bench.ground import (
+    ENTRIES,
+    QUEUE_FILE_SIZE,
+    SEGMENT_SIZE,
+    SLOTS,
+    BenchError,
+    Ground,
+    Report,
+    Row,
+    median,
+    progress,
+)
 from bench.indexd import Daemon, kernels_compiled
-from bench.report import BenchError, Report, Row, median
-from support.rocketmq import Broker
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import Broker, arguments, figures_of, run
 
 NAME = "remoting"
 _MESSAGES = 3000

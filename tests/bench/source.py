@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.ground import Ground, progress, warm_log, write_store
-from bench.report import Report, Row, median, megabytes, per_second
+from bench.ground import Ground, Report, Row, median, megabytes, per_second, progress, warm_log, write_store
 from indexd.spark.source.options import parse_options
 from indexd.storage.names import segment_name
 

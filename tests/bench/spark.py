@@ -16,16 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.ground import DEFAULT_SIZES, Ground, progress, warm_log
+from bench.ground import DEFAULT_SIZES, BenchError, Ground, Report, Row, megabytes, per_second, progress, warm_log
 from bench.indexd import kernels_compiled, rebuild
 from bench.rebuild import same_files
-from bench.report import BenchError, Report, Row, megabytes, per_second
 from indexd.config import load
 from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
-from support.rocketmq_jvm import arguments, figures_of, run
+from support.rocketmq import arguments, figures_of, run
 
 NAME = "spark"
 #: Of the messages of the other parts: more than 4 GB of log where those have 3,000,000 messages.

@@ -8,9 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench.ground import Ground, progress
+from bench.ground import BenchError, Ground, Report, Row, median, progress
 from bench.indexd import call, kernels_compiled, options, rebuild
-from bench.report import BenchError, Report, Row, median
 
 NAME = "start"
 QUERY_TARGET_SECONDS = 0.3

@@ -1,23 +1,39 @@
-"""Logs whose shape meets a boundary of some output: built by daemon and rebuild, held against the slow truth."""
+"""ConsumeQueues and sparse indexes of odd logs, of thousands of queues, and of logs whose begin has expired."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
-from typing import TYPE_CHECKING
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from indexd.index.format import IndexHeader
-from support.beside_log import assert_beside, flags, frames, over_queues, segments_of, spec, write
-from support.commitlog_writer import encode_frame
-from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from support.commitlog_writer import FrameSpec
+from support.beside_log import (
+    assert_beside,
+    assert_queues,
+    assert_sparse,
+    flags,
+    frames,
+    over_queues,
+    put,
+    queues_of,
+    segments_of,
+    spec,
+    write,
+)
+from support.commitlog_writer import FrameSpec, encode_frame
+from support.daemon import Daemon, assert_same_index, index_files, indexd, indexd_here, rebuild
+from support.faults import still_degraded
+from support.missing import need
+from support.naive import NaiveMessage
+from support.queues import tree
 
 SEGMENT_SIZE = 256 << 10
 SMALL_SEGMENT = 64 << 10
@@ -171,3 +187,286 @@ def test_all_boundaries_at_one_drain(tmp_path: Path) -> None:
     parts = segments_of(frames(store, SMALL_SEGMENT), SMALL_SEGMENT)
     assert [len(part) for part in parts] == [UNITS] * 3
     assert len(files_of(data, "TopicTest/0")) == len(index_files(data)) == 3
+
+
+MANY_SEGMENT_SIZE = 256 << 10
+MANY_QUEUE_FILE_SIZE = 40
+QUEUES, TOPICS = 4000, 100
+DESCRIPTORS_MAX = 256
+#: A kernel's compiled code and numpy alone take most of it.
+MEMORY_MAX = 400 << 20
+#: All files of a round are synced at each flush: not ten times a second.
+CALM = {"INDEXD_FLUSH_INTERVAL": "2", "INDEXD_DRAIN_INTERVAL": "0.2"}
+MANY_WORDS = flags(MANY_SEGMENT_SIZE, MANY_QUEUE_FILE_SIZE)
+WAIT = 120.0
+
+
+def round_of(number: int) -> list[FrameSpec]:
+    """A message for every queue; no file holds more than two."""
+    first = number * QUEUES
+    return [spec(first + queue, f"Topic{queue % TOPICS}", queue // TOPICS, body=5) for queue in range(QUEUES)]
+
+
+class Watched:
+    """The most descriptors and bytes of memory that a process was seen to hold."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.descriptors = self.memory = 0
+        self._daemon = daemon
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(0.01):
+            try:
+                opened = sum(1 for _ in Path(f"/proc/{self._daemon.pid}/fd").iterdir())
+                self.descriptors = max(self.descriptors, opened)
+                self.memory = max(self.memory, self._daemon.rss())
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                return
+
+
+@pytest.fixture(scope="module")
+def limited() -> tuple[str, ...]:
+    """Words before a command that let it open few files."""
+    return (need("prlimit"), f"--nofile={DESCRIPTORS_MAX}:{DESCRIPTORS_MAX}")
+
+
+def test_thousands_of_queues(tmp_path: Path, limited: tuple[str, ...]) -> None:
+    store, data, whole = (tmp_path / name for name in ("store", "data", "whole"))
+    end = write(store, round_of(0), MANY_SEGMENT_SIZE)
+    with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as daemon, Watched(daemon) as watched:
+        daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
+        end = write(store, [*round_of(1), *round_of(2)], MANY_SEGMENT_SIZE)
+        # In the middle of building, of syncing or of writing it down.
+        daemon.wait_state(lambda row: bool(row["messages"] > QUEUES))
+        time.sleep(0.5)
+        daemon.kill()
+    assert not still_degraded(daemon)
+    with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as again, Watched(again) as watched_again:
+        again.wait_event("recovered")
+        again.wait_caught_up(end, WAIT)
+        assert again.terminate() == 0
+    assert not [row for row in again.events() if row["level"] != "info"]
+    for seen in (watched, watched_again):
+        print(f"{seen.descriptors} descriptors, {seen.memory >> 20} MiB")
+        assert 0 < seen.descriptors < DESCRIPTORS_MAX // 2
+        assert 0 < seen.memory < MEMORY_MAX
+    assert_beside(data, store, MANY_SEGMENT_SIZE, MANY_QUEUE_FILE_SIZE)
+    rebuild(store, whole, *MANY_WORDS)
+    assert_same_index(data, whole)
+    assert len(tree(data / "consumequeue")) == 2 * QUEUES
+
+
+def test_thousands_of_queues_of_which_most_have_expired(tmp_path: Path, limited: tuple[str, ...]) -> None:
+    """Each keeps its last file; those that go on expire theirs; removal needs no descriptors either."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, [*round_of(0), *round_of(1), *round_of(2)], MANY_SEGMENT_SIZE)
+    with Daemon(store, data, *MANY_WORDS, env=CALM, tracer=limited) as daemon:
+        daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
+        segments = sorted((store / "commitlog").iterdir())
+        for path in segments[:-1]:
+            path.unlink()
+        end = write(store, round_of(3)[:100], MANY_SEGMENT_SIZE)
+        daemon.wait_event("expired_files", WAIT)
+        daemon.wait_state(lambda row: bool(row["durableOffset"] >= end), WAIT)
+        assert daemon.terminate() == 0
+    assert not [row for row in daemon.events() if row["level"] != "info"]
+    folders = [path for path in (data / "consumequeue").glob("*/*") if path.is_dir()]
+    assert len(folders) == QUEUES
+    assert {path.name for folder in folders for path in folder.iterdir()} == {f"{MANY_QUEUE_FILE_SIZE:020d}"}
+
+
+OLD_SEGMENT_SIZE = 64 << 10
+OLD_QUEUE_FILE_SIZE = 400
+OLD_WORDS = flags(OLD_SEGMENT_SIZE, OLD_QUEUE_FILE_SIZE)
+
+
+def expire(store: Path, count: int) -> int:
+    """The oldest segments go as a broker's cleaning takes them; where the log begins now."""
+    segments = sorted((store / "commitlog").iterdir())
+    for path in segments[:count]:
+        path.unlink()
+    return int(segments[count].name)
+
+
+def ask(data: Path, topic: str, queue_id: int, offset: int) -> dict[str, Any]:
+    done = indexd_here("query-offset", "--json", "-t", topic, "-i", queue_id, "-o", offset, "--data", data)
+    assert done.returncode == 0, done.stderr
+    row: dict[str, Any] = json.loads(done.stdout)
+    return row
+
+
+def verify(store: Path, data: Path, *more: str) -> None:
+    done = indexd("verify", "--deep", "--store", store, "--data", data, *OLD_WORDS, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def entered(messages: list[NaiveMessage]) -> Iterator[NaiveMessage]:
+    return (one for one in messages if one.sys_flag & 0xC in (0x0, 0x8))
+
+
+def check_expired(store: Path, data: Path, before: list[NaiveMessage], log_begin: int) -> None:
+    """As of a broker that built everything, cleaned, and went on."""
+    now = frames(store, OLD_SEGMENT_SIZE)
+    queues = queues_of(before, OLD_QUEUE_FILE_SIZE)
+    assert queues.delete_expired(log_begin) > 0
+    put(queues, [one for one in now if one.phy_offset > before[-1].phy_offset])
+    assert_queues(data, queues)
+    assert_sparse(data, now, OLD_SEGMENT_SIZE)
+    for topic, queue_id, _, minimum, end, *_ in queues.marks():
+        row = ask(data, topic, queue_id, 0)
+        assert (row["minOffset"], row["maxOffset"]) == (minimum, end), (topic, queue_id)
+        first = next((one for one in entered(now) if (one.topic, one.queue_id) == (topic, queue_id)), None)
+        if first is not None:
+            assert row["messages"][0]["phyOffset"] == first.phy_offset
+
+
+@pytest.mark.parametrize("state", ["runs", "stopped", "killed"])
+def test_segments_expire(tmp_path: Path, state: str) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    # A queue that ends early, and one that is all but empty, each in a file of its own to the end.
+    specs = [*(spec(number, "Rare", 1) for number in range(3)), *over_queues(3000, 6)]
+    specs.insert(2500, spec(9000, "Once", 2))
+    end = write(store, specs, OLD_SEGMENT_SIZE)
+    before = frames(store, OLD_SEGMENT_SIZE)
+    with Daemon(store, data, *OLD_WORDS) as daemon:
+        daemon.wait_durable(end)
+        if state == "stopped":
+            assert daemon.terminate() == 0
+        elif state == "killed":
+            daemon.kill()
+        log_begin = expire(store, 5)
+        end = write(store, over_queues(900, 6, seed=3, first=10_000), OLD_SEGMENT_SIZE)
+        if state == "runs":
+            finish(daemon, end)
+    if state != "runs":
+        with Daemon(store, data, *OLD_WORDS) as daemon:
+            finish(daemon, end)
+    check_expired(store, data, before, log_begin)
+    assert ask(data, "Rare", 1, 0)["status"] == "OFFSET_TOO_SMALL"
+    assert ask(data, "Rare", 1, 3)["status"] == "OFFSET_OVERFLOW_ONE"
+    assert ask(data, "Once", 2, 0)["status"] == "FOUND"
+    verify(store, data)
+
+
+def finish(daemon: Daemon, end: int) -> None:
+    daemon.wait_caught_up(end)
+    daemon.wait_event("expired_files")
+    daemon.wait_durable(end)
+    assert daemon.terminate() == 0
+    assert {row["level"] for row in daemon.events()} == {"info"}
+
+
+def test_a_queue_with_one_message_a_day_of_which_all_but_the_last_have_expired(tmp_path: Path) -> None:
+    """Of the other queue so many come that a day is a segment and more; two segments are kept."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    days, busy, log_begin, last = 25, 350, 0, -1
+    queues = queues_of([], OLD_QUEUE_FILE_SIZE)
+    (store / "commitlog").mkdir(parents=True)
+    with Daemon(store, data, *OLD_WORDS) as daemon:
+        for day in range(days):
+            specs = [spec(100_000 + day, "Daily"), *(spec(busy * day + number, "Busy") for number in range(busy))]
+            offsets = {("Daily", 0): day, ("Busy", 0): busy * day}
+            daemon.wait_durable(write(store, specs, OLD_SEGMENT_SIZE, offsets=offsets))
+            now = frames(store, OLD_SEGMENT_SIZE)
+            put(queues, [one for one in now if one.phy_offset > last])
+            last = now[-1].phy_offset
+            if day > 1:
+                log_begin = expire(store, len(list((store / "commitlog").iterdir())) - 2)
+                queues.delete_expired(log_begin)
+        # The segments are listed anew now and then.
+        daemon.wait_state(lambda row: bool(row["commitLogMinOffset"] == log_begin))
+        assert daemon.terminate() == 0
+    assert_queues(data, queues)
+    assert_sparse(data, frames(store, OLD_SEGMENT_SIZE), OLD_SEGMENT_SIZE)
+    assert sorted(path.name for path in (data / "consumequeue" / "Daily" / "0").iterdir()) == [f"{400:020d}"]
+    row = ask(data, "Daily", 0, 0)
+    assert (row["status"], row["maxOffset"]) == ("OFFSET_TOO_SMALL", days)
+    assert days - 3 <= row["minOffset"] < days
+    assert len(row["messages"]) == days - row["minOffset"]
+    verify(store, data)
+
+
+@pytest.mark.parametrize("state", ["stopped", "killed", "paused"])
+@pytest.mark.parametrize("left", [1, 3])
+def test_the_log_expires_unread(tmp_path: Path, state: str, left: int) -> None:
+    """What nobody has read is gone: no queue goes on in the places of the lost, each begins with its next message."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, over_queues(1000, 6), OLD_SEGMENT_SIZE)
+    with Daemon(store, data, *OLD_WORDS) as daemon:
+        daemon.wait_durable(end)
+        if state == "stopped":
+            assert daemon.terminate() == 0
+        elif state == "killed":
+            daemon.kill()
+        else:
+            os.kill(daemon.pid, signal.SIGSTOP)
+        end = write(store, over_queues(4000, 9, seed=3, first=10_000), OLD_SEGMENT_SIZE)
+        expire(store, len(list((store / "commitlog").iterdir())) - left)
+        if state == "paused":
+            os.kill(daemon.pid, signal.SIGCONT)
+            daemon.wait_caught_up(end)
+            daemon.wait_durable(end)
+            assert daemon.terminate() == 0
+    if state != "paused":
+        with Daemon(store, data, *OLD_WORDS) as daemon:
+            daemon.wait_caught_up(end)
+            daemon.wait_durable(end)
+            assert daemon.terminate() == 0
+    assert_beside(data, store, OLD_SEGMENT_SIZE, OLD_QUEUE_FILE_SIZE)
+    first = next(entered(frames(store, OLD_SEGMENT_SIZE)))
+    row = ask(data, first.topic, first.queue_id, 0)
+    assert row["minOffset"] == first.cq_offset
+    assert row["messages"][0]["phyOffset"] == first.phy_offset
+    verify(store, data)
+
+
+def test_a_stretch_that_is_skipped(tmp_path: Path) -> None:
+    """The messages there are in no output; those behind it take their places in a queue, as the broker's do."""
+    store, data, whole = (tmp_path / name for name in ("store", "data", "whole"))
+    write(store, over_queues(3000, 6), OLD_SEGMENT_SIZE)
+    known = frames(store, OLD_SEGMENT_SIZE)
+    rotten = {500, 501, 502, 1200}
+    for number in rotten:
+        path = store / "commitlog" / f"{known[number].phy_offset // OLD_SEGMENT_SIZE * OLD_SEGMENT_SIZE:020d}"
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), b"\x5a" * 60, known[number].phy_offset % OLD_SEGMENT_SIZE)
+    readable = [one for number, one in enumerate(known) if number not in rotten]
+    end = known[-1].phy_offset + known[-1].size
+    skip = ("--on-corrupt", "skip")
+    with Daemon(store, data, *OLD_WORDS, *skip, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
+        daemon.wait_caught_up(end)
+        assert daemon.state()["consumeQueueGaps"] > 0
+        assert daemon.terminate() == 0
+    assert [row["bytes"] for row in daemon.events("skipped")]
+    assert_queues(data, queues_of(readable, OLD_QUEUE_FILE_SIZE))
+    assert_sparse(data, readable, OLD_SEGMENT_SIZE)
+    rebuild(store, whole, *OLD_WORDS, *skip)
+    assert_same_index(data, whole)
+    verify(store, data, *skip)
+
+
+def test_a_stretch_at_which_it_stops(tmp_path: Path) -> None:
+    """Everything before it is in all outputs, and a restart stands there again."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    write(store, over_queues(3000, 6), OLD_SEGMENT_SIZE)
+    known = frames(store, OLD_SEGMENT_SIZE)
+    at = known[700].phy_offset
+    with (store / "commitlog" / f"{at // OLD_SEGMENT_SIZE * OLD_SEGMENT_SIZE:020d}").open("r+b") as file:
+        os.pwrite(file.fileno(), b"\x5a" * 60, at % OLD_SEGMENT_SIZE)
+    for _ in range(2):
+        with Daemon(store, data, *OLD_WORDS, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
+            daemon.wait_event("corrupt")
+            daemon.wait_durable(at)
+            assert daemon.terminate() == 0
+        assert_queues(data, queues_of(known[:700], OLD_QUEUE_FILE_SIZE))
+        assert_sparse(data, known[:700], OLD_SEGMENT_SIZE)

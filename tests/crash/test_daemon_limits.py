@@ -1,27 +1,46 @@
-"""Real daemons at their limits: a disk that others fill, a log larger than what they may hold, a slow broker."""
+"""The daemon at its limits: hostile surroundings, stubborn readers of its output, memory and page cache."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import resource
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from indexd.storage.names import segment_base
+from indexd.flush.frontier import read_frontier, write_frontier
+from indexd.storage.disk import Disk
+from indexd.storage.names import DataFiles, segment_base
 from support.commitlog_writer import CommitLogWriter
-from support.daemon import Daemon, indexd_here
+from support.daemon import (
+    COMMAND,
+    QUICK,
+    Daemon,
+    assert_same_index,
+    environment,
+    index_files,
+    indexd,
+    indexd_here,
+    rebuild,
+)
 from support.fake_broker import FakeBroker, well
-from support.faults import RETRY, check_calm, check_directory, check_whole, degraded
+from support.faults import RETRY, OwnMounts, check_calm, check_directory, check_whole, degraded, fill
+from support.goldens import Golden, unpack
 from support.missing import need
-from support.own_mounts import OwnMounts, fill
+from support.naive import naive_frames
 from support.page_cache import PAGE, forget, in_use, resident
+from support.reopened import cut_at, write_on
 from support.small_log import SEGMENT_SIZE, SIZES, messages, write_log
 
 #: What a daemon that catches up may hold, whatever the log: kernels and libraries, queue, buffers, a drain at work.
@@ -160,22 +179,25 @@ def test_a_memory_bound_that_cannot_be_kept_slows_and_does_not_stop(tmp_path: Pa
 # --- the rate ---
 
 
+def time_of(event: dict[str, Any]) -> float:
+    """When a daemon says that it was."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
 def test_catching_up_at_a_bounded_rate_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
     paths = write_large(tmp_path / "store", 40 << 20)
     flags = (*LARGE, "--read-rate-max", "8MiB")
     with Daemon(tmp_path / "store", tmp_path / "data", *flags) as daemon:
-        daemon.wait_event("running")
-        began = time.monotonic()
-        daemon.wait_state(lambda row: row["phyOffset"] > 12 << 20)
-        assert time.monotonic() - began > 1.0
+        began = time_of(daemon.wait_event("running"))
+        row = daemon.wait_state(lambda row: row["phyOffset"] > 12 << 20)
+        assert row["writtenAt"] / 1000 - began > 1.0
         began = time.monotonic()
         assert daemon.terminate() == 0
         assert time.monotonic() - began < 5.0
     with Daemon(tmp_path / "store", tmp_path / "data", *flags) as daemon:
-        daemon.wait_event("running")
-        began = time.monotonic()
-        daemon.wait_caught_up()
-        assert 1.5 < time.monotonic() - began < 12
+        began = time_of(daemon.wait_event("running"))
+        row = daemon.wait_caught_up()
+        assert 1.5 < row["writtenAt"] / 1000 - began < 12
         assert daemon.terminate() == 0
     assert len(paths) > 2
     check_directory(tmp_path / "store", tmp_path / "data", *LARGE)
@@ -217,3 +239,282 @@ def test_a_broker_that_is_not_there_does_not_keep_an_index_from_being_built(
     with Daemon(store, tmp_path / "data", *SIZES, "--broker-address", "127.0.0.1:1") as daemon:
         assert daemon.wait_caught_up(end)["phyOffset"] == end
         assert daemon.terminate() == 0
+
+
+INTERNAL = 70
+SOON = {"INDEXD_RETRY_MAX_SECONDS": "1"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    write_log(tmp_path / "store", 3000)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def end_of(store: Path) -> int:
+    *_, last = naive_frames(store / "commitlog", SEGMENT_SIZE)
+    return last.phy_offset + last.size
+
+
+def test_the_data_directory_is_moved_away_and_comes_back(store: Path, data: Path) -> None:
+    with Daemon(store, data, *SIZES, env=SOON) as daemon:
+        daemon.wait_durable(end_of(store))
+        data.rename(data.with_name("away"))
+        daemon.wait_event("degraded")
+        time.sleep(3)  # several tries
+        data.with_name("away").rename(data)
+        daemon.wait_event("healed")
+        end = write_log(store, 100, seed=5, start_offset=end_of(store))
+        daemon.wait_caught_up(end)
+        assert indexd("--store", store, "--data", data, *SIZES).returncode == 5
+        assert daemon.terminate() == 0
+    rebuild(store, data.with_name("whole"), *SIZES)
+    assert_same_index(data, data.with_name("whole"))
+
+
+@pytest.mark.parametrize("limit", [8, 10, 12, 13])
+def test_too_few_descriptors_to_start_at_all(store: Path, data: Path, limit: int) -> None:
+    done = subprocess.run(
+        [COMMAND, "--store", store, "--data", data, *SIZES],
+        env=environment(QUICK),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+    assert done.returncode == INTERNAL, done.stderr
+    assert "Too many open files" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_segment_in_the_middle_is_gone(store: Path, data: Path) -> None:
+    """The log cannot be read there, and never will be: that is said once, and no recovery follows another."""
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_durable(end_of(store))
+        assert daemon.terminate() == 0
+    end = end_of(store)
+    before = [path.read_bytes() for path in index_files(data)]
+    (store / "commitlog" / f"{SEGMENT_SIZE:020d}").unlink()
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_caught_up(end)
+        time.sleep(2)  # forty drains
+        assert not daemon.events("disturbed")
+        assert daemon.terminate() == 0
+    assert [path.read_bytes() for path in index_files(data)] == before
+
+
+def test_rot_in_the_middle_and_another_end_at_once(store: Path, data: Path) -> None:
+    """What lies between the two is still true, and stays."""
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_durable(end_of(store))
+        assert daemon.terminate() == 0
+    offsets = [message.phy_offset for message in naive_frames(store / "commitlog", SEGMENT_SIZE)]
+    rotten, cut = offsets[1500], offsets[-200]
+    with cut_at(store, cut) as writer:
+        end = write_on(writer, 300, seed=9)
+    path = store / "commitlog" / f"{rotten - rotten % SEGMENT_SIZE:020d}"
+    with path.open("r+b") as file:
+        file.seek(rotten % SEGMENT_SIZE)
+        file.write(b"\xff" * 8)
+    with Daemon(store, data, *SIZES) as daemon:
+        recovered = daemon.wait_event("opened")
+        assert recovered["phy_offset"] == cut
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0
+
+
+def test_a_stop_does_not_depend_on_the_log(store: Path, data: Path) -> None:
+    with Daemon(store, data, *SIZES, env=SOON) as daemon:
+        daemon.wait_durable(end_of(store))
+        (store / "commitlog").rename(store / "unmounted")
+        daemon.wait_event("degraded")
+        assert daemon.terminate() == 0
+    assert not (data / "abort").exists()
+    (store / "unmounted").rename(store / "commitlog")
+    with Daemon(store, data, *SIZES) as daemon:
+        assert daemon.wait_event("opened")["reasons"] == ["the last stop was clean"]
+
+
+@pytest.mark.parametrize("name", ["frontier", "starts"])
+def test_a_pipe_is_no_file(store: Path, data: Path, name: str) -> None:
+    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    (data / name).unlink(missing_ok=True)
+    os.mkfifo(data / name)
+    done = indexd("--store", store, "--data", data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}, timeout=30)
+    assert done.returncode == INTERNAL
+    assert f"cannot open {data / name}: it is no plain file" in done.stderr.splitlines()[-1]
+
+
+def test_verify_of_a_log_that_ends_where_a_segment_does(store: Path, data: Path) -> None:
+    (store / "commitlog" / f"{0:020d}").rename(store / "first")
+    for path in (store / "commitlog").iterdir():
+        path.unlink()
+    (store / "first").rename(store / "commitlog" / f"{0:020d}")
+    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    done = indexd("verify", "--deep", "--data", data)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("byte", [4, 12, 20, 30, 2000])
+def test_verify_looks_at_every_byte_of_the_checkpoint(store: Path, data: Path, byte: int, killed: bool) -> None:
+    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    if killed:
+        (data / "abort").write_text("1")
+    content = bytearray((data / "checkpoint").read_bytes())
+    content[byte] ^= 1
+    (data / "checkpoint").write_bytes(content)
+    assert indexd("verify", "--data", data).returncode == 1
+
+
+def test_no_frontier_but_index_files_is_damage(store: Path, data: Path) -> None:
+    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+    (data / "frontier").unlink()
+    done = indexd("query-key", "-t", "TopicTest", "-k", "Aa", "--data", data)
+    assert done.returncode == 4
+    assert "indexd --recover" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_term_while_it_has_no_descriptors_left(store: Path, data: Path, number: signal.Signals) -> None:
+    with Daemon(store, data, *SIZES, env=SOON) as daemon:
+        daemon.wait_durable(end_of(store))
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (6, 4096))
+        daemon.wait_event("degraded")
+        assert daemon.terminate(number) in (0, INTERNAL)
+        assert "Traceback" not in daemon.log.read_text("utf-8")
+    with Daemon(store, data, *SIZES) as daemon:
+        daemon.wait_caught_up(end_of(store))
+        assert daemon.terminate() == 0
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Golden:
+    return unpack("rocketmq-5.4-clean", tmp_path / "golden")
+
+
+def flags(golden: Golden) -> tuple[str, ...]:
+    sizes = (golden.segment_size, golden.hash_slot_num, golden.index_num)
+    names = ("--segment-size", "--hash-slot-num", "--index-num")
+    return ("--store", str(golden.root), *(word for pair in zip(names, map(str, sizes), strict=True) for word in pair))
+
+
+def built(golden: Golden, out: Path) -> Path:
+    assert indexd("rebuild", *flags(golden), "--out", str(out)).returncode == 0
+    return out
+
+
+def test_nothing_is_made_inside_the_store(golden: Golden) -> None:
+    before = sorted(str(path) for path in golden.root.rglob("*"))
+    for words in (
+        ("rebuild", *flags(golden), "--out", str(golden.root / "x")),
+        ("run", *flags(golden), "--data", str(golden.root / "commitlog" / "x")),
+        ("demo", *flags(golden), "--work", str(golden.root / "x")),
+    ):
+        done = indexd(*words)
+        assert done.returncode == 3
+        assert "inside the store" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert sorted(str(path) for path in golden.root.rglob("*")) == before
+
+
+def test_a_stop_is_heard_when_the_log_lines_go_nowhere(golden: Golden, tmp_path: Path) -> None:
+    data = built(golden, tmp_path / "data")
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "indexd", "run", *flags(golden), "--data", str(data)]
+    process = subprocess.Popen(command, stderr=writer)
+    os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as lines:
+            while b"running" not in lines.readline():
+                pass
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    assert not DataFiles(data).abort.exists()
+
+
+def test_a_full_log_disk_does_not_stop_the_index(golden: Golden, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "indexd", "--recover", *flags(golden), "--data", str(data)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stderr=full, stdout=subprocess.DEVNULL, timeout=120, check=False)
+    assert done.returncode == 0
+    assert len(index_files(data)) == len(golden.index_files())
+
+
+def test_a_full_index_file_that_was_wiped_is_no_empty_answer(golden: Golden, tmp_path: Path) -> None:
+    data = built(golden, tmp_path / "data")
+    file = index_files(data)[2]
+    file.write_bytes(bytes(file.stat().st_size))
+    done = indexd("query-key", "-t", "T", "-k", "k", "--data", str(data))
+    assert done.returncode == 4
+    assert str(file) in done.stderr
+    assert "--recover" in done.stderr
+
+
+@pytest.mark.parametrize("offset", [0, 434, 1000, -5])
+def test_a_frontier_that_lags_behind_its_own_files_costs_no_duplicate(
+    golden: Golden, tmp_path: Path, offset: int
+) -> None:
+    data, whole = built(golden, tmp_path / "data"), built(golden, tmp_path / "whole")
+    path = DataFiles(data).frontier
+    known = read_frontier(Disk(), path)
+    assert known is not None
+    write_frontier(Disk(), path, replace(known, phy_offset=offset), "0")
+    assert indexd("--recover", *flags(golden), "--data", str(data)).returncode == 0
+    assert_same_index(data, whole)
+
+
+def test_messages_are_counted_once(golden: Golden, tmp_path: Path) -> None:
+    data = built(golden, tmp_path / "data")
+    index_files(data)[1].unlink()
+    assert indexd("--recover", *flags(golden), "--data", str(data)).returncode == 0
+    assert json.loads(DataFiles(data).frontier.read_text())["messages"] == 4000
+
+
+def test_a_store_without_messages_can_be_asked(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    with Daemon(tmp_path / "store", tmp_path / "data") as daemon:
+        daemon.wait_event("running", 60)
+        done = indexd("query-key", "-t", "T", "-k", "k", "--data", str(tmp_path / "data"))
+        assert done.returncode == 0
+        assert daemon.terminate() == 0
+
+
+def test_output_that_cannot_be_written_is_one_line(golden: Golden, tmp_path: Path) -> None:
+    data = built(golden, tmp_path / "data")
+    command = [sys.executable, "-m", "indexd", "query-key", "-t", "T", "-k", "k", "--data", str(data)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 70
+    assert done.stderr.count("\n") == 1
+
+
+def test_hup_takes_over_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    config = tmp_path / "indexd.toml"
+    config.write_text("[reader]\nretry_max_seconds = 30\n")
+    with Daemon(tmp_path / "store", tmp_path / "data", "-c", str(config)) as daemon:
+        daemon.wait_event("running", 60)
+        config.write_text("[reader]\nretry_max_seconds = 20\n[index]\nindex_num = 99\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        event = daemon.wait_event("reloaded", 10)
+        assert (event["changed"], event["needs_restart"]) == (["retry_max_seconds"], ["index_num"])
+        config.write_text("[reader]\nretry_max_seconds = -1\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        assert "retry_max_seconds" in daemon.wait_event("reload_refused", 10)["problem"]
+        assert daemon.terminate() == 0
+
+
+def test_a_pipe_is_not_inspected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    assert indexd("inspect", str(tmp_path / "f")).returncode == 2

@@ -20,7 +20,9 @@ from support.small_log import SIZES, Growing, write_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-KILLS = 21
+KILLS = 12
+#: Of the places where it is killed and of the messages; scripts/soak draws its own.
+SEED = 20260720
 #: Reads of 64 KiB and a queue of one message: as many drains as can be, so that a catch-up takes a while.
 SLOWLY = (*SIZES, "--read-bytes", "65536", "--queue-rows", "1")
 
@@ -41,6 +43,9 @@ def check_what_a_kill_leaves(data: Path) -> None:
     """Frontier and checkpoint are replaced whole: always the old or the new one."""
     if (data / "frontier").exists():
         frontier = json.loads((data / "frontier").read_bytes())
+        if not (data / "checkpoint").exists():
+            assert not frontier["index"], "only the frontier with which a directory begins has none"
+            return
         checkpoint = StoreCheckpoint.unpack((data / "checkpoint").read_bytes(), data / "checkpoint")
         # The checkpoint is written first.
         assert checkpoint.confirm_phy_offset >= frontier["phyOffset"]
@@ -61,13 +66,11 @@ def finish(store: Path, data: Path, end: int, *flags: str) -> Daemon:
 
 
 def test_kills_at_any_moment_leave_no_trace(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rand = random.Random(seed)
+    rand = random.Random(SEED)
     store, data = tmp_path / "store", tmp_path / "data"
     phases, rolled = [], 0
-    with Growing(store, seed) as growing:
-        for _ in range(KILLS):
+    with Growing(store, SEED) as growing:
+        while len(phases) < KILLS or (rolled <= 5 and len(phases) < 10 * KILLS):
             with Daemon(store, data, *SIZES) as daemon:
                 phases.append(kill_at_any_moment(daemon, rand))
                 rolled += sum(row["files"] for row in daemon.events("rolled"))
@@ -75,19 +78,17 @@ def test_kills_at_any_moment_leave_no_trace(tmp_path: Path) -> None:
         end = growing.stop()
     print(f"{end} bytes of log, {len(index_files(data))} index files, {rolled} rolls, killed while it {phases}")
     assert phases.count("indexes") >= KILLS // 4
-    assert rolled > 10
+    assert rolled > 5
     finish(store, data, end)
 
 
 def test_kills_inside_a_recovery(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rand = random.Random(seed)
+    rand = random.Random(SEED)
     store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 12_000, seed=seed)
+    end = write_log(store, 8000, seed=SEED)
     rebuild(store, data, *SIZES)
     recovering = 0
-    for turn in range(5):
+    for turn in range(4):
         for path in index_files(data):  # each one has to be written again, and synced
             with path.open("r+b") as file:
                 file.write(rand.randbytes(2000))

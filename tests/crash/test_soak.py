@@ -17,6 +17,8 @@ from support.daemon import compile_kernels
 TESTS = Path(__file__).parents[1]
 #: So many rounds deal every fault once.
 ROUNDS = 2
+#: scripts/soak draws its own.
+SEED = 20260716
 #: Nothing here takes so long, on however busy a machine, unless it hangs.
 HANGS_SECONDS = 300
 
@@ -44,13 +46,12 @@ def wait_first_daemon(process: subprocess.Popen[str], work: Path) -> None:
 
 def test_every_fault_is_survived(tmp_path: Path) -> None:
     compile_kernels()
-    seed = random.randrange(1 << 32)
-    process = soak(tmp_path, "--seconds", "120", "--rounds", str(ROUNDS), "--queries", "2000", "--seed", str(seed))
+    process = soak(tmp_path, "--seconds", "120", "--rounds", str(ROUNDS), "--queries", "2000", "--seed", str(SEED))
     out, errors = process.communicate(timeout=HANGS_SECONDS)
     print(errors)
     assert process.returncode == 0, out
     tally = json.loads(out)
-    assert tally["seed"] == seed
+    assert tally["seed"] == SEED
     assert tally["failure"] is None
     assert set(tally["leftOut"]) in (set(), NEED_SMALL_DISK)
     for name in FAULTS.keys() - tally["leftOut"].keys():

@@ -1,4 +1,4 @@
-"""A short run of each fuzz target, 15 s or INDEXD_FUZZ_SECONDS; longer runs are started by hand."""
+"""A short run of each fuzz target, 5 s or INDEXD_FUZZ_SECONDS; longer runs are started by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from support.missing import missing
 
 HERE = Path(__file__).resolve().parent
-SECONDS = int(os.environ.get("INDEXD_FUZZ_SECONDS", "15"))
+SECONDS = int(os.environ.get("INDEXD_FUZZ_SECONDS", "5"))
 
 
 def test_decoders_agree_on_whatever_the_fuzzer_finds(tmp_path: Path) -> None:

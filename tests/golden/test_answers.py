@@ -77,7 +77,7 @@ def test_rocketmq_mode_gives_every_golden_answer(built: Built) -> None:
 
 
 def test_rocketmq_mode_is_the_naive_service_on_derived_queries(built: Built) -> None:
-    for query in derived(built, 600):
+    for query in derived(built, 300):
         found, timestamp, phy_offset = built.naive.query_offset(
             query.topic, query.key, min(query.max_num, 64), query.begin, query.end, query.index_type
         )
@@ -100,8 +100,9 @@ def test_exact_mode_answers_the_golden_queries_as_the_messages_do(built: Built) 
 
 
 def test_exact_mode_finds_every_key_of_every_message(built: Built) -> None:
-    times = built.times
-    for (topic, key, kind), rows in every_key(built.rows).items():
+    """Of one golden; of the others every third."""
+    times, step = built.times, 1 if built.golden.name == "rocketmq-5.4-killed-open-index" else 3
+    for (topic, key, kind), rows in list(every_key(built.rows).items())[::step]:
         expected = sorted(exact_oracle(rows, topic, key, 0, TIME_MAX, kind, built.golden.flavour), reverse=True)
         answer = query_exact(built.index, KeyQuery(topic, key, ALL, index_type=kind))
         assert [hit.phy_offset for hit in answer.hits] == expected, (topic, key, kind)
@@ -110,7 +111,7 @@ def test_exact_mode_finds_every_key_of_every_message(built: Built) -> None:
 
 
 def test_exact_mode_answers_derived_queries_as_the_messages_do(built: Built) -> None:
-    for query in derived(built, 400):
+    for query in derived(built, 200):
         expected = sorted(
             exact_oracle(built.rows, query.topic, query.key, query.begin, query.end, query.index_type,
                          built.golden.flavour),

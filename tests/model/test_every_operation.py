@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.sim_script import at_every_change, crash_and_recover, script
-from support.sim_shape import Shape
-from support.simulation import World
+from support.sim_daemon import Shape
+from support.simulation import World, at_every_change, crash_and_recover, script
 
 SHAPES = [
     # Several pages a file, a file every few drains; and files of less than a page, several a drain.
@@ -17,23 +16,23 @@ SHAPES = [
     Shape(index_num=20, hash_slot_num=50, segment_size=16 << 10, window=7),
 ]
 #: So often a recovery is itself broken off, at each of its changes.
-RECOVERIES = 7
+RECOVERIES = 4
 
 
-@pytest.mark.parametrize(("shape", "states"), [(SHAPES[0], 3), (SHAPES[1], 1)], ids=["large", "small"])
-def test_a_crash_at_every_change_loses_nothing(tmp_path: Path, shape: Shape, states: int) -> None:
-    # ``states``: of the pages that were not synced so many different ones are kept.
+@pytest.mark.parametrize(("shape", "step"), [(SHAPES[0], 1), (SHAPES[1], 3)], ids=["large", "small"])
+def test_a_crash_at_every_change_loses_nothing(tmp_path: Path, shape: Shape, step: int) -> None:
+    # Of the small files, of which each drain makes several, at every third; scripts/simulate crashes anywhere.
     runs = 0
 
     def look(world: World, at: int) -> None:
         nonlocal runs
-        for seed in range(states):
-            crash_and_recover(world.fork(), 1000 * at + seed)
+        if at % step == 0:
+            crash_and_recover(world.fork(), 1000 * at)
             runs += 1
 
     changes = at_every_change(World(tmp_path, 1, shape), look)
     assert changes > 150
-    assert runs == states * changes
+    assert runs >= changes // step
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["large", "small"])

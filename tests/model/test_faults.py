@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.sim_daemon import Shape
 from support.sim_fault import OPERATIONS, FaultMap
-from support.sim_shape import Shape
 from support.simulation import World
 
 SHAPE = Shape(hash_slot_num=200, index_num=30, window=7)

@@ -9,8 +9,8 @@ from indexd.query import KeyQuery
 from support.commitlog_writer import FrameSpec
 from support.naive import split_keys
 from support.sim_checks import check_answer
+from support.sim_daemon import Shape
 from support.sim_fault import FaultMap
-from support.sim_shape import Shape
 from support.simulation import World
 from support.small_log import BASE_TIME
 

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from support.sim_daemon import Shape
 from support.sim_fault import FaultMap
-from support.sim_shape import Shape
 from support.simulation import World
 
 _SEEDS = st.integers(0, 1 << 16)
@@ -121,4 +121,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

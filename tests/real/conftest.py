@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rocketmq_histories import VERSIONS, RealStore, make_histories
+from support.rocketmq_rewrite import VERSIONS, RealStore, make_histories
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ import pytest
 from indexd.config import Config
 from support.auditing import audit, config_of_golden
 from support.daemon import COMMAND, compile_kernels, environment, indexd_here
+from support.faults import OwnMounts
 from support.goldens import Golden, unpack
 from support.missing import need, need_root
-from support.own_mounts import OwnMounts
 
 NAME = "rocketmq-5.4-killed-open-index"
 _NOBODY = 65534

@@ -15,7 +15,7 @@ from support.daemon import indexd_here
 from support.goldens import unpack
 from support.naive import key_hash
 from support.rocketmq import REAL
-from support.rocketmq_histories import LAST_STEPS, LATEST, RealStore, golden_history, histories_in, open_all
+from support.rocketmq_rewrite import LAST_STEPS, LATEST, RealStore, golden_history, histories_in, open_all
 
 pytestmark = REAL
 

@@ -12,8 +12,7 @@ from indexd.audit.causes import make_cause
 from indexd.audit.page import audit_page
 from indexd.audit.result import Gap
 from support.audit_reports import GIB, Made, with_pid
-from support.browser import CHROMIUM
-from support.devtools import Browser, Tab
+from support.browser import CHROMIUM, Browser, Tab
 
 pytestmark = CHROMIUM
 

@@ -1,4 +1,8 @@
-"""The daemon beside a real broker with a real client: what was sent is found, and the store is never written to."""
+"""The daemon beside a real broker with a real client: what was sent is found, and the store is never written to.
+
+RocketMQ's own tools ask the daemon instead of the broker, and the broker finds what ``indexd repair`` has mended. The
+tests go on from each other's end, as they stand in the file: a broker takes its time to start and to stop.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,31 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support.daemon import COMMAND, Daemon, assert_same_index, compile_kernels, environment, index_files, indexd_here
 from support.missing import need
 from support.naive import naive_frames
-from support.rocketmq import REAL, Broker, arguments, run
-from support.rocketmq_jvm import figures_of
-from support.rocketmq_queues import PULL_STATUS, ask, assert_same_answers, questions
+from support.rocketmq import OLD_CLIENT, REAL, Broker, arguments, figures_of, run
+from support.rocketmq_tools import PULL_STATUS, Said, Tools, address_of, ask, assert_same_answers, questions
 from support.same_index import assert_same_tree
 
 pytestmark = REAL
 
-MESSAGES = 300
+MESSAGES, SAMPLE = 200, 4
 KINDS = ("normal", "batch", "transaction", "delay")
 FOUND_WITHIN = 30  # seconds: a delayed message comes after one, a transaction ends when the broker gets to it
 ALL = 10_000
-ALL_TIME = f"0\t{2**63 - 1}"
+LATEST = str(2**63 - 1)
+ALL_TIME = f"0\t{LATEST}"
 SEGMENT_SIZE, QUEUE_FILE_SIZE = 1 << 20, 6000
+VERSIONS = (None, OLD_CLIENT)
+TOPIC = "TopicTest"
 #: Topics that the broker makes itself.
 RETRY = "%RETRY%test-consumer"
 TRANSACTIONS = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
@@ -46,6 +53,14 @@ class Side:
     conf: Path
     data: Path
     sent: list[dict[str, Any]] = field(default_factory=list)
+    #: What mqadmin said of the broker.
+    said: list[Said] = field(default_factory=list)
+
+    def daemon(self, address: str) -> Daemon:
+        return Daemon(self.store, self.data, "--broker-conf", self.conf, "--remoting", address)
+
+    def tools(self, namesrv: str) -> Tools:
+        return Tools(self.home / "tools", namesrv)
 
     def send(self, broker: Broker, seed: int) -> list[dict[str, Any]]:
         """Let the client send; the rows that it wrote."""
@@ -87,33 +102,40 @@ class Side:
 
 @pytest.fixture(scope="module")
 def side(tmp_path_factory: pytest.TempPathFactory) -> Side:
-    """Tests go on from each other's end, as they stand in the file: a broker takes its time to start and to stop."""
     compile_kernels()
     home = tmp_path_factory.mktemp("broker")
     return Side(home, home / "first" / "store", home / "first" / "broker.conf", home / "data")
 
 
-def test_what_a_client_sent_is_found(side: Side) -> None:
-    with Broker(side.home / "first") as broker:
-        with Daemon(side.store, side.data, "--broker-conf", side.conf) as daemon:
-            rows = side.send(broker, 1)
-            side.wait_until_found(rows)
-            check_what_a_consumer_sends_back(side, broker)
-            check_every_key(side, rows)
-            check_every_unique_key(side, rows)
-            check_every_offset_id(side, rows)
-            check_that_no_key_of_a_rolled_back_message_is_found(side, rows)
-            check_that_nothing_is_open_for_writing(daemon.pid, side.store)
-            check_what_the_broker_answers_about_its_queues(side, broker)
-            broker.stop()
-            daemon.wait_caught_up()
-            assert daemon.terminate() == 0
-        assert not [row for row in daemon.events() if row["level"] in ("warning", "error")]
-    # The broker's own index was on as well, and both have stopped.
-    assert_same_index(side.data, side.store)
-    assert len(index_files(side.data)) > 0
-    topics = {path.name for path in (side.data / "consumequeue").iterdir()}
-    assert {"TopicTest", "OrderPaid", "SCHEDULE_TOPIC_XXXX", RETRY, *TRANSACTIONS} <= topics
+@dataclass
+class First:
+    """The first broker, whose own index is on, the daemon beside it, and what was sent to the broker."""
+
+    broker: Broker
+    daemon: Daemon
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def first(side: Side) -> Iterator[First]:
+    with Broker(side.home / "first") as broker, side.daemon("127.0.0.1:0") as daemon:
+        yield First(broker, daemon, side.send(broker, 1))
+
+
+def test_what_a_client_sent_is_found(side: Side, first: First) -> None:
+    broker, daemon, rows = first.broker, first.daemon, first.rows
+    assert (broker.store / "abort").exists()
+    listening = [c.laddr for c in psutil.Process(broker.pid).net_connections("tcp") if c.status == "LISTEN"]
+    assert {broker.port, broker.port - 2} <= {address.port for address in listening}
+    assert {row["committed"] for row in rows if row["kind"] == "transaction"} == {True, False}
+    side.wait_until_found(rows)
+    check_what_a_consumer_sends_back(side, broker)
+    check_every_key(side, rows)
+    check_every_unique_key(side, rows)
+    check_every_offset_id(side, rows)
+    check_that_no_key_of_a_rolled_back_message_is_found(side, rows)
+    check_that_nothing_is_open_for_writing(daemon.pid, side.store)
+    check_what_the_broker_answers_about_its_queues(side, broker)
 
 
 def check_what_a_consumer_sends_back(side: Side, broker: Broker) -> None:
@@ -188,6 +210,112 @@ def check_that_no_key_of_a_rolled_back_message_is_found(side: Side, rows: list[d
     # Its half is a message like any other.
     halves = side.ask([("RMQ_SYS_TRANS_HALF_TOPIC", row["msgId"], "U") for row in rolled_back])
     assert all(len(found) == 1 for found in halves)
+
+
+# --- RocketMQ's own tools, asked of the daemon ---
+
+
+def commands(rows: list[dict[str, Any]], address: str) -> list[list[str]]:
+    """For mqadmin: a message of each kind in each way; a key that many have, a tag, and what is not there."""
+    first = {row["kind"]: row for row in reversed(rows) if row["committed"]}
+    assert set(first) == set(KINDS)
+    asked = []
+    for row in first.values():
+        topic = ("-t", row["topic"])
+        asked.append(["queryMsgByKey", *topic, "-k", row["keys"].split(" ")[0]])
+        asked.append(["queryMsgByUniqueKey", *topic, "-i", row["msgId"]])
+        if "offsetMsgId" in row:  # the send of a transaction does not say
+            asked.append(["queryMsgById", *topic, "-i", row["offsetMsgId"]])
+    shared = next(row for row in rows if row["topic"] == TOPIC and "user-" in row["keys"])
+    nowhere = first["normal"]["offsetMsgId"][:-16] + f"{1 << 40:016X}"
+    return [
+        *asked,
+        ["queryMsgByKey", "-t", TOPIC, "-k", shared["keys"].split(" ")[1]],
+        ["queryMsgByKey", "-t", TOPIC, "-k", "TagB", "-p", "T"],
+        ["queryMsgByUniqueKey", "-t", TOPIC, "-i", shared["msgId"], "-s", "0", "-e", str(2**63 - 1)],
+        ["queryMsgByKey", "-t", TOPIC, "-k", "absent"],
+        ["queryMsgByKey", "-t", TOPIC, "-k", shared["keys"].split(" ")[0], "-b", "0", "-e", "1000"],
+        ["queryMsgByUniqueKey", "-t", TOPIC, "-i", "absent"],
+        ["queryMsgById", "-t", TOPIC, "-i", nowhere],
+        ["queryMsgByOffset", "-t", TOPIC, "-b", "test", "-i", "0", "-o", "1"],
+        ["topicRoute", "-t", TOPIC],
+        ["topicRoute", "-t", "Nobody"],
+        ["brokerStatus", "-b", address],
+        ["clusterList"],
+        ["topicList"],
+    ]
+
+
+QUERIES = -5  # those before stand for themselves
+
+
+def figures(said: Said) -> dict[str, str]:
+    """The table of brokerStatus."""
+    return dict(re.findall(r"^(\S+) *: (.*)$", said.said, re.MULTILINE))
+
+
+def check_what_mqadmin_says(side: Side, first: First, ours: list[Said], address: str) -> None:
+    for asked, our, their in zip(commands(first.rows, address)[:QUERIES], ours, side.said, strict=False):
+        assert our == their, asked
+    route, nobody, status, clusters, topics = ours[QUERIES:]
+    expected = side.said[QUERIES].said.replace(first.broker.address, address)
+    # Nobody may send to the daemon: its topics can be read only.
+    assert route.said == re.sub(r'"perm":\d', '"perm":4', expected)
+    assert "CODE: 17 " in nobody.said
+    table, theirs = figures(status), figures(side.said[-3])
+    for name in ("commitLogMinOffset", "commitLogMaxOffset"):
+        assert table[name] == theirs[name], name
+    assert table["dispatchBehindBytes"] == "0"
+    assert [name for name in table if name.startswith("indexd")]
+    assert re.search(rf"^TestCluster +test +0 +{re.escape(address)} +\S", clusters.said, re.MULTILINE), clusters.said
+    frames = naive_frames(side.store / "commitlog", SEGMENT_SIZE)
+    assert sorted(topics.said.split()) == sorted({frame.topic for frame in frames}), topics
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_client_finds_all_that_was_sent(side: Side, first: First, version: str | None) -> None:
+    first.daemon.wait_caught_up()
+    check_found(replace(side.tools(address_of(first.daemon)), version=version), first.rows)
+
+
+def check_found(tools: Tools, rows: list[dict[str, Any]]) -> None:
+    asked = rows[::SAMPLE]
+    assert {row["kind"] for row in asked} == set(KINDS)
+    found = tools.check(asked, by_offset_id=True)
+    assert found["missed"] == 0, found
+    assert found["asked"] > 2 * len(asked)
+
+
+def test_mqadmin_says_what_it_says_of_the_broker(side: Side, first: First) -> None:
+    address = address_of(first.daemon)
+    side.said = side.tools(first.broker.namesrv).admin(commands(first.rows, first.broker.address))
+    found = [said for said in side.said[:QUERIES] if "Exception" not in said.said]
+    assert len(found) == len(side.said[:QUERIES]) - 4, side.said  # those that ask for nothing
+    first.daemon.wait_caught_up()
+    check_what_mqadmin_says(side, first, side.tools(address).admin(commands(first.rows, address)), address)
+
+
+def test_the_same_with_the_broker_stopped(side: Side, first: First) -> None:
+    first.broker.stop()
+    assert not (side.store / "abort").exists()
+    assert not psutil.pid_exists(first.broker.pid)
+    first.daemon.wait_caught_up()
+    assert first.daemon.terminate() == 0
+    assert not [row for row in first.daemon.events() if row["level"] in ("warning", "error")]
+    # The broker's own index was on as well, and both have stopped.
+    assert_same_index(side.data, side.store)
+    assert len(index_files(side.data)) > 0
+    topics = {path.name for path in (side.data / "consumequeue").iterdir()}
+    assert {"TopicTest", "OrderPaid", "SCHEDULE_TOPIC_XXXX", RETRY, *TRANSACTIONS} <= topics
+    # An id that says where a message is says it with the broker's address: the daemon takes its place.
+    address = first.broker.address
+    with side.daemon(address) as beside:
+        assert address_of(beside) == address
+        beside.wait_caught_up()
+        check_what_mqadmin_says(side, first, side.tools(address).admin(commands(first.rows, address)), address)
+        check_found(replace(side.tools(address), version=OLD_CLIENT), first.rows)
+        assert beside.terminate() == 0
+        assert not [row for row in beside.events() if row["level"] == "error"]
 
 
 def test_a_broker_that_is_killed_and_started_again(side: Side) -> None:
@@ -289,3 +417,47 @@ def traced(command: list[Any], log: Path, store: Path) -> list[str]:
     assert done.returncode == 0, done.stderr
     lines = log.read_text(errors="replace").splitlines()
     return [line for line in lines if str(store) in line and "execve(" not in line]
+
+
+# --- what indexd repair has mended, asked of the broker ---
+
+
+def check_found_by_broker(side: Side, broker: Broker, rows: list[dict[str, Any]]) -> None:
+    """A message of each of the kinds whose id says where it is: where mqadmin sees it, and what has its key."""
+    asked = list({row["kind"]: row for row in rows if row["kind"] in ("normal", "batch")}.values())
+    commands = [["topicRoute", "-t", TOPIC]]  # the first one takes the JVM's time
+    for row in asked:
+        topic, key = ("-t", row["topic"]), row["keys"].split(" ")[0]
+        commands.append(["queryMsgByUniqueKey", *topic, "-i", row["msgId"], "-s", "0", "-e", LATEST])
+        commands.append(["queryMsgByKey", *topic, "-k", key, "-b", "0", "-e", LATEST])
+    said = [one.said for one in side.tools(broker.namesrv).admin(commands)[1:]]
+    for row, by_id, by_key in zip(asked, said[::2], said[1::2], strict=True):
+        facts = dict(re.findall(r"^([A-Z][A-Za-z ]+): +(\S+)", by_id, re.MULTILINE))
+        assert facts.get("CommitLog Offset") == str(int(row["offsetMsgId"][-16:], 16)), by_id
+        assert re.findall(r"^([0-9A-F]{32,56}) +\d", by_key, re.MULTILINE) == [row["msgId"]], by_key
+
+
+def test_a_broker_finds_what_was_mended(side: Side) -> None:
+    def indexd(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return indexd_here(command, *words, "--broker-conf", side.conf, "--data", side.home / "unused")
+
+    # As after an unclean start; what the broker finds in the end are the keys of this file.
+    files = sorted((side.store / "index").iterdir())
+    files[-1].unlink()
+    assert indexd("audit").returncode == 1
+    done = indexd("repair", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Broker(side.home / "fourth", store=side.store) as broker:
+        assert indexd("repair", "--yes").returncode == 3
+        check_found_by_broker(side, broker, side.sent[-MESSAGES:])
+        more = side.send(broker, 4)
+        broker.kill()
+    # The start after a kill throws away what the checkpoint does not vouch for: mended before, nothing goes.
+    done = indexd("repair", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Broker(side.home / "fifth", store=side.store) as broker:
+        check_found_by_broker(side, broker, more)
+    done = indexd("audit", "--json")
+    assert done.returncode == 0, done.stdout
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["messages"] == sum(1 for _ in naive_frames(side.store / "commitlog", SEGMENT_SIZE))

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from indexd.storage.names import segment_name
 from support.daemon import Daemon
-from support.held_opening import held_until
+from support.faults import held_until
 from support.prometheus import Prometheus, fetch, promtool, requires_prometheus
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
 

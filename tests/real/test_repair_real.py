@@ -12,7 +12,7 @@ from support.audited_keys import audited, config_of, flags_of
 from support.daemon import indexd_here
 from support.goldens import unpack
 from support.rocketmq import REAL
-from support.rocketmq_histories import (
+from support.rocketmq_rewrite import (
     LATEST,
     Found,
     History,
@@ -26,6 +26,8 @@ pytestmark = REAL
 
 GOLDENS = ("rocketmq-5.4-killed", "rocketmq-5.4-killed-open-index")
 STARTS = ("clean", "unclean")
+#: Of the version before; what differs there is how an index ends.
+EARLIER = ("stopped", "cut", "torn", "one-file", "stopped-killed", "one-file-killed")
 WRITTEN = 120  # messages after each start
 
 
@@ -54,6 +56,8 @@ def _damaged(real: RealStore, histories: Path, home: Path) -> dict[str, tuple[Hi
             goldens = [golden_history(unpack(name, home / f"goldens{suffix}")) for name in GOLDENS]
             stores |= {f"{history.name}{suffix}": (history, history.store) for history in goldens}
         open_all(real, [stores[name] for name in GOLDENS])
+    else:
+        stores = {name: stores[name] for name in EARLIER}
     return {
         name: (history, Path(shutil.copytree(store, home / name / "store")))
         for name, (history, store) in stores.items()
@@ -95,8 +99,9 @@ def test_every_key_is_found_once(mended: dict[str, Mended]) -> None:
             assert started["messages"] == one.after.figures["messages"], (name, start)
             assert written["messages"] == started["messages"] + WRITTEN, (name, start)
     # It was not so before, in many of them.
-    assert len([one for one in mended.values() if one.before.lost]) >= 4
-    assert any(one.before.figures["twice"] for one in mended.values())
+    is_latest = len(mended) > len(EARLIER)
+    assert len([one for one in mended.values() if one.before.lost]) >= (4 if is_latest else 2)
+    assert any(one.before.figures["twice"] for one in mended.values()) or not is_latest
 
 
 def test_the_answers_are_those_of_an_index_made_anew(mended: dict[str, Mended]) -> None:

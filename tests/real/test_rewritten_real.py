@@ -14,7 +14,6 @@ from support.daemon import Daemon, assert_same_index, index_files, indexd_here
 from support.queues import tree
 from support.reopened import config_for, reopen
 from support.rocketmq import REAL, arguments, run
-from support.rocketmq_queues import ask, assert_same_answers, assert_units_of_store, questions
 from support.rocketmq_rewrite import (
     STORED,
     Before,
@@ -34,6 +33,7 @@ from support.rocketmq_rewrite import (
     stale_behind,
     written_over,
 )
+from support.rocketmq_tools import ask, assert_same_answers, assert_units_of_store, questions
 from support.same_index import assert_same_tree
 from support.small_log import QUEUE_FILE_SIZE, SIZES
 

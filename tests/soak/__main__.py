@@ -13,8 +13,7 @@ from pathlib import Path
 
 from indexd.config.compiled import prepare_compiler
 from indexd.errors import IndexdError
-from soak.stop import Stop
-from soak.tally import Tally
+from soak.world import Stop, Tally
 from support.arguments import more_than_zero
 
 _PROJECT = Path(__file__).resolve().parents[2]

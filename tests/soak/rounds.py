@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
+import struct
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from soak.checks import check
+from indexd.query import TIME_MAX
+from soak import writer as log_writer
 from soak.faults import ENDS_WHOLENESS, FAULTS, NEED_SMALL_DISK
-from soak.stop import Stop
-from soak.tally import Tally
-from soak.world import World
-from support.daemon import compile_kernels
+from soak.world import HASH_SLOT_NUM, INDEX_NUM, SIZES, SoakError, Stop, Tally, World
+from support.daemon import assert_same_index, compile_kernels, index_files, indexd, rebuild
+from support.naive import NOT_INDEXED, NaiveIndexFile, NaiveMessage, key_hash, split_keys
+from support.naive_queue import BLANK
+from support.queues import tree
 
 WORDS = {name: words for name, (words, _) in FAULTS.items()}
 _FAULTS_A_ROUND = 6
@@ -94,3 +100,148 @@ class Rounds:
         self._progress(
             f"round {number + 1} held: {', '.join(dealt)}; {faulted - begun:.1f} s, checked in {checked:.1f} s"
         )
+
+
+_MOST = 10_000_000
+_SECONDS = 180.0
+_ABSENT = 50
+_SHOWN = 5
+
+#: (topic, key, index type) -> the physical offsets of its messages.
+_Truth = dict[tuple[str, str, str], list[int]]
+
+
+def check(world: World, queries: int) -> None:
+    """Catch up, verify and compare; the daemon has stopped cleanly then. SoakError or AssertionError otherwise.
+
+    A query costs a good part of a millisecond, so that at most ``queries`` keys are asked for; the entries in the files
+    are compared all.
+    """
+    end = world.finish_writing()
+    world.look_after_daemon()
+    world.daemon.wait_caught_up(end)
+    world.daemon.wait_durable(end)
+    world.look_after_daemon()
+    messages = log_writer.frames(world.store)
+    if messages[-1].phy_offset + messages[-1].size != end:
+        raise SoakError(f"the log was written to {end} and can be read to {messages[-1].phy_offset}")
+    world.note(f"caught up with {end}, {len(messages)} messages stand in the log")
+    _verify(world, "while the daemon runs")
+    _query(world, messages, queries)
+    world.terminate()
+    _verify(world, "after a clean stop")
+    _compare_files(world, messages)
+    _compare_queues(world, messages)
+    _compare_with_rebuild(world)
+    left = [str(path) for path in world.data.rglob("*.tmp")] + [
+        name for name in ("abort", "state", "starts") if (world.data / name).exists()
+    ]
+    if left:
+        raise SoakError(f"a clean stop left {left}")
+
+
+def _verify(world: World, when: str) -> None:
+    done = indexd("verify", "--deep", "--json", "--store", world.store, "--data", world.data, *SIZES, timeout=_SECONDS)
+    if done.returncode:
+        raise SoakError(
+            f"verify --deep {when} ended with {done.returncode}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if summary["leftOutEntries"] or summary["gaveUp"] or not summary["comparedEntries"]:
+        raise SoakError(f"verify --deep {when} did not look at everything: {summary}")
+    world.tally.add("verifications")
+
+
+def _texts(message: NaiveMessage) -> list[tuple[str, str]]:
+    """Index type and key of each entry that a message has to have, in any order."""
+    if message.sys_flag & 0xC in NOT_INDEXED["5.4"]:
+        return []
+    found = [("K", piece) for piece in split_keys(message.keys)]
+    found += [("U", message.uniq_key)] if message.uniq_key is not None else []
+    return [*found, ("T", message.tags)] if message.tags else found
+
+
+def _query(world: World, messages: list[NaiveMessage], most: int) -> None:
+    """Keys of all messages, and some that nobody has, by ``query-key``: each message once, and no other."""
+    truth: _Truth = defaultdict(list)
+    for message in messages:
+        for kind, key in set(_texts(message)):
+            truth[message.topic, key, kind].append(message.phy_offset)
+    if len(truth) > most:
+        truth = {asked: truth[asked] for asked in world.rand.sample(list(truth), most)}
+    for number in range(_ABSENT):
+        truth["OrderPaid", f"absent-{number}", "K"] = []
+    lines = (f"{topic}\t{key}\t{_MOST}\t0\t{TIME_MAX}\t{kind}\n" for topic, key, kind in truth)
+    batch = world.work / "batch"
+    batch.write_text("".join(lines), "utf-8")
+    done = indexd(
+        "query-key", "--json", "--batch", batch, "--store", world.store, "--data", world.data, *SIZES,
+        env={"INDEXD_QUERY_MAX_NUM": str(_MOST)}, timeout=_SECONDS,
+    )  # fmt: skip
+    answers = done.stdout.splitlines()
+    if done.returncode or len(answers) != len(truth):
+        raise SoakError(f"query-key ended with {done.returncode} after {len(answers)} answers: {done.stderr[-4000:]}")
+    lost: Counter[Any] = Counter()
+    invented: Counter[Any] = Counter()
+    for (asked, offsets), line in zip(truth.items(), answers, strict=True):
+        found = json.loads(line)["phyOffsets"]
+        if sorted(found) != offsets:
+            lost.update({(*asked, offset): n for offset, n in (Counter(offsets) - Counter(found)).items()})
+            invented.update({(*asked, offset): n for offset, n in (Counter(found) - Counter(offsets)).items()})
+    world.tally.add("entriesChecked", sum(map(len, truth.values())))
+    _judge(world, lost, invented, "by query")
+
+
+def _compare_files(world: World, messages: list[NaiveMessage]) -> None:
+    """The entries of all files, twins included; those that only point before the log's begin cannot be judged."""
+    begin = int(log_writer.segments(world.store)[0].name)
+    wanted = Counter(
+        (key_hash(f"{message.topic}#{'T#' if kind == 'T' else ''}{key}"), message.phy_offset)
+        for message in messages
+        for kind, key in _texts(message)
+    )
+    found: Counter[tuple[int, int]] = Counter()
+    for path in index_files(world.data):
+        file = NaiveIndexFile.from_bytes(path.read_bytes(), HASH_SLOT_NUM, INDEX_NUM)
+        found.update((entry[0], entry[1]) for entry in file.entries[1:] if entry[1] >= begin)
+    world.tally.add("filedEntriesChecked", wanted.total())
+    _judge(world, wanted - found, found - wanted, "in the files")
+
+
+def _compare_queues(world: World, messages: list[NaiveMessage]) -> None:
+    """Each message that enters a queue has its unit at its queue offset; what has expired cannot be judged."""
+    begin = int(log_writer.segments(world.store)[0].name)
+    wanted = Counter(
+        (message.topic, message.queue_id, message.cq_offset, message.phy_offset, message.size, message.tags_code)
+        for message in messages
+        if message.sys_flag & 0xC in (0x0, 0x8)
+    )
+    found: Counter[Any] = Counter()
+    for name, data in tree(world.data / "consumequeue").items():
+        topic, queue_id, file = name.split("/")
+        for at, unit in enumerate(struct.iter_unpack(">qiq", data), int(file) // 20):
+            if unit[0] >= begin and unit not in (BLANK, (0, 0, 0)):
+                found[topic, int(queue_id), at, *unit] += 1
+    world.tally.add("unitsChecked", wanted.total())
+    _judge(world, wanted - found, found - wanted, "in the queues")
+
+
+def _judge(world: World, lost: Counter[Any], invented: Counter[Any], where: str) -> None:
+    world.tally.add("entriesLost", lost.total())
+    world.tally.add("entriesInvented", invented.total())
+    if lost or invented:
+        raise SoakError(
+            f"{lost.total()} lost and {invented.total()} invented {where}: "
+            f"{sorted(lost)[:_SHOWN]} and {sorted(invented)[:_SHOWN]}"
+        )
+
+
+def _compare_with_rebuild(world: World) -> None:
+    if world.has_expired:
+        world.tally.add("rebuildsLeftOut")
+        return
+    whole = Path(world.work, "whole")
+    shutil.rmtree(whole, ignore_errors=True)
+    rebuild(world.store, whole, *SIZES)
+    assert_same_index(world.data, whole)
+    world.tally.add("rebuildsCompared")

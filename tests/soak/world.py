@@ -2,18 +2,197 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import random
+import shutil
 import signal
+import subprocess
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from soak import writer as log_writer
-from soak.small_disk import SmallDisk
-from soak.stop import Stop
-from soak.tally import Tally
 from soak.writer import SEGMENT_SIZE, Writer
 from support.daemon import WAIT_SECONDS, Daemon
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """Listens from its making on. Inside ``held`` a signal waits, so that no process is started and not noted."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._came = 0
+        for number in _NUMBERS:
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For a start and the note of it; blocking the signals instead would be inherited by who is started."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._came:
+            raise SystemExit(128 + self._came)
+
+    def ignore(self) -> None:
+        """From now on: cleaning up is not broken off."""
+        for number in _NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._came = number
+        if not self._held:
+            raise SystemExit(128 + number)
+
+
+#: Figure -> what it is called; all are said, though they are 0.
+FIGURES = {
+    "rounds": "rounds",
+    "freshStarts": "data directories begun",
+    "messages": "messages written",
+    "verifications": "verifications, deep, without a finding",
+    "entriesChecked": "entries checked by queries for keys of all kinds",
+    "filedEntriesChecked": "entries checked in the files, all of them after each round",
+    "unitsChecked": "units of queues checked in the files, all of them after each round",
+    "entriesLost": "entries and units lost",
+    "entriesInvented": "entries and units invented",
+    "rebuildsCompared": "rebuilds, the same byte for byte",
+    "rebuildsLeftOut": "rebuilds not compared, the log's begin had expired",
+    "starts": "daemon starts",
+    "recoveries": "recoveries",
+    "rollBacks": "roll-backs: recoveries that took entries back",
+    "disturbances": "disturbances noticed by a running daemon",
+    "degraded": "stages that had to wait",
+    "outOfSpace": "starts and recoveries ended by a full disk",
+    "rssAnonMax": "anonymous memory of the daemon, most",
+    "descriptorsMax": "open descriptors of the daemon, most",
+}
+_GREATEST = {"rssAnonMax", "descriptorsMax"}
+_MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Tally:
+    """``left_out``: faults that cannot be tried here, and why. ``tried`` counts, ``survived`` after a round held."""
+
+    seed: int
+    left_out: dict[str, str] = field(default_factory=dict)
+    tried: Counter[str] = field(default_factory=Counter)
+    survived: Counter[str] = field(default_factory=Counter)
+    figures: Counter[str] = field(default_factory=Counter)
+    failure: str | None = None
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Count, or for what has a most, keep the greatest."""
+        assert name in FIGURES
+        self.figures[name] = max(self.figures[name], count) if name in _GREATEST else self.figures[name] + count
+
+    def round_held(self) -> None:
+        """All that was tried so far is survived."""
+        self.figures["rounds"] += 1
+        self.survived = self.tried.copy()
+
+    def to_json(self, seconds: float) -> str:
+        """One object."""
+        row: dict[str, Any] = {"seed": self.seed, "seconds": round(seconds, 1)}
+        row["faults"] = {
+            name: {"tried": self.tried[name], "survived": self.survived[name]} for name in sorted(self.tried)
+        }
+        row["leftOut"] = self.left_out
+        row |= {name: self.figures[name] for name in FIGURES}
+        return json.dumps(row | {"failure": self.failure})
+
+    def to_text(self, seconds: float, words: dict[str, str]) -> str:
+        """Two tables; ``words`` are those of the faults."""
+        lines = [f"seed {self.seed}, {seconds:.0f} s", f"{'fault':<66}{'tried':>8}{'survived':>10}"]
+        for name, text in words.items():
+            if name in self.left_out:
+                lines.append(f"  {text:<64}  left out: {self.left_out[name]}")
+            else:
+                lines.append(f"  {text:<64}{self.tried[name]:>8,}{self.survived[name]:>10,}")
+        lines.append(f"  {'all':<64}{self.tried.total():>8,}{self.survived.total():>10,}")
+        for name, text in FIGURES.items():
+            count = self.figures[name]
+            shown = f"{count / _MIB:,.0f} MiB" if name == "rssAnonMax" else f"{count:,}"
+            lines.append(f"{text:<66}{shown:>18}")
+        lines.append(f"FAILED: {self.failure}" if self.failure else "everything held")
+        return "\n".join(lines)
+
+
+SIZE = 64 << 20
+_FILLER = "filler"
+_SECONDS = 30
+_CHUNKS = (1 << 20, 4096)
+
+
+class SmallDisk:
+    """A tmpfs mounted at ``root``; where that may not be done, a plain directory, and ``why_not`` says why."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.why_not: str | None = None
+        self._is_mounted = False
+        root.mkdir(parents=True)
+        self._mount()
+
+    def renew(self) -> None:
+        """Everything in it goes."""
+        if self._is_mounted:
+            self.unmount()
+            self._mount()
+        else:
+            shutil.rmtree(self.root)
+            self.root.mkdir()
+
+    def fill(self) -> None:
+        """Until nothing more can be written; only where it is a file system of its own."""
+        assert self._is_mounted
+        with (self.root / _FILLER).open("ab", buffering=0) as file:
+            for size in _CHUNKS:
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+
+    def free(self) -> None:
+        """Give back what ``fill`` took."""
+        (self.root / _FILLER).unlink(missing_ok=True)
+
+    def unmount(self) -> None:
+        """If it is mounted; what was in it is gone."""
+        if not self._is_mounted:
+            return
+        self._is_mounted = False
+        # Whoever still looks into it must not keep it mounted for ever: then it goes with its last user.
+        if subprocess.run(["umount", self.root], capture_output=True, timeout=_SECONDS, check=False).returncode:
+            subprocess.run(["umount", "--lazy", self.root], capture_output=True, timeout=_SECONDS, check=False)
+
+    def _mount(self) -> None:
+        if os.geteuid() != 0:
+            self.why_not = "only root can mount a small file system to be filled"
+            return
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "indexd-soak", str(self.root)]
+        try:
+            # Before the call: a signal may come between the mount and the note of it.
+            self._is_mounted = True
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except FileNotFoundError:
+            done = subprocess.CompletedProcess(command, errno.ENOENT, "", "there is no mount command")
+        if done.returncode:
+            self._is_mounted = False
+            self.why_not = f"no small file system can be mounted: {' '.join(done.stderr.split())}"
+
 
 HASH_SLOT_NUM = 5000
 INDEX_NUM = 20_000

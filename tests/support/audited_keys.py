@@ -16,7 +16,7 @@ from indexd.config import Config
 from indexd.index.format import IndexLayout
 from indexd.storage.disk import Disk
 from support.auditing import config_for
-from support.rocketmq_histories import History, Keys
+from support.rocketmq_rewrite import History, Keys
 
 _count_missing = count_missing
 

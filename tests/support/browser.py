@@ -1,18 +1,38 @@
-"""Chromium without a screen: the page as it is once its scripts have run, and what it asked the network for.
+"""A browser that a test drives: Chromium without a screen, spoken to in the DevTools protocol over two pipes.
 
-A test that uses it is marked by ``requires_chromium``.
+::
+
+    with Browser(tmp_path / "profile") as browser:
+        page = browser.page()
+        page.open("http://127.0.0.1:9577/")
+        page.type("#q", "order-7")
+        page.press("Enter")
+        page.wait("document.querySelectorAll('tr.hit').length > 0")
+
+What the page asked the network for is in ``page.requests``, what it said on the console in ``page.complaints``.
 """
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import json
 import os
+import select
 import shutil
 import socket
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
 
+from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.daemon import Daemon
 from support.missing import need, requires
+from support.small_log import SEGMENT_SIZE, SIZES
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # What the browser asks for on its own account, whatever page it shows.
@@ -88,3 +108,266 @@ class _Proxy:
                 target = [*line.split(" "), ""][1]
                 self.hosts.add(target.removeprefix("http://").split("/")[0].split(":")[0])
                 connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+_SECONDS = 60.0
+_KEYS = {
+    "Enter": (13, "\r"), "Escape": (27, ""), "ArrowDown": (40, ""), "ArrowUp": (38, ""), "Tab": (9, ""),
+    "/": (191, "/"), "j": (74, "j"), "k": (75, "k"),
+}  # fmt: skip
+
+
+class Browser:
+    """One process of Chromium for a ``with`` block; it resolves no names but this machine's."""
+
+    def __init__(self, profile: Path) -> None:
+        self._profile = profile
+        self._number = 0
+        self._buffer = b""
+        self.pages: dict[str, Tab] = {}
+
+    def __enter__(self) -> Self:
+        program = chromium()
+        assert program is not None
+        # The browser reads commands from its descriptor 3 and writes to 4, each ended by a zero.
+        commands, self._commands = _pipe()
+        self._answers, answers = _pipe()
+        words = [
+            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+            "--disable-default-apps", "--disable-domain-reliability", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={self._profile}",
+            "about:blank",
+        ]  # fmt: skip
+        self._profile.mkdir(parents=True, exist_ok=True)
+        with (self._profile / "chromium.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(commands, answers),
+                env=os.environ | {"HOME": str(self._profile), "DBUS_SESSION_BUS_ADDRESS": "disabled:"},
+            )
+        os.close(commands)
+        os.close(answers)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._commands)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        os.close(self._answers)
+
+    def page(self, *, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True) -> Tab:
+        """A new, empty page in a profile of its own; ``script``: whether it runs JavaScript."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = self.pages[session] = Tab(self, session)
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            tab.call(f"{domain}.enable")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        tab.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        tab.call("Emulation.setEmulatedMedia", features=[scheme])
+        tab.call("Emulation.setScriptExecutionDisabled", value=not script)
+        return tab
+
+    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """Send one command and return its result; AssertionError says what the browser objects to."""
+        self._number += 1
+        number = self._number
+        command = {"id": number, "method": method, "params": parameters}
+        if session is not None:
+            command["sessionId"] = session
+        os.write(self._commands, json.dumps(command).encode() + b"\0")
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            said = self.hear(deadline - time.monotonic())
+            assert said is not None, f"no answer to {method}"
+            if said.get("id") == number:
+                assert "error" not in said, f"{method}: {said['error']}"
+                result: dict[str, Any] = said["result"]
+                return result
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """The next message of the browser, None when none comes in time; events go to their page too."""
+        deadline = time.monotonic() + seconds
+        answers = select.poll()  # not select(), which knows no descriptor above 1,023
+        answers.register(self._answers, select.POLLIN)
+        while b"\0" not in self._buffer:
+            if not answers.poll(max(deadline - time.monotonic(), 0) * 1000):
+                return None
+            read = os.read(self._answers, 1 << 20)
+            assert read, "the browser has ended"
+            self._buffer += read
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        said: dict[str, Any] = json.loads(line)
+        if said.get("sessionId") in self.pages and "method" in said:
+            self.pages[said["sessionId"]].note(said["method"], said["params"])
+        return said
+
+
+def _pipe() -> tuple[int, int]:
+    # Both ends behind 3 and 4, which the browser gets.
+    ends = os.pipe()
+    moved = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 10), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 10)
+    for end in ends:
+        os.close(end)
+    return moved
+
+
+class Tab:
+    """One page. ``requests``: every address that was asked for; ``complaints``: errors, and refusals of the policy."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser, self._session = browser, session
+        self._loads = 0
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command to this page."""
+        return self._browser.call(method, self._session, **parameters)
+
+    def note(self, method: str, parameters: dict[str, Any]) -> None:
+        """Keep what an event says."""
+        if method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif method == "Page.loadEventFired":
+            self._loads += 1
+        elif method == "Runtime.exceptionThrown":
+            details = parameters["exceptionDetails"]
+            self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.complaints.append(f"{parameters['entry']['source']}: {parameters['entry']['text']}")
+
+    def open(self, address: str) -> None:
+        """Go there and wait until it is loaded."""
+
+        def navigate() -> None:
+            result = self.call("Page.navigate", url=address)
+            assert "errorText" not in result, f"{address}: {result['errorText']}"
+
+        self.navigate(navigate)
+
+    def navigate(self, act: Callable[[], None]) -> None:
+        """Do what leads to another page, and wait until that is loaded."""
+        loads = self._loads
+        act()
+        deadline = time.monotonic() + _SECONDS
+        while self._loads == loads:
+            assert time.monotonic() < deadline, "no page is loaded"
+            self._browser.hear(0.1)
+
+    def eval(self, expression: str) -> Any:
+        """The value of an expression of JavaScript, awaited."""
+        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in done, f"{expression}: {done['exceptionDetails']}"
+        return done["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 30.0) -> None:
+        """Until the expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.eval(f"Boolean({expression})"):
+            assert time.monotonic() < deadline, f"waited for {expression}; the page says: {self.text()[:3000]}"
+            time.sleep(0.03)
+
+    def text(self, selector: str = "body") -> str:
+        """The text that a person sees there; empty where nothing is."""
+        return str(self.eval(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def html(self) -> str:
+        """The document as it stands, without running anything in it."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        return str(self.call("DOM.getOuterHTML", nodeId=root)["outerHTML"])
+
+    def type(self, selector: str, text: str) -> None:
+        """Put the cursor into a field, select what is there and type over it."""
+        field = f"document.querySelector({json.dumps(selector)})"
+        self.eval(f"{field}.focus(), {field}.select(), true")
+        self.call("Input.insertText", text=text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other."""
+        for key in keys:
+            code, text = _KEYS[key]
+            pressed = {"key": key, "windowsVirtualKeyCode": code, "text": text, "unmodifiedText": text}
+            self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **pressed)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of an element."""
+        self.click_at(*self.middle(selector))
+
+    def middle(self, selector: str) -> tuple[float, float]:
+        """Where an element is, scrolled into view; works without JavaScript in the page."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        assert node, f"there is no {selector}"
+        self.call("DOM.scrollIntoViewIfNeeded", nodeId=node)
+        quad = self.call("DOM.getContentQuads", nodeId=node)["quads"][0]
+        return sum(quad[0::2]) / 4, sum(quad[1::2]) / 4
+
+    def click_at(self, x: float, y: float) -> None:
+        """Press and release the mouse there."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """A PNG of the page, of all its height if ``whole``."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+#: Odd offsets behind it are no doubles.
+BEGIN = 2**53 + 3 * SEGMENT_SIZE
+TOPIC = "OrderPaid"
+BODY = '{"order": 7, "amount": 12.50, "id": 12345678901234567890, "lines": [{"sku": "A"}, []], "order": 8}'
+
+
+class Beside:
+    """A log that a test writes on, the daemon beside it, and where its page is."""
+
+    def __init__(self, home: Path, **env: str) -> None:
+        self.writer = CommitLogWriter(home / "store" / "commitlog", SEGMENT_SIZE, start_offset=BEGIN)
+        self.offsets: dict[str, list[int]] = {}
+        self._home, self._env = home, env
+        self.daemon = self._daemon("127.0.0.1:0")
+
+    def _daemon(self, http: str) -> Daemon:
+        env = {"INDEXD_HTTP": http, **self._env}
+        return Daemon(self._home / "store", self._home / "data", *SIZES, env=env)
+
+    def write(self, topic: str, key: str, *, body: str = BODY, **properties: str) -> int:
+        """One message, stored now; its physical offset."""
+        now = int(time.time() * 1000)
+        given = {"KEYS": key, "UNIQ_KEY": f"{len(self.offsets):032X}", **properties}
+        spec = FrameSpec(topic, body=body.encode(), properties=given, born_timestamp=now, store_timestamp=now)
+        offset = self.writer.append(spec)
+        self.offsets.setdefault(key, []).append(offset)
+        return offset
+
+    def start(self, http: str = "127.0.0.1:0") -> None:
+        """Start the daemon, caught up."""
+        self.daemon = self._daemon(http)
+        self.daemon.__enter__()
+        self.caught_up()
+
+    def caught_up(self) -> None:
+        """Wait until all that was written is indexed."""
+        self.daemon.wait_caught_up(self.writer.max_offset)
+
+    @property
+    def address(self) -> str:
+        """Of the page."""
+        return f"http://{self.daemon.state()['http']}/"
+
+    def search(self, q: str, /, **more: str) -> str:
+        """The address of a search."""
+        return self.address + "?" + urlencode({"topic": TOPIC, "q": q} | more)

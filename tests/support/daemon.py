@@ -36,6 +36,7 @@ import pytest
 
 from indexd.cli.main import main
 from indexd.storage.names import segment_base, segment_name
+from support.forked import Forked, start
 from support.same_index import assert_same_index, index_files
 from support.small_log import SIZES, write_log
 
@@ -64,15 +65,14 @@ def indexd(
     *args: object, env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; whatever its exit code is, it is for the caller to judge."""
-    return subprocess.run(
-        [COMMAND, *map(str, args)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        env=environment(env),
-        timeout=timeout,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="indexd-said-") as name:
+        out, errors = Path(name, "out"), Path(name, "errors")
+        process = start(args, environment(env), out, errors)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(process.args, code, out.read_text("utf-8"), errors.read_text("utf-8"))
 
 
 def indexd_here(*args: object) -> subprocess.CompletedProcess[str]:
@@ -97,7 +97,7 @@ def rebuild(store: Path, out: Path, *flags: str) -> dict[str, Any]:
 
     Where older frames stand behind the end and no broker can be asked, it ends with 4; a new daemon builds ``out``.
     """
-    done = indexd("rebuild", "--json", "--store", store, "--data", out.with_name("unused"), "--out", out, *flags)
+    done = indexd_here("rebuild", "--json", "--store", store, "--data", out.with_name("unused"), "--out", out, *flags)
     if done.returncode == 4 and "skip" not in flags:
         out.mkdir()
         with Daemon(store, out, *flags) as daemon:
@@ -118,6 +118,7 @@ class Daemon:
 
     ``--store`` is left out where FLAGS name a ``--broker-conf``, which says it too. ``tracer``: words before it all.
     Runs in a ``with`` block, at whose end it is killed if it still runs. Its log lines are in ``log``, beside ``data``.
+    Without a tracer and with no other environment than INDEXD_... it is a fork of a process that has all loaded.
     """
 
     def __init__(
@@ -125,9 +126,11 @@ class Daemon:
     ) -> None:
         self.store, self.data = store, data
         words = [] if "--broker-conf" in flags else ["--store", str(store)]
-        self._command = [*tracer, str(COMMAND), *words, "--data", str(data), *map(str, flags)]
-        self._env = environment(QUICK | dict(env or {}))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._words = [*words, "--data", str(data), *map(str, flags)]
+        self._env, self._tracer = environment(QUICK | dict(env or {})), tracer
+        # What was loaded in another environment, or by another program, is of no use.
+        self._is_forked = not tracer and all(name.startswith("INDEXD_") for name in env or ())
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         data.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=data.parent, prefix=f"{data.name}-", suffix=".log")
         os.close(handle)
@@ -139,9 +142,13 @@ class Daemon:
 
     def __enter__(self) -> Self:
         compile_kernels()
+        if self._is_forked:
+            self._process = start(self._words, self._env, Path(os.devnull), self.log)
+            return self
+        command = [*self._tracer, str(COMMAND), *self._words]
         with self.log.open("wb") as errors:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=self._env
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=self._env
             )
         return self
 
@@ -154,7 +161,7 @@ class Daemon:
         return self._running.pid
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | Forked:
         assert self._process is not None, "use it in a with block"
         return self._process
 

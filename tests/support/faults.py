@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
+from unittest import mock
 
+import pytest
+
+from indexd.cli.main import main
+from indexd.config import Config
+from indexd.config.compiled import prepare_compiler
 from support.daemon import Daemon, assert_same_index, index_files, indexd_here
-from support.missing import missing, need
+from support.missing import missing, need, need_root
 from support.small_log import SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 #: It looks again every second, so that a test sees several tries; a flush that failed is tried at the next interval.
 RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1", "INDEXD_FLUSH_INTERVAL": "0.5"}
@@ -167,3 +172,145 @@ def failing_calls(pid: int, calls: str, error: str = "EIO", *, path: Path | None
     finally:
         tracer.terminate()
         tracer.wait(30)
+
+
+PAGE = 4096
+_AS_ROOT = "run this test as root, and not in a container without the right to mount"
+_CHUNKS = (256 * PAGE, 16 * PAGE, PAGE)
+
+
+class OwnMounts:
+    """A mount namespace; for use in a ``with`` block. ``words`` before a command make it run inside."""
+
+    def __init__(self) -> None:
+        rights = [] if os.geteuid() == 0 else ["-Ur"]
+        # Ends with its standard input, so with this process at the latest; the mounts go with it.
+        command = [need("unshare"), *rights, "-m", "--propagation", "private", "sh", "-c", "echo; cat"]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"\n":
+            _, errors = self._holder.communicate()
+            missing(f"no mount namespace can be made here, {errors.decode().strip()}; {_AS_ROOT}")
+        enter = ["-m"] if not rights else ["-U", "-m", "--preserve-credentials"]
+        self.words = (need("nsenter"), "-t", str(self._holder.pid), *enter)
+        self._root = Path(f"/proc/{self._holder.pid}/root")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.communicate(timeout=30)
+
+    def run(self, *words: object) -> None:
+        """Run a command inside, which must end well."""
+        done = self._ask(*words)
+        if done.returncode:
+            pytest.fail(f"{' '.join(map(str, words))}: {done.stderr.strip()}", pytrace=False)
+
+    def _mount(self, *words: object) -> None:
+        done = self._ask("mount", *words)
+        if done.returncode:
+            missing(f"mount {' '.join(map(str, words))} is refused here, {done.stderr.strip()}; {_AS_ROOT}")
+
+    def _ask(self, *words: object) -> subprocess.CompletedProcess[str]:
+        command = [*self.words, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+    def tmpfs(self, path: Path, size: int) -> Path:
+        """An empty file system of ``size`` bytes in memory."""
+        path.mkdir()
+        self._mount("-t", "tmpfs", "-o", f"size={size},mode=0755", "tmpfs", path)
+        return self._seen(path)
+
+    def ext4(self, path: Path, size: int) -> Path:
+        """An ext4 of ``size`` bytes on a loop device, which only root may make."""
+        need_root("mount an ext4")
+        path.mkdir()
+        image = path.with_name(path.name + ".img")
+        with image.open("wb") as file:
+            file.truncate(size)
+        # Nothing is kept back for root: full is full.
+        subprocess.run([need("mkfs.ext4"), "-q", "-m", "0", "-b", str(PAGE), image], check=True)
+        self.mount_image(path)
+        return self._seen(path)
+
+    def mount_image(self, path: Path) -> None:
+        """Mount what ``ext4`` has made, again."""
+        self._mount("-o", "loop", path.with_name(path.name + ".img"), path)
+
+    def read_only(self, path: Path) -> Path:
+        """Lay the directory over itself, read-only: a remount is refused while a file is open for writing."""
+        if not path.is_mount():
+            path.mkdir(exist_ok=True)
+        self._mount("--bind", path, path)
+        self._mount("-o", "remount,bind,ro", path)
+        return self._seen(path)
+
+    def unmount(self, path: Path) -> None:
+        """Take the topmost mount off ``path``."""
+        self.run("umount", path)
+
+    def _seen(self, path: Path) -> Path:
+        return self._root / path.relative_to("/")
+
+
+def fill(directory: Path, leave_pages: int = 0) -> Path:
+    """Fill a file system up to the last ``leave_pages`` pages; the file that has to go for the space to come back."""
+    filler = directory / "filler"
+    with filler.open("wb") as file:
+        size = 0
+        for chunk in _CHUNKS:
+            try:
+                while True:
+                    os.posix_fallocate(file.fileno(), size, chunk)
+                    size += chunk
+            except OSError:
+                continue
+        file.truncate(size)
+        os.fsync(file.fileno())
+        os.ftruncate(file.fileno(), size - leave_pages * PAGE)
+    return filler
+
+
+_PAUSE = 0.01
+
+
+def held_until(gate: Path, phase: str = "opening") -> tuple[str, ...]:
+    """Words before a daemon's command: it waits until ``gate`` exists, in its phase ``opening``, before recovery, or in
+    ``recovering``, with something of a step still to do."""
+    return (sys.executable, "-P", __file__, phase, str(gate))
+
+
+def _run(phase: str, gate: Path, words: list[str]) -> None:
+    prepare_compiler()
+    # These load numba.
+    from indexd.recovery.open import load_kernels
+    from indexd.serve.board import Board
+    from indexd.service import start
+
+    recovering = Board.recovering
+
+    def wait() -> None:
+        while not gate.exists():
+            time.sleep(_PAUSE)  # signals are taken meanwhile, as they are by an opening that takes long
+
+    def wait_and_load(config: Config) -> None:
+        if phase == "opening":
+            wait()
+        load_kernels(config)
+
+    def recover_and_wait(board: Board, step: str, done: int, total: int) -> None:
+        recovering(board, step, done, total)
+        if phase == "recovering" and total:
+            wait()
+
+    with (
+        mock.patch.object(start, "load_kernels", wait_and_load),
+        mock.patch.object(Board, "recovering", recover_and_wait),
+    ):
+        main(words)
+
+
+if __name__ == "__main__":
+    # Behind the gate comes the command itself, which is what runs here already.
+    _run(sys.argv[1], Path(sys.argv[2]), sys.argv[4:])

@@ -7,7 +7,7 @@
     broker.log_directory / "plain-0"                                       # stopped cleanly
 
 It is fetched from Maven Central with the program under ``tests/real/java-kafka``, once per change of that; the jars
-are kept where those of ``support.rocketmq_jvm`` are. What the broker logs is in ``home/broker-N.log``.
+are kept where those of ``support.rocketmq`` are. What the broker logs is in ``home/broker-N.log``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Self
 import pytest
 
 from support.missing import missing, requires
-from support.rocketmq_jvm import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, end, maven_path
+from support.rocketmq import BUILD_SECONDS, RocketMQError, _cache, _java, _locked, end, maven_path
 
 SOURCES = Path(__file__).resolve().parent.parent / "real" / "java-kafka"
 BOOT_SECONDS = 60

@@ -15,21 +15,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import sysconfig
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import pytest
 
+from support.daemon import QUICK, compile_kernels
 from support.missing import installing, missing, need, need_root
+from support.small_log import SIZES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    T = TypeVar("T")
-
+T = TypeVar("T")
 WAIT_SECONDS = 60.0
 SHARED = Path("/srv/shared")
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -214,3 +215,90 @@ def _cgroup_root() -> Path:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
     found = next((Path(place) for _, place, kind, *_ in mounts if kind == "cgroup2"), None)
     return found or missing(f"there is no cgroup2 here, which a systemd needs; {_WHERE}")
+
+
+INSTALL = Path(__file__).resolve().parents[2] / "scripts" / "install"
+STORE = SHARED / "store"
+COMMAND = Path(sysconfig.get_path("scripts")) / "indexd"
+_CACHE = Path("/var/cache/indexd-test")
+# The drop-in of a test: what is compiled already, this tree wherever it is (below /tmp the unit sees nothing), and less
+# patience.
+_TREE = " ".join(map(str, PLACES))
+_DROP_IN = f"[Service]\nReadWritePaths={_CACHE}\nBindReadOnlyPaths={_TREE}\nRestartSec=1\n"
+
+
+def install(machine: OwnSystemd, instance: str = "", env: Mapping[str, str] | None = None) -> None:
+    """Install unit, configuration and user, and a link to this tree's program in place of a program of its own."""
+    compile_kernels()
+    machine.run(INSTALL, "--no-program", "--store", STORE, *(("--instance", instance) if instance else ()))
+    machine.run("mkdir", "-p", "/opt/indexd/bin")
+    machine.run("ln", "-sfn", COMMAND, "/opt/indexd/bin/indexd")
+    machine.run("cp", "-a", "-T", os.environ["NUMBA_CACHE_DIR"], _CACHE)
+    machine.run("chown", "-R", "indexd", _CACHE)
+    sizes = {
+        f"INDEXD_{flag[2:].upper().replace('-', '_')}": value
+        for flag, value in zip(SIZES[::2], SIZES[1::2], strict=True)
+    }
+    environment = {**QUICK, **sizes, "NUMBA_CACHE_DIR": str(_CACHE), **(env or {})}
+    set_environment(machine, environment, instance)
+    unit = f"indexd@{instance}" if instance else "indexd"
+    write(machine, f"/etc/systemd/system/{unit}.service.d/test.conf", _DROP_IN)
+    machine.run("systemctl", "daemon-reload")
+
+
+def set_environment(machine: OwnSystemd, environment: Mapping[str, str], instance: str = "") -> None:
+    """The whole of /etc/default/indexd."""
+    path = f"/etc/default/indexd-{instance}" if instance else "/etc/default/indexd"
+    write(machine, path, "".join(f"{name}={value}\n" for name, value in environment.items()))
+
+
+def write(machine: OwnSystemd, path: str, text: str) -> None:
+    """Write a file inside, with its folders."""
+    machine.run("sh", "-c", 'mkdir -p "${1%/*}" && printf %s "$2" > "$1"', "sh", path, text)
+
+
+class ServiceManager:
+    """A datagram socket in a ``with`` block, an abstract one; ``messages`` keeps (monotonic seconds, fields)."""
+
+    def __init__(self, name: str, watchdog_seconds: float | None = None) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(f"\0indexd-test-{os.getpid()}-{name}")
+        self.environment = {"NOTIFY_SOCKET": f"@indexd-test-{os.getpid()}-{name}"}
+        if watchdog_seconds is not None:
+            self.environment["WATCHDOG_USEC"] = str(int(watchdog_seconds * 1_000_000))
+        self.messages: list[tuple[float, dict[str, str]]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def listen(self) -> None:
+        """Take in what has come; the time is that of taking."""
+        while True:
+            try:
+                text = self._socket.recv(65536).decode()
+            except BlockingIOError:
+                return
+            self.messages.append((time.monotonic(), dict(line.split("=", 1) for line in text.split("\n"))))
+
+    def heard(self, key: str) -> list[str]:
+        """The values of a key so far, oldest first."""
+        self.listen()
+        return [fields[key] for _, fields in self.messages if key in fields]
+
+    def seen(self, key: str, test: Callable[[str], bool] = lambda _: True) -> Callable[[], bool | None]:
+        """For ``Daemon.wait_for``: true once a value of the key passes."""
+        return lambda: any(test(value) for value in self.heard(key)) or None
+
+    def pings_within(self, seconds: float) -> int:
+        """How many watchdog pings come from now on."""
+        self.listen()
+        before = len(self.heard("WATCHDOG"))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.listen()
+            time.sleep(0.02)
+        return len(self.heard("WATCHDOG")) - before

@@ -2,24 +2,434 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
-from indexd.flush.frontier import StoreCheckpoint, read_frontier
+from indexd.config import Config
+from indexd.flush.frontier import Frontier, StoreCheckpoint, read_frontier
+from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.query import Answer, KeyQuery
 from indexd.query.coverage import ABSENT
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
-from support.naive import exact_oracle, split_keys
+from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.naive import NaiveIndexFile, NaiveIndexService, NaiveMessage, exact_oracle, naive_frames, split_keys
+from support.sim_disk import SimDisk
+from support.small_log import BASE_TIME, messages
 
 if TYPE_CHECKING:
-    from indexd.config import Config
-    from support.sim_disk import SimDisk
-    from support.sim_log import SimLog
-    from support.sim_oracle import Gaps
     from support.simulation import World
+
+_MILLIS_PER_MESSAGE = 400
+
+
+class _Writer(CommitLogWriter):
+    """A writer that does not sync: what a crash leaves of the log itself is not asked here."""
+
+    def flush(self) -> None:
+        return
+
+
+class SimLog:
+    """``history`` holds what an index of the whole log covers: expired messages too, but none that were cut off."""
+
+    def __init__(self, directory: Path, segment_size: int, seed: int, *, rewrites: bool = False) -> None:
+        self.directory = directory
+        self.segment_size = segment_size
+        self.history: list[NaiveMessage] = []
+        #: Counted up with each rewrite: what was known of the old log holds no more.
+        self.edition = 0
+        self._specs = _rising(messages(seed)) if rewrites else messages(seed)
+        self._writer = _Writer(directory, segment_size)
+        self._parsed = 0
+
+    def __repr__(self) -> str:
+        return f"SimLog([{self.begin}, {self.end}), {len(self.history)} messages, edition {self.edition})"
+
+    @property
+    def begin(self) -> int:
+        """The first physical offset that is still there."""
+        return min(int(path.name) for path in self.directory.iterdir())
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last message."""
+        return self._writer.max_offset
+
+    def append(self, count: int) -> None:
+        """Write so many messages, or a few more.
+
+        What follows the end must not be a frame of an older and longer log, or nobody could tell where this one ends.
+        """
+        begin = self.end
+        for _ in range(count):
+            self._writer.append(next(self._specs))
+        while self.edition and self._is_followed(begin):
+            self._writer.append(next(self._specs))
+        self._read_history()
+
+    def roll(self) -> None:
+        """Write until the next segment has begun."""
+        base = self.end - self.end % self.segment_size
+        while self.end < base + self.segment_size:
+            self._writer.append(next(self._specs))
+        self._read_history()
+
+    def expire(self, before: int) -> int:
+        """Delete the segments that end at or before ``before``, never the one being written; how many."""
+        last = self.end - self.end % self.segment_size
+        old = [path for path in sorted(self.directory.iterdir()) if int(path.name) + self.segment_size <= before]
+        old = [path for path in old if int(path.name) < last]
+        for path in old:
+            path.unlink()
+        return len(old)
+
+    def rewrite(self, rand: random.Random, most: int) -> int | None:
+        """Cut at most ``most`` messages off the end, as a broker that lost them, and write others; where it was cut.
+
+        None when there is nothing to cut.
+        """
+        kept = [message for message in self.history if message.phy_offset >= self.begin]
+        if len(kept) < 2:
+            return None
+        cut = kept[-rand.randint(1, min(most, len(kept) - 1))].phy_offset
+        self.cut(cut)
+        self.append(1)
+        return cut
+
+    def _is_followed(self, begin: int) -> bool:
+        *_, last = naive_frames(self._segments(), self.segment_size, start=begin)
+        return last.phy_offset + last.size > self.end
+
+    def cut(self, offset: int) -> None:
+        """Go on writing at ``offset``, a message's: the bytes behind it stay in its segment, later segments go."""
+        self._writer.close(clean=False)
+        for path in self.directory.iterdir():
+            if int(path.name) > offset:
+                path.unlink()
+        self.history = [message for message in self.history if message.phy_offset < offset]
+        self._writer = _Writer(self.directory, self.segment_size, start_offset=offset)
+        self._parsed = offset
+        self.edition += 1
+
+    def write(self, *specs: FrameSpec) -> None:
+        """Write just these messages."""
+        for spec in specs:
+            self._writer.append(spec)
+        self._read_history()
+
+    def close(self) -> None:
+        """Close the segment, as a broker that was killed."""
+        self._writer.close(clean=False)
+
+    def _segments(self) -> list[Path]:
+        return sorted(self.directory.iterdir())
+
+    def _read_history(self) -> None:
+        # From the bytes, by the naive decoder: the oracle shares nothing with the writer either.
+        for message in naive_frames(self._segments(), self.segment_size, start=self._parsed):
+            if message.phy_offset >= self.end:
+                break
+            self.history.append(message)
+            self._parsed = message.phy_offset + message.size
+
+
+def _rising(specs: Iterator[FrameSpec]) -> Iterator[FrameSpec]:
+    # A broker's clock: after a cut the new messages are younger than those that they overwrite.
+    for number, spec in enumerate(specs):
+        yield replace(spec, store_timestamp=BASE_TIME + _MILLIS_PER_MESSAGE * number)
+
+
+Gaps = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One index file of the undisturbed build."""
+
+    header: IndexHeader
+    data: bytes
+    full: bool
+
+
+@dataclass(slots=True)
+class _Build:
+    service: NaiveIndexService
+    end: int
+    #: Whole files, once they are full.
+    done: list[Expected]
+
+
+class Oracle:
+    """Knows the log alone. ``files`` is kept, for a crash at every operation asks for few offsets again and again."""
+
+    def __init__(self, log: SimLog, layout: IndexLayout, flavour: str) -> None:
+        self._log, self._layout, self._flavour = log, layout, flavour
+        self._edition = log.edition
+        self._builds: dict[tuple[int, Gaps], _Build] = {}
+        self._files: dict[tuple[int, Gaps, int], list[Expected]] = {}
+
+    def messages(self, begin: int, end: int, gaps: Gaps) -> list[NaiveMessage]:
+        """Those of log bytes ``[begin, end)`` that lie in none of ``gaps``."""
+        return [
+            message
+            for message in self._log.history
+            if begin <= message.phy_offset < end and not any(first <= message.phy_offset < last for first, last in gaps)
+        ]
+
+    def files(self, begin: int, end: int, gaps: Gaps) -> list[Expected]:
+        """The files after exactly these messages."""
+        if self._edition != self._log.edition:
+            self._builds.clear()
+            self._files.clear()
+            self._edition = self._log.edition
+        key = (begin, gaps, end)
+        if key not in self._files:
+            self._files[key] = self._grow(begin, end, gaps)
+        return self._files[key]
+
+    def _grow(self, begin: int, end: int, gaps: Gaps) -> list[Expected]:
+        build = self._builds.get((begin, gaps))
+        if build is None or build.end > end:
+            service = NaiveIndexService(self._layout.hash_slot_num, self._layout.index_num, self._flavour)
+            build = self._builds[begin, gaps] = _Build(service, begin, [])
+        for message in self.messages(build.end, end, gaps):
+            build.service.build_index(message)
+        build.end = end
+        files = build.service.files
+        build.done += [_expected(file) for file in files[len(build.done) : -1]]
+        return [*build.done, _expected(files[-1])] if files else []
+
+
+def _expected(file: NaiveIndexFile) -> Expected:
+    data = file.to_bytes(flushed=True)
+    return Expected(IndexHeader.unpack(data), data, file.is_write_full())
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two lists of index files differ, in entries: what is missing, what nobody wrote, what is there twice."""
+
+    lost: int
+    invented: int
+    twice: int
+    words: str
+
+
+def compare(
+    wanted: list[Expected], found: list[tuple[FileMark, bytes]], layout: IndexLayout, log_begin: int
+) -> Difference | None:
+    """None when ``found`` is ``wanted``, byte by byte; oldest files that point to expired messages only may be gone.
+
+    An index count of 0 and 1 both say that a file is empty. An empty last file may be missing: it is made at the next
+    message.
+    """
+    missing = len(wanted) - len(found)
+    if missing > 0 and wanted[-1].header.entries == 0 and not (found and found[-1][0].header.entries == 0):
+        wanted, missing = wanted[:-1], missing - 1
+    expired = wanted[: max(missing, 0)]
+    problems = []
+    if missing < 0:
+        problems.append(f"{-missing} files too many")
+    problems += [
+        f"{one.header} is missing" for one in expired if not one.full or one.header.end_phy_offset >= log_begin
+    ]
+    for place, ((mark, data), one) in enumerate(zip(found, wanted[len(expired) :], strict=False)):
+        header = IndexHeader.unpack(data)
+        if not all(_is_same(known, one.header, log_begin) for known in (header, mark.header)):
+            problems.append(f"file {place} ({mark.name}) has {header}, marked {mark.header}, not {one.header}")
+        if data[HEADER_SIZE:] != one.data[HEADER_SIZE:]:
+            at = next((i for i in range(HEADER_SIZE, min(len(data), len(one.data))) if data[i] != one.data[i]), -1)
+            problems.append(f"file {place} ({mark.name}) differs at byte {at}, sizes {len(data)} and {len(one.data)}")
+        if mark.full and not one.full:
+            problems.append(f"file {place} ({mark.name}) is marked full")
+    if not problems:
+        return None
+    there = _entries([data for _, data in found], layout)
+    should = _entries([one.data for one in wanted[len(expired) :]], layout)
+    lost, invented = should - there, there - should
+    twice = sum(count for entry, count in invented.items() if entry in should)
+    words = f"{'; '.join(problems)}; {len(found)} files of {len(wanted)}"
+    return Difference(lost.total(), invented.total() - twice, twice, words)
+
+
+def _is_same(found: IndexHeader, wanted: IndexHeader, log_begin: int) -> bool:
+    # When the last entry that a roll-back left is of an expired message, nobody knows the millisecond any more.
+    if wanted.end_phy_offset < log_begin and 0 <= wanted.end_timestamp - found.end_timestamp < 1000:
+        found = replace(found, end_timestamp=wanted.end_timestamp)
+    return found == wanted
+
+
+def _entries(files: list[bytes], layout: IndexLayout) -> Counter[tuple[int, int]]:
+    # (key hash, physical offset) of every entry that a header vouches for.
+    counted: Counter[tuple[int, int]] = Counter()
+    for data in files:
+        if len(data) < HEADER_SIZE:
+            continue
+        count = min(IndexHeader.unpack(data).index_count, layout.index_num)
+        file = NaiveIndexFile.from_bytes(data.ljust(layout.file_size, b"\0"), layout.hash_slot_num, layout.index_num)
+        counted.update((key_hash, phy) for key_hash, phy, _, _ in file.entries[1:count])
+    return counted
+
+
+_UNIT = struct.Struct(">qiq")
+_BLANK = _UNIT.pack(0, 2147483647, 0)
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_PREPARED, _ROLLBACK = 4, 12
+_FRAME_SIZE_MIN = 91
+
+
+@dataclass(slots=True)
+class _Queue:
+    """``begin``: the number of the first unit of ``units``; ``phys`` are their physical offsets, 0 of a blank one."""
+
+    begin: int
+    units: list[bytes] = field(default_factory=list)
+    phys: list[int] = field(default_factory=list)
+    max_phy_offset: int = -1
+
+
+def naive_queues(
+    messages: list[NaiveMessage], file_units: int, gaps: Gaps, anew: tuple[int, ...]
+) -> dict[tuple[str, int], _Queue]:
+    """The ConsumeQueues after exactly these messages (spec rocketmq-store 5.2); behind what expired they begin anew."""
+    queues: dict[tuple[str, int], _Queue] = {}
+    ends = sorted({*(end for _, end in gaps), *anew}, reverse=True)
+    for message in messages:
+        while ends and message.phy_offset >= ends[-1]:
+            ends.pop()
+            queues.clear()
+        if message.sys_flag & 12 in (_PREPARED, _ROLLBACK):
+            continue
+        name = message.topic, message.queue_id
+        if name not in queues:
+            blanks = message.cq_offset % file_units
+            begin = message.cq_offset - blanks
+            queues[name] = _Queue(begin, [_BLANK] * blanks, [0] * blanks)
+        queue = queues[name]
+        is_there = message.phy_offset + message.size <= queue.max_phy_offset
+        if is_there or (message.cq_offset and message.cq_offset < queue.begin + len(queue.units)):
+            continue
+        queue.units.append(_UNIT.pack(message.phy_offset, message.size, message.tags_code))
+        queue.phys.append(message.phy_offset)
+        queue.max_phy_offset = message.phy_offset + message.size
+    return queues
+
+
+def naive_pair(messages: list[NaiveMessage], base: int, interval: int, *, sealed: bool) -> tuple[bytes, bytes]:
+    """One segment's OffsetIndex and TimeIndex, trimmed (spec kafka-index 8)."""
+    offsets, times = b"", b""
+    since, largest, last = 0, (-1, 0), -1
+    for ordinal, message in enumerate(messages):
+        if message.store_timestamp > largest[0]:
+            largest = message.store_timestamp, ordinal
+        if since > interval:
+            offsets += _OFFSET_ENTRY.pack(ordinal, message.phy_offset - base)
+            if largest[0] > last:
+                times += _TIME_ENTRY.pack(*largest)
+                last = largest[0]
+            since = 0
+        since += message.size
+    if sealed and largest[0] > last:
+        times += _TIME_ENTRY.pack(*largest)
+    return offsets, times
+
+
+def check_beside(world: World, end: int, stood: Frontier) -> None:
+    """Queues and sparse indexes are those of an undisturbed build of the log up to ``end``."""
+    queues, sparse = stood.queues, stood.sparse
+    assert queues is not None
+    assert sparse is not None
+    messages = world.oracle.messages(world.begin, end, world.gaps)
+    _check_queues(world, messages, queues)
+    segments: dict[int, list[NaiveMessage]] = defaultdict(list)
+    for message in messages:
+        segments[message.phy_offset - message.phy_offset % world.shape.segment_size].append(message)
+    named = [segment.base for segment in sparse.segments]
+    lost = [base for base in segments if base not in named and base + world.shape.segment_size > world.log.begin]
+    if lost or set(named) - set(segments):
+        raise BrokenError("lost" if lost else "invented", f"segments {named} of {sorted(segments)}; {world}")
+    for base in named:
+        sealed = base != named[-1]
+        pair = naive_pair(segments[base], base, world.shape.sparse_interval, sealed=sealed)
+        for suffix, wanted, size in zip((".index", ".timeindex"), pair, (8, 12), strict=True):
+            found = world.disk.peek(world.data / "sparse" / f"{base:020d}{suffix}")
+            if (found if sealed else found.rstrip(b"\0")) != (wanted if sealed else wanted.rstrip(b"\0")):
+                raise BrokenError("differs", f"{base}{suffix}: {len(found) // size} of {len(wanted) // size}; {world}")
+
+
+def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple[object, ...], ...]) -> None:
+    units = world.shape.queue_units
+    wanted = naive_queues(messages, units, world.gaps, world.anew)
+    for topic, queue_id, first, _, end, max_phy_offset, *_ in marks:
+        assert isinstance(first, int)
+        queue = wanted.pop((str(topic), int(str(queue_id))), None)
+        name = f"queue {topic}/{queue_id}"
+        if queue is None:
+            raise BrokenError("invented", f"{name} is of no message; {world}")
+        ends = queue.begin + len(queue.units), queue.max_phy_offset
+        # Where all of it has expired nobody knows where the last one ended.
+        if end != ends[0] or (end > first and max_phy_offset != ends[1]):
+            raise BrokenError("lost", f"{name} ends at {end, max_phy_offset}, not {ends}; {world}")
+        if any(phy >= world.log.begin for phy in queue.phys[: first - queue.begin]):
+            raise BrokenError("lost", f"{name} begins at unit {first}; {world}")
+        for begin in range(first, queue.begin + len(queue.units), units):
+            path = world.data / "consumequeue" / str(topic) / str(queue_id) / f"{begin * 20:020d}"
+            bytes_ = b"".join(queue.units[begin - queue.begin :][:units]).ljust(units * 20, b"\0")
+            if world.disk.peek(path) != bytes_:
+                raise BrokenError("differs", f"{name} differs in {path.name}; {world}")
+    lost = [name for name, queue in wanted.items() if any(phy >= world.log.begin for phy in queue.phys)]
+    if lost:
+        raise BrokenError("lost", f"queues {lost} are not there; {world}")
+
+
+def has_lost_refill(world: World) -> bool:
+    """Whether queues were being filled again, and what they had not come to has expired."""
+    path = world.data / "frontier"
+    if not world.disk.is_there(path):
+        return False
+    try:
+        refill_offset = json.loads(world.disk.peek(path))["refillOffset"]
+    except ValueError:  # torn, where the code is made wrong on purpose: nothing of it is believed
+        return False
+    return refill_offset is not None and refill_offset < world.log.begin
+
+
+def check_stopped_beside(world: World) -> None:
+    """What a clean stop leaves: the files that the frontier names, and no other."""
+    frontier = read_frontier(world.disk, world.data / "frontier")
+    assert frontier is not None
+    check_beside(world, frontier.phy_offset, frontier)
+    assert frontier.queues is not None
+    assert frontier.sparse is not None
+    size = world.shape.queue_units
+    wanted = {
+        f"consumequeue/{mark.topic}/{mark.queue_id}/{begin * 20:020d}"
+        for mark in frontier.queues
+        for begin in range(mark.first_offset // size * size, mark.max_offset, size)
+    }
+    wanted |= {f"sparse/{segment.base:020d}{suffix}" for segment in frontier.sparse.segments for suffix in _SUFFIXES}
+    found = {f"{name}/{path}" for name in ("consumequeue", "sparse") for path in _walk(world.disk, world.data / name)}
+    if found != wanted:
+        raise BrokenError("other", f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}")
+
+
+_SUFFIXES = (".index", ".timeindex")
+
+
+def _walk(disk: SimDisk, path: Path) -> list[str]:
+    below = [f"{name}/{file}" for name in disk.list_dirs(path) for file in _walk(disk, path / name)]
+    return [*(name for name, _ in disk.list_dir(path)), *below]
+
 
 _MOST = 10_000
 

@@ -7,21 +7,30 @@ comes out of here.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from unittest import mock
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
-from indexd.commitlog.reader import Skipped
-from indexd.config import Config
+from indexd.commitlog.reader import LogReader, Skipped
+from indexd.config import Config, load
 from indexd.dispatch.queue import DispatchQueue
 from indexd.dispatch.reput import ReputState
 from indexd.errors import DiskError, MissingStoreError
 from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress
+from indexd.index.file import IndexService
 from indexd.query import Answer, KeyQuery, open_index, query_exact
+from indexd.recovery import open as open_module
 from indexd.recovery.open import Opened
 from indexd.recovery.recover import NO_DAMAGE, Damage
 from indexd.serve.board import Board
+from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier
@@ -32,6 +41,115 @@ from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 from support.sim_checks import BrokenError
 from support.sim_disk import SimDisk
+from support.small_log import BASE_TIME
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a world; small, so that files roll and messages straddle them."""
+
+    segment_size: int = 16 << 10
+    hash_slot_num: int = 300
+    index_num: int = 100
+    flavour: str = "5.4"
+    rewrites: bool = False
+    #: Entries that are read or written at once.
+    window: int = 1000
+    recheck_size: int = 64 << 20
+    #: Frames are noted this far apart, in bytes: segments are a ten-thousandth of a broker's, and so is this.
+    note_every: int = 1 << 10
+    #: Units of a ConsumeQueue file, and bytes of log between two entries of a sparse index.
+    queue_units: int = 10
+    sparse_interval: int = 1000
+    #: As in a container, where each daemon is process 1.
+    same_pid: bool = False
+
+    @classmethod
+    def draw(cls, rand: random.Random, *, rewrites: bool = False) -> Shape:
+        """Any of them: slots and entries of less than a page and of several, files that roll at every few messages."""
+        return cls(
+            rand.choice([16, 32, 64]) << 10,
+            rand.choice([1, 50, 500, 1500]),
+            rand.choice([20, 60, 250, 400]),
+            rand.choice(["5.4", "5.4", "4.7", "4.0", "3.x"]),
+            rewrites,
+            rand.choice([7, 50, 1000]),
+            64 << 20 if rewrites else rand.choice([0, 8 << 10, 64 << 20]),
+            queue_units=rand.choice([1, 3, 10, 300]),
+            sparse_interval=rand.choice([0, 300, 1000, 4096]),
+        )
+
+    def config(self, store: Path, data: Path) -> Config:
+        """What its daemon is given."""
+        flags = {
+            "store": store, "data": data, "segment_size": self.segment_size, "read_bytes": 64 << 10,
+            "hash_slot_num": self.hash_slot_num, "index_num": self.index_num,
+            "flavour": self.flavour, "settle_ms": 1, "corrupt_after_ms": 100,
+            "consume_queue_file_size": 20 * self.queue_units, "sparse_interval": self.sparse_interval,
+            "unclean_starts_max": 0, "recheck_bytes": self.recheck_size,
+        }  # fmt: skip
+        return load({key: str(value) for key, value in flags.items()}, None, {})
+
+
+# A look takes longer than any settle time that a simulation sets, and far less than the log's list interval.
+_LOOK_SECONDS = 0.03
+
+
+class SimClock:
+    """``monotonic`` only grows; ``wall``, which names the index files, is set back now and then."""
+
+    def __init__(self, seed: int) -> None:
+        self._rand = random.Random(seed)
+        self._now = 1000.0
+        self._offset = BASE_TIME / 1000
+
+    def monotonic(self) -> float:
+        """Seconds; each look takes a while."""
+        self._now += _LOOK_SECONDS
+        return self._now
+
+    def wall(self) -> float:
+        """Unix seconds, by a clock that somebody sets."""
+        if self._rand.random() < 0.1:
+            self._offset += self._rand.choice([-3600.0, -0.001, 5.0])
+        return self.monotonic() + self._offset
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+
+
+class _NoProgress:
+    """A recovery that nobody watches: no bar, no DATA/state written by how long it takes."""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        return
+
+
+@contextmanager
+def steered(clock: SimClock, pid: int, shape: Shape) -> Iterator[None]:
+    """The daemon's own code, by this clock, in a process of that pid.
+
+    The kernels are compiled already; a start need not ask for them. What is fixed to suit large files is scaled down.
+    No Mock is made: to make one takes longer than a drain.
+    """
+    with (
+        mock.patch.object(open_module, "LogReader", partial(LogReader, clock=clock.monotonic)),
+        mock.patch.object(IndexService, "clock", staticmethod(clock.wall)),
+        mock.patch.object(start_module, "load_kernels", _NoProgress),
+        mock.patch.object(start_module, "RecoveryProgress", _NoProgress),
+        mock.patch("indexd.index.file.ENTRIES_PER_WRITE", shape.window),
+        mock.patch("indexd.index.entries.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.compare.index.ENTRIES_PER_READ", shape.window),
+        mock.patch("indexd.flush.watch._NOTE_EVERY", shape.note_every),
+        mock.patch("os.getpid", partial(int, pid)),
+        mock.patch("time.sleep", clock.advance),
+    ):
+        yield
+
 
 _POLLS_MAX = 100_000
 

@@ -8,7 +8,9 @@ leaves: all of it, but every handle is dead.
 from __future__ import annotations
 
 import errno
+import os
 import random
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,14 +21,237 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from indexd.errors import DiskError
-from indexd.storage.disk import DiskFile
+from indexd.storage.disk import Disk, DiskFile, Stamp
 from support.sim_fault import CHANGES, WORDS, FaultMap, SimCrash, errno_of
-from support.sim_file import SimFile, stamp_of
-from support.sim_inode import Change, Memo, SimDirectory, SimInode
-from support.sim_links import SimLinks
+from support.sim_inode import Change, Memo, Pair, SimDirectory, SimInode
 
 if TYPE_CHECKING:
-    from indexd.storage.disk import Stamp
+    from indexd.storage.disk import Buffer
+
+
+class SimTree(Disk):
+    """The tree below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._tree = SimDirectory(1)
+        # As text: a simulation asks a million times, and Path's own ways are long.
+        self._prefix = f"{root}/"
+
+    def holds(self, path: Path) -> bool:
+        """Whether ``path`` is simulated."""
+        return f"{path}/".startswith(self._prefix)
+
+    def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
+        """The error that the real call raises."""
+        return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
+
+    def _names(self, path: Path) -> list[str]:
+        # From below the root to what ``path`` names.
+        text = f"{path}/"
+        assert text.startswith(self._prefix), path
+        return text[len(self._prefix) :].split("/")[:-1]
+
+    def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
+        try:
+            return self._tree.find(self._names(path))
+        except NotADirectoryError:
+            raise self.error(operation, path, errno.ENOTDIR, words) from None
+
+    def _parent(self, operation: str, path: Path, words: str | None = None) -> SimDirectory:
+        self._find(operation, path, words)  # so that an error names what was asked for
+        found = self._find(operation, path.parent, words)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT, words)
+        return found
+
+    def _directory(self, operation: str, path: Path) -> SimDirectory:
+        found = self._find(operation, path)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT if found is None else errno.ENOTDIR)
+        return found
+
+    def _files(self, operation: str, path: Path) -> list[tuple[str, SimInode]]:
+        names = self._directory(operation, path).names
+        return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]
+
+
+class SimLinks(SimTree):
+    """The calls ``link``, ``exchange``, ``stamp``, ``free`` and ``give`` of a SimDisk."""
+
+    #: What ``free`` says.
+    space = 1 << 50
+
+    @abstractmethod
+    def meet(self, operation: str, path: Path, words: str | None = None) -> str | None:
+        """As SimDisk does."""
+
+    @abstractmethod
+    def leave(self, fault: str | None) -> None:
+        """As SimDisk does."""
+
+    def link(self, source: Path, target: Path) -> None:
+        if not self.holds(target):
+            super().link(source, target)
+            return
+        words = f"link {source} to"
+        fault = self.meet("link", target, words)
+        # The real disk opens both directories before it looks for the file: the source's, then the target's.
+        try:
+            here, parent = (self._parent("link", path, words) for path in (source, target))
+        except DiskError as error:
+            raise self.error("link", target, error.errno or 0, words) from None
+        node = here.names.get(source.name)
+        if node is None:
+            raise self.error("link", target, errno.ENOENT, words)
+        if target.name in parent.names:
+            raise self.error("link", target, errno.EEXIST, words)
+        if isinstance(node, SimDirectory):
+            raise self.error("link", target, errno.EPERM, words)
+        parent.change(Change(None, target.name, node))
+        self.leave(fault)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        if not self.holds(other):
+            super().exchange(one, other)
+            return
+        words = f"exchange {one} with"
+        fault = self.meet("exchange", other, words)
+        try:
+            parents = [self._parent("exchange", path, words) for path in (one, other)]
+        except DiskError as error:
+            raise self.error("exchange", other, error.errno or 0, words) from None
+        nodes = [parent.names.get(path.name) for parent, path in zip(parents, (one, other), strict=True)]
+        if nodes[0] is None or nodes[1] is None:
+            raise self.error("exchange", other, errno.ENOENT, words)
+        if one in other.parents or other in one.parents:
+            raise self.error("exchange", other, errno.EINVAL, words)
+        pair = Pair()
+        for parent, path, node in ((parents[0], one, nodes[1]), (parents[1], other, nodes[0])):
+            parent.change(Change(None, path.name, node, pair))
+        self.leave(fault)
+
+    def stamp(self, path: Path) -> Stamp:
+        if not self.holds(path):
+            return super().stamp(path)
+        self.meet("stamp", path)
+        node = self._find("stamp", path)
+        if node is None:
+            raise self.error("stamp", path, errno.ENOENT)
+        return stamp_of(node) if isinstance(node, SimInode) else Stamp(0, 0, node.number)
+
+    def free(self, path: Path) -> int:
+        return self.space if self.holds(path) else super().free(path)
+
+    def give(self, path: Path, like: Path, rights: int | None = None) -> None:
+        if not self.holds(path):  # owners are not simulated
+            super().give(path, like, rights)
+
+
+def stamp_of(inode: SimInode) -> Stamp:
+    """The stamp of a simulated file."""
+    return Stamp(inode.size, inode.mtime_ns, inode.number)
+
+
+class SimFile(DiskFile):
+    """Reads and writes the inode that was opened, whatever has become of its name."""
+
+    def __init__(self, disk: SimDisk, path: Path, inode: SimInode, *, is_writable: bool) -> None:
+        super().__init__(path, -1, disk)
+        self._sim = disk
+        self._inode = inode
+        self._is_writable = is_writable
+        self._is_open = True
+        self._life = disk.lives
+        disk.handles.add(self)
+
+    def __repr__(self) -> str:
+        return f"SimFile({self.path}, {'open' if self._is_open else 'closed'}, inode={self._inode.number})"
+
+    def size(self) -> int:
+        self._meet("size")
+        return self._inode.size
+
+    def stamp(self) -> Stamp:
+        self._meet("stamp")
+        return stamp_of(self._inode)
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._meet("pread")
+        return self._inode.read(size, position)
+
+    def pread_into(self, buffer: Buffer, position: int) -> int:
+        self._meet("pread")
+        with memoryview(buffer) as raw, raw.cast("B") as view:
+            data = self._inode.read(len(view), position)
+            view[: len(data)] = data
+        return len(data)
+
+    def next_data(self, position: int) -> int:
+        self._meet("size")
+        return position  # no hole is known here, as on a file system that does not tell
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        fault = self._meet("pwrite", is_write=True)
+        with memoryview(data) as raw, raw.cast("B") as view:
+            size = self._sim.rand.randrange(len(view) + 1) if fault == "short" else len(view)
+            self._inode.write(view[:size], position)
+        self._inode.touch(next(self._sim.ticks))
+        if fault == "short":
+            # The real DiskFile writes on, and is told then that there is no room.
+            raise self._sim.error("pwrite", self.path, errno.ENOSPC)
+        self._sim.leave(fault)
+
+    def allocate(self, size: int) -> None:
+        fault = self._meet("allocate", is_write=True)
+        self._inode.resize(max(size, self._inode.size))
+        self._sim.leave(fault)
+
+    def truncate(self, size: int) -> None:
+        fault = self._meet("truncate", is_write=True)
+        self.cut(size)
+        self._sim.leave(fault)
+
+    def fsync(self) -> None:
+        self._check()
+        try:
+            fault = self._sim.meet("fsync", self.path)
+        except Exception:
+            self._inode.fail_sync(self._sim.rand)
+            raise
+        self._inode.sync()
+        self._sim.leave(fault)
+
+    def fileno(self) -> int:
+        """The descriptor of a copy: what is mapped through it is the file as it is now."""
+        self._check()
+        if self._fd < 0:
+            self._fd = os.memfd_create(self.path.name)
+            os.pwrite(self._fd, self._inode.read(self._inode.size, 0), 0)
+        return self._fd
+
+    def close(self) -> None:
+        super().close()
+        self._is_open = False
+        self._sim.handles.discard(self)
+
+    def cut(self, size: int) -> None:
+        """Truncate without asking whether that fails."""
+        self._inode.resize(size)
+        self._inode.touch(next(self._sim.ticks))
+
+    def _meet(self, operation: str, *, is_write: bool = False) -> str | None:
+        self._check()
+        fault = self._sim.meet(operation, self.path)
+        if is_write and not self._is_writable:
+            raise self._sim.error(operation, self.path, errno.EINVAL if operation == "truncate" else errno.EBADF)
+        return fault
+
+    def _check(self) -> None:
+        if self._life != self._sim.lives:
+            raise AssertionError(f"{self.path} is used through a handle of a process that died")
+        if not self._is_open:
+            raise self._sim.error("pread", self.path, errno.EBADF)
 
 
 class SimDisk(SimLinks):

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from support.sim_checks import RefusedError
+from support.sim_daemon import Shape
 from support.sim_fault import FaultMap
-from support.sim_shape import Shape
 from support.simulation import World
 
 _STEPS = 60

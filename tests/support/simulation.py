@@ -21,15 +21,23 @@ from pathlib import Path
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError, UsageError
 from indexd.index.format import FileMark, IndexLayout
 from indexd.query import Answer
-from support.sim_beside import check_beside, check_stopped_beside, has_lost_refill
-from support.sim_checks import BrokenError, check_answer, check_refusal, check_stopped, draw_query
-from support.sim_clock import SimClock, steered
-from support.sim_daemon import SimDaemon, ask
+from support.sim_checks import (
+    BrokenError,
+    Gaps,
+    Oracle,
+    SimLog,
+    check_answer,
+    check_beside,
+    check_refusal,
+    check_stopped,
+    check_stopped_beside,
+    compare,
+    draw_query,
+    has_lost_refill,
+)
+from support.sim_daemon import Shape, SimClock, SimDaemon, ask, steered
 from support.sim_disk import SimDisk
 from support.sim_fault import FaultMap, SimCrash
-from support.sim_log import SimLog
-from support.sim_oracle import Gaps, Oracle, compare
-from support.sim_shape import Shape
 
 # One for what happened before, one for what is noticed then.
 _STARTS_MAX = 3
@@ -293,3 +301,60 @@ class World:
         if daemon.pipeline.counters.flushes:
             frontier = daemon.pipeline.frontier
             self.promised = frontier.begin_offset, 0 if self.is_outdated else frontier.phy_offset
+
+
+def script(world: World) -> None:
+    """A first start, drains, rolls, an older persist between newer drains, expiry, a stop, a crash, a kill, a stop."""
+    assert world.start()
+    for count in (12, 30, 5):
+        world.log.append(count)
+        assert world.catch_up()
+    world.do(lambda daemon: daemon.send())
+    world.log.append(25)
+    assert world.catch_up()
+    world.do(lambda daemon: daemon.persist())
+    world.log.append(8)
+    assert world.catch_up()
+    world.do(lambda daemon: daemon.persisted())
+    assert world.flush()
+    world.expire()
+    world.log.append(20)
+    assert world.catch_up()
+    assert world.flush()
+    world.log.append(3)
+    assert world.catch_up()
+    assert world.stop()
+    for end in (world.crash, world.kill):
+        assert world.start()
+        world.log.append(15)
+        assert world.catch_up()
+        assert world.flush()
+        world.log.append(10)
+        assert world.catch_up()
+        end()
+    world.finish()
+
+
+def at_every_change(world: World, look: Callable[[World, int], None]) -> int:
+    """Run the script; before each change of the disk, ``look`` gets a copy of the world that is about to lose power.
+
+    The number of changes.
+    """
+    seen = 0
+
+    def before(operation: str, path: Path) -> None:
+        nonlocal seen
+        seen += 1
+        look(world.fork(), seen)
+
+    world.disk.before_change = before
+    script(world)
+    return seen
+
+
+def crash_and_recover(world: World, seed: int) -> World:
+    """Lose power with these pages kept, look at what lies there, start, catch up, stop; all of it is checked."""
+    world.disk.crash(random.Random(seed))
+    world.query(live=False)
+    world.finish()
+    return world

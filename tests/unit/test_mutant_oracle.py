@@ -12,7 +12,7 @@ from indexd.query import open_data
 from indexd.recovery.rebuild import rebuild
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
-from support.mutant_oracle import Oracle, Question, Reply, SilentError
+from support.mutant_run import Oracle, Question, Reply, SilentError
 from support.naive import NaiveMessage, naive_check
 from support.reading import SEGMENT_SIZE, patch
 from support.reopened import config_for

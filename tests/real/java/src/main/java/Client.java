@@ -70,6 +70,7 @@ public final class Client {
         long seed = options.number("seed", 1);
         TransactionMQProducer producer = new TransactionMQProducer("test-producer", options.signature());
         producer.setNamesrvAddr(options.required("namesrv"));
+        producer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         producer.setSendMsgTimeout(10_000);
         producer.setTransactionListener(new Decided());
         producer.start();
@@ -92,6 +93,7 @@ public final class Client {
     private static long retry(Options options) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("test-consumer");
         consumer.setNamesrvAddr(options.required("namesrv"));
+        consumer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         consumer.start();
         try {
             MessageQueue queue = new MessageQueue(options.required("topic"), options.required("broker"), 0);
@@ -109,8 +111,10 @@ public final class Client {
     private static long ask(Options options) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("test-consumer");
         consumer.setNamesrvAddr(options.required("namesrv"));
+        consumer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         DefaultMQAdminExt admin = new DefaultMQAdminExt();
         admin.setNamesrvAddr(options.required("namesrv"));
+        admin.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         consumer.start();
         admin.start();
         String broker = options.required("broker");

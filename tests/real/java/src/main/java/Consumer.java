@@ -39,6 +39,7 @@ public final class Consumer {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             "test-push", options.signature(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(options.required("namesrv"));
+        consumer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         consumer.setPollNameServerInterval(1000); // it learns of its retry topic so
         System.setProperty("rocketmq.client.rebalance.waitInterval", "1000");
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

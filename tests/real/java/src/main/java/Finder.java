@@ -52,6 +52,7 @@ public final class Finder {
     private static DefaultMQAdminExt admin(Options options, String namesrv) throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt(options.signature(), 10_000);
         admin.setNamesrvAddr(namesrv);
+        admin.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
         admin.setInstanceName(namesrv); // or the second one asks the first one's name server
         admin.start();
         return admin;

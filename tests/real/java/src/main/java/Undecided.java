@@ -42,6 +42,8 @@ public final class Undecided {
         CountDownLatch open = new CountDownLatch(count);
         TransactionMQProducer producer = new TransactionMQProducer("test-undecided", options.signature());
         producer.setNamesrvAddr(options.required("namesrv"));
+        producer.setMqClientApiTimeout(20_000); // three seconds are little on a busy machine
+        producer.setSendMsgTimeout(20_000);
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
