@@ -278,7 +278,10 @@ _PAUSE = 0.01
 def held_until(gate: Path, phase: str = "opening") -> tuple[str, ...]:
     """Words before a daemon's command: it waits until ``gate`` exists, in its phase ``opening``, before recovery, or in
     ``recovering``, with something of a step still to do."""
-    return (sys.executable, "-P", __file__, phase, str(gate))
+    run = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from support import faults; faults.run()"
+    )
+    return (sys.executable, "-P", "-c", run, phase, str(gate))
 
 
 def _run(phase: str, gate: Path, words: list[str]) -> None:
@@ -311,6 +314,6 @@ def _run(phase: str, gate: Path, words: list[str]) -> None:
         main(words)
 
 
-if __name__ == "__main__":
-    # Behind the gate comes the command itself, which is what runs here already.
+def run() -> None:
+    """What ``held_until`` starts: behind the gate comes the command itself, which is what runs here already."""
     _run(sys.argv[1], Path(sys.argv[2]), sys.argv[4:])

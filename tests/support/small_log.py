@@ -75,13 +75,16 @@ def write_log(store: Path, count: int, *, seed: int = 1, start_offset: int = 0) 
         return writer.max_offset
 
 
+_TESTS = Path(__file__).parents[1]
+
+
 class Growing:
     """A process that appends some 2000 messages a second from offset 0 on; for use in a ``with`` block."""
 
     def __init__(self, store: Path, seed: int, seconds_max: float = 120) -> None:
         (store / "commitlog").mkdir(parents=True)
-        command = [sys.executable, __file__, str(store), str(seed), str(seconds_max)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "support.small_log", str(store), str(seed), str(seconds_max)]
+        self._process = subprocess.Popen(command, cwd=_TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:
         return self

@@ -162,8 +162,8 @@ def test_no_time(config: Config, store: Path) -> None:
         (("--undo",), "say --yes, or --plan"),
         (("--plan", "--undo"), "not allowed with"),
         (("--undo", "--yes", "--all"), "are for a repair"),
-        (("--yes", "--time-limit", "soon"), 'time-limit "soon" is not a duration'),
-        (("--yes", "--time-limit", "0"), "leaves no time at all"),
+        (("--yes", "--time-limit", "soon"), "time-limit: 'soon' is not a duration"),
+        (("--yes", "--time-limit", "0"), "'0' is not 0.001 or more"),
     ],
 )
 def test_wrong_words(config: Config, words: tuple[str, ...], said: str) -> None:

@@ -132,7 +132,8 @@ def typed(parse: Callable[[Any], V], least: float | None = None, most: float = f
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{printable(text)!r} {error}") from None
         if least is not None and not least <= cast("float", found) <= most:
-            raise argparse.ArgumentTypeError(f"{printable(text)!r} is not from {least} to {most}")
+            bounds = f"from {least} to {most}" if most < float("inf") else f"{least} or more"
+            raise argparse.ArgumentTypeError(f"{printable(text)!r} is not {bounds}")
         return found
 
     return read
