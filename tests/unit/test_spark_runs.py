@@ -57,11 +57,12 @@ def run_of(config: Config, path: Path, flavour: str = "5.4", **keys: Any) -> Run
 def entries_of(batches: list[DispatchBatch], skip_mask: int) -> list[tuple[int, int, int]]:
     """(physical offset, store timestamp, key hash) of every entry."""
     return [
-        (request.commit_log_offset, request.store_timestamp, key_hash)
+        (int(columns.phy_offset[row]), int(columns.store_timestamp[row]), int(columns.key_hash[key]))
         for batch in batches
-        for request in map(batch.request, range(batch.rows))
-        if not skip_mask >> (request.sys_flag & 0xC) & 1
-        for key_hash in request.key_hashes
+        for columns in [batch.columns]
+        for row in range(batch.rows)
+        if not skip_mask >> (int(columns.sys_flag[row]) & 0xC) & 1
+        for key in range(int(columns.key_start[row]), int(columns.key_start[row + 1]))
     ]
 
 
