@@ -31,7 +31,7 @@ from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load
 from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import DirectoryLock, owner_pid
-from indexd.storage.names import DataFiles, building_of
+from indexd.storage.names import DataFiles, absolute, building_of
 
 # Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
 _QUEUE_BATCHES = 8
@@ -74,7 +74,7 @@ def rebuild(
     check_outside(config, out, "--out")
     check_target(disk, out)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    out = out.resolve()
+    out = absolute(out)
     beside = building_of(out)
     disk.make_dir(beside)
     lock = DirectoryLock(DataFiles(beside).lock)
@@ -123,6 +123,8 @@ def check_target(disk: Disk, out: Path) -> None:
     """Refuse an ``--out`` that is not an empty directory, or no directory yet: UsageError, BusyError."""
     if str(out) == ".":
         raise UsageError("--out names the working directory", "name a directory that is empty or not there")
+    if out.is_symlink():  # whoever made it says where root writes
+        raise UsageError(f"--out {out} is a link", "name the directory itself")
     if disk.exists(out) and not out.is_dir():
         raise UsageError(f"--out {out} is a file", "name a directory that is empty or not there")
     if out.is_dir():

@@ -7,6 +7,7 @@ named by the time it was made, ``yyyyMMddHHmmssSSS``; the name is an identifier 
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -43,9 +44,14 @@ def next_index_name(now: float, last: str | None) -> str:
     return name
 
 
+def absolute(path: Path) -> Path:
+    """From the root on, without ``..``; links stay, for the disk judges each one on the way."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path's own follow links
+
+
 def building_of(out: Path) -> Path:
     """The directory beside ``out`` in which a rebuild makes it."""
-    out = out.resolve()
+    out = absolute(out)
     return out.with_name(out.name + ".building")
 
 

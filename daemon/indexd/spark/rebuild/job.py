@@ -47,7 +47,7 @@ from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesTask, SparseT
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
-from indexd.storage.names import DataFiles, building_of
+from indexd.storage.names import DataFiles, absolute, building_of
 from indexd.storage.remote import disk_for
 
 MANIFEST = "manifest.json"
@@ -219,8 +219,9 @@ def rebuild(
     """
     store, started = check_store(config), time.monotonic()
     check_outside(config, out, "--out")
-    ours, out = Disk(), out.resolve()
+    ours = Disk()
     check_target(ours, out)
+    out = absolute(out)
     files = DataFiles(building_of(out))
     ours.make_dir(files.data)
     lock = DirectoryLock(files.lock)
