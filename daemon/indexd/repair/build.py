@@ -1,12 +1,13 @@
 """Builds the ranges of a plan into new index files beside the old ones, and checks them by the audit itself.
 
 The messages are read as the audit reads them, so what it will look for is what is put in. What is built is checked by
-the flavour that it was built by, which cannot show that it was the wrong one: see ``refuse_doubt``.
+the flavour that it was built by, which cannot show that it was the wrong one: see ``refuse_losses``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from indexd.audit import AuditReport, AuditTask, Part, audit_task, plan_audit
-from indexd.audit.match import Rows
-from indexd.audit.plan import LogProbe, layout_of
-from indexd.audit.result import Gap
+from indexd.audit.match import FileCheck, FileEntries, Rows, check_file
+from indexd.audit.plan import BrokerFile, LogProbe, layout_of
+from indexd.audit.result import FlavourRange, Gap
 from indexd.audit.task import LogRange
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.reader import Skipped
@@ -38,25 +39,49 @@ _ALL = "5.4"
 _SIGNS = frozenset({"entry-without-key", "entry-hash"})
 
 
-def refuse_doubt(report: AuditReport, plan: RepairPlan) -> None:
-    """CorruptDataError if a file that goes has entries of no key, and a RocketMQ that indexes more may have put them.
+def refuse_losses(disk: Disk, config: Config, report: AuditReport, plan: RepairPlan) -> None:
+    """CorruptDataError if a file that goes has keys of its messages that its flavour does not index.
 
-    Never where ``--flavour`` says what is wanted.
+    Never where ``--flavour`` says what is wanted. Reads only the log of files that have such findings, twice. Raises
+    DiskError.
     """
+    if report.audit.is_flavour_given:
+        return
     gone, whats = {name for wanted in plan.ranges for name in wanted.replaces}, findings_by_file(report)
-    ends = [*(era.begin for era in report.audit.eras[1:]), plan.ends_at]
-    for file in report.plan.files if not report.audit.is_flavour_given else ():
-        flavours = [
-            era.flavour
-            for era, end in zip(report.audit.eras, ends, strict=True)
-            if era.begin <= file.end and file.begin < end and not FLAVOURS[era.flavour].tags
-        ]
-        if file.name in gone and flavours and whats.get(file.path, set()) & _SIGNS:
-            raise CorruptDataError(
-                f"a repair might lose keys: {file.path} has entries of no key that RocketMQ {flavours[-1]} indexes, "
-                "which seems to have written it; it is damaged, or another version wrote it",
-                f"nothing was changed; say with --flavour what the broker indexes: --flavour {_ALL} loses none",
-            )
+    for file in report.plan.files:
+        if file.name not in gone or not whats.get(file.path, set()) & _SIGNS:
+            continue
+        for begin, end, flavour in _ranges_by_flavour(report, plan, file):
+            counts = [_orphans(disk, config, report, file, begin, end, name) for name in (flavour, _ALL)]
+            if counts[0] > counts[1]:
+                raise CorruptDataError(
+                    f"a repair would lose {counts[0] - counts[1]:,} keys: {file.path} has them, and so have their "
+                    f"messages, but RocketMQ {flavour}, which seems to have written it, does not index them",
+                    f"nothing was changed; say with --flavour what the broker indexes: --flavour {_ALL} loses none",
+                )
+
+
+def _ranges_by_flavour(report: AuditReport, plan: RepairPlan, file: BrokerFile) -> Iterator[tuple[int, int, str]]:
+    for era, behind in pairwise([*report.audit.eras, FlavourRange(plan.ends_at, _ALL)]):
+        begin, end = max(era.begin, file.begin, report.audit.log_begin), min(behind.begin, file.end + 1, plan.ends_at)
+        if begin < end and not FLAVOURS[era.flavour].tags:
+            yield begin, end, era.flavour
+
+
+def _orphans(
+    disk: Disk, config: Config, report: AuditReport, file: BrokerFile, begin: int, end: int, flavour: str
+) -> int:
+    # Entries that point there and are of no key of any message, as the flavour has it.
+    folder, layout = report.plan.folder, report.plan.layout
+    check = check_file(disk, folder, layout, file, report.audit.log_begin) or FileCheck()
+    log = LogRange(begin, end, _probe(disk, config).aligned(begin), flavour)
+    with closing(FileEntries(disk, folder, layout, file, check.findable)) as entries:
+        entries.select(begin, end, is_ordered=check.is_ordered)
+        for item in log.read(disk, config, 0):
+            if isinstance(item, Rows):
+                taken = np.zeros(max(item.batch.keys, 1), dtype=np.uint8)
+                entries.match(item, FLAVOURS[flavour].skip_mask, taken)
+        return int(entries.orphans[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from indexd.config import Config
 from indexd.errors import DiskError, UnsafeStoreError
 from indexd.output import Progress
 from indexd.repair.broker import BrokerStopped, check_place, check_room
-from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_doubt
+from indexd.repair.build import BuiltRange, build_range, check_built, mark_end, refuse_losses
 from indexd.repair.plan import RepairPlan, RepairRange, plan_repair
 from indexd.repair.swap import RepairFolder, Undone, index_timestamp_of, settle, swap, to_undo, undo, unfinished
 from indexd.storage.disk import Disk, Stamp
@@ -260,7 +260,7 @@ def _plan(disk: Disk, config: Config, options: RepairOptions, on_audit: OnProgre
         )
     in_pieces = options.seconds_max is not None
     plan = plan_repair(disk, config, report, everything=options.everything, in_pieces=in_pieces)
-    refuse_doubt(report, plan)
+    refuse_losses(disk, config, report, plan)
     notes = []
     if report.state.checkpoint is None and plan.is_needed:
         notes.append(

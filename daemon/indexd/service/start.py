@@ -176,7 +176,7 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
 
 def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
-    seconds, is_counted, say = _RETRY_SECONDS_MIN, False, instance.log.error
+    seconds, is_counted, has_waited, say = _RETRY_SECONDS_MIN, False, False, instance.log.error
     while True:
         try:
             if not is_counted:
@@ -190,9 +190,10 @@ def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage:
             instance.notifier.status(f"waiting (open): {error.line()}")
             instance.board.waiting("open", error.line())
             wish.pause(seconds)
+            has_waited = True
             seconds = min(2 * seconds, instance.config.reader.retry_max_seconds)
         else:
-            if seconds > _RETRY_SECONDS_MIN:
+            if has_waited:
                 instance.log.info("healed", stage="open")
             wish.check()
             return opened
