@@ -37,7 +37,6 @@ b'five'
 
 from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_offset
-from indexd.query.by_tag import ByTag
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
@@ -60,7 +59,6 @@ QUESTIONS: tuple[type[Question], ...] = (
     ByQueueOffset,
     ByTime,
     ByMessage,
-    ByTag,
 )
 
 __all__ = [
