@@ -11,14 +11,12 @@ from indexd.index.file import IndexService
 from indexd.output import Output
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
-from indexd.topics import TopicCounts
 
 #: The key index is the first: where it stands, all others are to stand. Another output is one more line here.
 OUTPUTS: tuple[type[Output[Any]], ...] = (
     IndexService,
     ConsumeQueueStore,
     SparseService,
-    TopicCounts,
 )
 
 
