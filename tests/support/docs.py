@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from indexd.config.model import KEYS, SECTIONS, env_name, flag_name
-from indexd.query.questions import QUESTIONS, Flags
+from indexd.query import QUESTIONS
+from indexd.query.questions import Flags
 from indexd.serve.metrics import FAMILIES, HISTOGRAMS, PREFIX, exposed
 from indexd.serve.status import FIELDS
 

@@ -25,7 +25,7 @@ RUN = {
     "writtenAt", "beginOffset", "phyOffset", "filledOffset", "storeTimestamp", "durableOffset", "readOffset",
     "commitLogMinOffset", "commitLogMaxOffset", "caughtUp", "dispatchBehindBytes", "dispatchBehindMilliseconds",
     "dispatchBehindMessages", "outputs", "messages", "indexEntries", "indexFiles", "rollOvers", "expiredFiles",
-    "flushes", "lastFlushMilliseconds", "consumeQueues", "consumeQueueUnits", "consumeQueueGaps",
+    "flushes", "lastFlushMilliseconds", "consumeQueues", "consumeQueueUnits", "consumeQueueGaps", "consumeQueuesMoved",
     "consumeQueueRepeats", "batchMessages", "leftOutMessages", "sparseEntries", "queueRows", "queueBytes",
     "queueOldestMilliseconds", "readMessages", "readBytesTotal", "expiredBytes", "corruptBytes", "skippedBytes",
     "corruptRecords", "drains", "lastDrainMilliseconds", "uncovered", "uncoveredBytes", "corrupt", "problems",

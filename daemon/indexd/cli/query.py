@@ -29,10 +29,10 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
-from indexd.query import open_index, open_log
+from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, message_fields, unpack_body
-from indexd.query.questions import QUESTIONS, ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
+from indexd.query.questions import ByKey, ByMessage, ByTime, Flags, Question, ask, make_question
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 

@@ -21,7 +21,7 @@ from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.check import check_queue_marks, check_queues, recover_queues, sound_marks
 from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark, QueuesMark, file_name
-from indexd.consumequeue.kernel import LEFT_OUT, NEW_QUEUE
+from indexd.consumequeue.kernel import LEFT_OUT, MOVED_FROM, NEW_QUEUE
 from indexd.consumequeue.queues import PendingUnits, Queues, expire_queue, load_kernels
 from indexd.errors import DiskError
 from indexd.findings import Findings
@@ -296,6 +296,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
             "consumeQueues": len(self),
             "consumeQueueUnits": counters.units,
             "consumeQueueGaps": counters.gaps,
+            "consumeQueuesMoved": int((self._queues.state[: len(self), MOVED_FROM] >= 0).sum()),
             "consumeQueueRepeats": counters.repeats,
             "batchMessages": counters.batch_messages,
             "leftOutMessages": counters.nameless + counters.left_out,

@@ -47,7 +47,6 @@ class ReputState:
     has_caught_up: bool = False
     corrupt: Corrupt | None = None
     problem: IndexdError | None = None
-    polls: int = 0
     pause: float = 0.001
 
 
@@ -59,7 +58,6 @@ def poll_patiently(poll: Callable[[], Poll], pace: Pace, state: ReputState, stop
     give_up = time.monotonic() + _PATIENCE_SECONDS
     while True:
         found = poll()
-        state.polls += 1
         state.caught_up = isinstance(found, NotYetWritten)
         if not state.caught_up:
             state.pause = pace.poll_min

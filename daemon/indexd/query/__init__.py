@@ -40,10 +40,29 @@ from indexd.query.by_queue import OffsetAnswer, OffsetQuery, QueueHit, query_off
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
 from indexd.query.message import TIME_MAX, TIME_MIN, Hit, NotFound, unpack_body
-from indexd.query.questions import Data, open_data
+from indexd.query.questions import (
+    ByKey,
+    ByMessage,
+    ByQueueOffset,
+    ByTime,
+    ByUniqueKey,
+    Data,
+    Question,
+    open_data,
+)
 from indexd.query.source import QueryIndex, open_index, open_log
 
+#: Every question, in the order in which help shows them. Another one is one more line here.
+QUESTIONS: tuple[type[Question], ...] = (
+    ByKey,
+    ByUniqueKey,
+    ByQueueOffset,
+    ByTime,
+    ByMessage,
+)
+
 __all__ = [
+    "QUESTIONS",
     "TIME_MAX",
     "TIME_MIN",
     "Answer",

@@ -66,10 +66,14 @@ _MAX = Flags(("-m", "--max"), "MAX")
 
 
 class Question(BaseModel):
-    """No field but those that are named. ``command`` asks it on the command line."""
+    """No field but those that are named. ``command`` asks it on the command line.
+
+    ``path`` asks it over HTTP, below /api/v1/messages; None for one whose parameters are others there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     command: ClassVar[str]
+    path: ClassVar[str | None] = None
     #: Whether an index is needed to answer it, and not the log alone.
     needs_index: ClassVar[bool] = True
     #: Whether exactly one of its fields has to be given.
@@ -204,10 +208,6 @@ class ByMessage(Question):
         """The message, checked by its CRCs."""
         log = index.log if isinstance(index, QueryIndex) else index
         return find_by_id(log, self.id or "") if self.offset is None else find_by_offset(log, self.offset)
-
-
-#: Every question, in the order in which help shows them.
-QUESTIONS: tuple[type[Question], ...] = (ByKey, ByUniqueKey, ByQueueOffset, ByTime, ByMessage)
 
 
 def ask(index: QueryIndex, question: Question) -> Any:

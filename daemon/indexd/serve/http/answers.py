@@ -179,6 +179,12 @@ def time_answer(_: Data, answer: QueueTimeAnswer | LogTimeAnswer, __: Bodies) ->
     return _answered(row, int(answer.phy_offset is not None), answer.why, answer.coverage)
 
 
+def plain_answer(_: Data, answer: Any, __: Bodies) -> tuple[bytes, str]:
+    """The same for any other question: what its ``to_json`` says."""
+    row = answer.to_json()
+    return _answered(row, len(row.get("hits", ())), row.get("why"), answer.coverage)
+
+
 def _answered(row: Row, count: int, why: str | None, coverage: Coverage, **more: Any) -> tuple[bytes, str]:
     result = result_of(count, why)
     shown = {name: value for name, value in row.items() if name not in _NOT_SHOWN}

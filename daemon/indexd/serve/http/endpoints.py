@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from indexd import __version__
 from indexd.config import Config
-from indexd.query import Data, NotFound
+from indexd.query import QUESTIONS, Data, NotFound
 from indexd.query.source import Look, OpenIndexFile, topics_of
 from indexd.serve.board import Board, Event
 from indexd.serve.http import answers
@@ -75,6 +75,9 @@ def add_messages(api: Api, config: Config, queries: Queries) -> None:
     _add_question(api, config, queries, "by-unique-key", ByUniqueKey, answers.key_answer, 409)
     _add_question(api, config, queries, "by-queue-offset", ByQueueOffset, answers.queue_answer, 404)
     _add_question(api, config, queries, "by-time", ByTime, answers.time_answer, 404, 409)
+    for model in QUESTIONS:
+        if model.path is not None:
+            _add_question(api, config, queries, model.path, model, answers.plain_answer, 409)
     _add_one(api, queries, config.http.http_body_max)
 
 
@@ -85,8 +88,8 @@ def _add_question(
     summary, _, words = (model.__doc__ or "").partition("\n\n")
 
     async def handler(_: Request, asked: Any) -> Response:
-        if asked.output is not None:
-            _check_built(asked.output, is_built=getattr(config.outputs, asked.output))
+        if (output := getattr(asked, "output", None)) is not None:
+            _check_built(output, is_built=getattr(config.outputs, output))
         bodies = Bodies(getattr(asked, "body", "none"), config.http.http_body_max)
 
         def question(data: Data) -> Shown:
