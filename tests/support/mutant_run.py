@@ -352,7 +352,7 @@ class MutantRun:
         for _ in range(self.rand.choice([1, 1, 1, 2, 3])):
             self._say(self.log.damage())
         self._is_outdated = bool(self.log.removed)
-        if early and not self._is_outdated:
+        if early:
             self._ask("damaged, and nobody has looked yet")
         self._append(self.rand.choice([0, 0, 1, 10, 60]))
         if early or self.rand.random() < 0.6:
@@ -499,7 +499,7 @@ class MutantRun:
     # Questions.
 
     def _ask(self, when: str, *, is_scrubbed: bool = True) -> None:
-        removed = () if self._is_outdated else self.log.removed
+        removed = self.log.removed
         written = [frame.message for frame in self.log.frames]
         oracle = Oracle(self.log.intact(), removed, self.shape.flavour, written)
         try:

@@ -73,6 +73,9 @@ class QueueFiles:
         return file
 
 
+_MOVED_SHOWN = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class QueueCounters:
     """Plain numbers that only grow. ``messages`` that were given, and what they came to, one of these each.
@@ -296,11 +299,17 @@ class ConsumeQueueStore(Output[QueuesMark]):
             "consumeQueues": len(self),
             "consumeQueueUnits": counters.units,
             "consumeQueueGaps": counters.gaps,
-            "consumeQueuesMoved": int((self._queues.state[: len(self), MOVED_FROM] >= 0).sum()),
+            "consumeQueuesMoved": self._moved(),
             "consumeQueueRepeats": counters.repeats,
             "batchMessages": counters.batch_messages,
             "leftOutMessages": counters.nameless + counters.left_out,
         }
+
+    def _moved(self) -> list[tuple[str, int, int]]:
+        # Topic, queue id and from where on in the log; the first ones, for a status.
+        moved = self._queues.state[: len(self), MOVED_FROM]
+        slots = np.flatnonzero(moved >= 0)[:_MOVED_SHOWN].tolist()
+        return [(*self._queues.names[slot], int(moved[slot])) for slot in slots]
 
     def left_out(self) -> dict[str, int]:
         """How many messages have no unit, by why."""

@@ -28,6 +28,8 @@ BEFORE_BEGIN = "before the index begins"
 LEFT_OUT = "left out"
 ABSENT_BEFORE = "absent before the cursor"
 BEHIND_LAST = "behind the last message"
+LOG_ENDS = "the log ends before it by now"
+REWRITTEN = "the log was written since, and not behind it: it may have been cut"
 MOVED = "the queue lacks messages, or has others in their places"
 _ZEROS = Reason.ZEROS_BEFORE_END.text
 

@@ -24,7 +24,9 @@ from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
 from indexd.query.coverage import (
+    LOG_ENDS,
     MOVED,
+    REWRITTEN,
     Behind,
     Coverage,
     gaps_in_words,
@@ -58,6 +60,8 @@ class Look:
     coverage: Coverage
     frontier: Frontier
     published: int | None
+    #: From where on in the log the messages of a queue stand elsewhere than they say, as a running daemon knows it.
+    moved: dict[tuple[str, int], int]
 
     @property
     def queue_coverage(self) -> Coverage:
@@ -131,9 +135,32 @@ class QueryIndex:
             if any(size != size_wanted for _, size in newer):
                 self._names.forget()  # it grows, and its directory does not tell
         coverage, published = make_coverage(frontier, state, pid, self.log)
+        is_told = pid is not None and state.get("pid") == pid
+        coverage = self._as_it_was(coverage, self.files.state if is_told else self.files.frontier)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
-        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published)
+        moved = {(row[0], row[1]): row[2] for row in state.get("consumeQueuesMoved") or () if is_told}
+        return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published, moved)
+
+    def _as_it_was(self, coverage: Coverage, known_since: Path) -> Coverage:
+        # A broker may cut its log where it was read before: then it ends there, or was written later than what is
+        # known of it, though nothing new stands behind the index.
+        segments = [segment for segment in self.log.segments if segment.base < coverage.end]
+        if not segments:  # all of it has expired
+            return coverage
+        begin, reason = segments[-1].end, LOG_ENDS
+        if begin >= coverage.end and coverage.behind is None:
+            try:
+                stamps = [self.disk.stamp(path).mtime_ns for path in (segments[-1].path, known_since)]
+            except DiskError as error:
+                if not error.is_missing:
+                    raise
+                return coverage
+            if stamps[0] > stamps[1]:
+                begin, reason = max(segments[-1].base, coverage.begin), REWRITTEN
+        if begin >= coverage.end:
+            return coverage
+        return replace(coverage, uncovered=(*coverage.uncovered, Uncovered(begin, coverage.end, reason)))
 
     def newest_first(self, look: Look) -> Iterator[OpenIndexFile]:
         """Each index file of ``look``, good until the next look; those that expired meanwhile are left out."""
@@ -167,7 +194,7 @@ class QueryIndex:
     def coverage_of_queue(self, look: Look, topic: str, queue_id: int) -> Coverage:
         """The coverage of one ConsumeQueue, without the messages whose units do not stand where they say themselves."""
         coverage, mark = look.queue_coverage, self.queue_mark(look, topic, queue_id)
-        begin = -1 if mark is None else mark.moved_from
+        begin = look.moved.get((topic, queue_id), -1 if mark is None else mark.moved_from)
         if begin < 0 or begin >= coverage.end:
             return coverage
         moved = Uncovered(max(begin, coverage.log_begin or 0), coverage.end, MOVED)

@@ -307,7 +307,10 @@ class Status(_Figures):
     consume_queues: int = gauge("Consume queues that are kept.", "queues")
     consume_queue_units: int = text("Units written since the start.")
     consume_queue_gaps: int = text("Queue offsets that were skipped since the start.")
-    consume_queues_moved: int = gauge("Consume queues that lack messages, or have them at other offsets.", "queues")
+    consume_queues_moved: list[tuple[str, int, int]] = gauge(
+        "Consume queues that lack messages, or have them at other offsets; the status says which, and from which "
+        "physical offset on.", "queues", samples=_count,
+    )  # fmt: skip
     consume_queue_repeats: int = text("Units that were there already, since the start.")
     batch_messages: int = text("Messages of batch queues, which are not built, since the start.")
     left_out_messages: int = gauge("Messages that got no place in a consume queue.", "messages")
