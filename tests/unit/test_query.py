@@ -19,8 +19,10 @@ from indexd.flush.frontier import Uncovered, write_frontier
 from indexd.index.format import IndexHeader, IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, by_key, query_exact, query_rocketmq
 from indexd.query.by_key import Wanted, may_match
+from indexd.query.coverage import LOG_ENDS, REWRITTEN
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
+from support.commitlog_writer import CommitLogWriter
 from support.data_directory import LAYOUT, SEGMENT, T0, Store, spec
 from support.naive import NaiveIndexFile, exact_oracle
 from support.strategies import Sample, logs, queries
@@ -157,6 +159,35 @@ def test_expired(store: Store) -> None:
         assert query_exact(index, KeyQuery("T", "k", begin=T0, end=T0 - 1)).why is not None
     (store.root / "commitlog" / f"{2 * SEGMENT:020d}").unlink()
     assert store.why() == "expired"
+
+
+def test_a_log_that_was_written_anew_where_it_was_read_is_not_known_any_more(store: Store) -> None:
+    """A broker that lost the end of its log has written on from there; no daemon has looked since."""
+    offsets = store.append(*[spec(KEYS="k") for _ in range(8)])
+    store.build()
+    frontier = store.data / "frontier"
+    with store.index() as index:
+        assert query_exact(index, KeyQuery("T", "new")).coverage.complete
+    path = store.root / "commitlog" / f"{0:020d}"
+    with CommitLogWriter(path.parent, SEGMENT, start_offset=offsets[2]) as writer:
+        writer.append(spec(KEYS="new"))
+    later = frontier.stat().st_mtime_ns + 1
+    os.utime(path, ns=(later, later))
+    with store.index() as index:
+        coverage = query_exact(index, KeyQuery("T", "new")).coverage
+        assert not coverage.complete
+        assert [(gap.begin, gap.reason) for gap in coverage.uncovered] == [(0, REWRITTEN)]
+
+
+def test_a_log_that_ends_before_its_index_does_is_not_known_behind_that(store: Store) -> None:
+    store.append(*[spec(size=1500, KEYS="k") for _ in range(6)])
+    store.build()
+    for path in sorted((store.root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    with store.index() as index:
+        coverage = query_exact(index, KeyQuery("T", "k")).coverage
+        assert not coverage.complete
+        assert [(gap.begin, gap.reason) for gap in coverage.uncovered] == [(SEGMENT, LOG_ENDS)]
 
 
 def test_an_index_file_that_expired_is_passed_over_and_a_lost_one_is_not(store: Store) -> None:
