@@ -183,6 +183,7 @@ class Oracle:
     """``wanted`` are the intact messages, ``removed`` those that were cut off and must be gone.
 
     ``written`` are all that the log should hold: one that is damaged may be found, even in the place of a removed one.
+    ``is_outdated``: no daemon has looked since the log was cut, so an answer that is not complete says all it can.
     """
 
     def __init__(
@@ -191,7 +192,10 @@ class Oracle:
         removed: Iterable[NaiveMessage],
         flavour: str,
         written: Iterable[NaiveMessage] = (),
+        *,
+        is_outdated: bool = False,
     ) -> None:
+        self._is_outdated = is_outdated
         self.wanted = list(wanted)
         here = {message.phy_offset for message in self.wanted}
         self.removed = {message.phy_offset: message for message in removed if message.phy_offset not in here}
@@ -272,8 +276,11 @@ class Oracle:
                 return
             question = question._replace(number=reply.next_offset)
 
+    def _claims(self, reply: Reply, offset: int) -> bool:
+        return reply.claims(offset) and (reply.complete or not self._is_outdated)
+
     def _check_removed(self, question: Question, reply: Reply) -> None:
-        found = [offset for offset in reply.found if offset in self.removed and reply.claims(offset)]
+        found = [offset for offset in reply.found if offset in self.removed and self._claims(reply, offset)]
         about = question._replace(number=0)
         gone = [offset for offset in found if about not in self._newer.get(offset, ())]
         if gone:
@@ -284,7 +291,7 @@ class Oracle:
     def _check_found(self, question: Question, reply: Reply | None, offset: int, tally: Counter[str]) -> None:
         if reply is None or offset in reply.found:
             tally["refused" if reply is None else "found"] += 1
-        elif reply.claims(offset):
+        elif self._claims(reply, offset):
             raise SilentError(f"{question} does not find the intact message at {offset}: {reply.words}")
         else:
             tally["said to be missing"] += 1
@@ -499,9 +506,8 @@ class MutantRun:
     # Questions.
 
     def _ask(self, when: str, *, is_scrubbed: bool = True) -> None:
-        removed = self.log.removed
         written = [frame.message for frame in self.log.frames]
-        oracle = Oracle(self.log.intact(), removed, self.shape.flavour, written)
+        oracle = Oracle(self.log.intact(), self.log.removed, self.shape.flavour, written, is_outdated=self._is_outdated)
         try:
             self._ask_all(oracle)
         except SilentError as error:

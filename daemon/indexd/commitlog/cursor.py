@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from indexd.commitlog.batcher import Batcher, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, STAMPED_SIZE
 from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
-from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
+from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
 from indexd.storage.disk import Disk, DiskFile, ignore_missing
 from indexd.storage.page_cache import ReadPages
 
@@ -113,6 +113,16 @@ class SegmentCursor:
             if any(data):
                 return True
             later = self.log.after(later.end)
+        return False
+
+    def later_is_written(self) -> bool:
+        """The same, wherever in a later segment: a damaged disk may have blanked its begin. Raises DiskError."""
+        assert self.segment is not None
+        for later in self.log.segments:
+            if later.base >= self.segment.end:
+                with self._disk.open_read(later.path) as file:
+                    if first_written(file, later, later.base) > later.base:
+                        return True
         return False
 
     def fill(self, offset: int, size: int) -> int:

@@ -482,6 +482,8 @@ class LogReader:
             return self._doubt(reason, min(limit, max(total, HEAD_SIZE)))
         # A blank record counts once the next segment is in use: a longer log that was cut has left one, too.
         is_blank = outcome is Outcome.END_OF_FILE
+        if is_blank and self._options.take_older and self._cursor.later_is_written():
+            return self._end_of_segment()
         is_due, self._looked_behind = self._looked_behind != self.refresh_due, self.refresh_due  # once a listing
         may_ask = is_due and not is_blank and self.log_limit is not None
         if may_ask and self._cursor.is_written(self.position) and self._is_end():

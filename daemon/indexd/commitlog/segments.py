@@ -189,13 +189,13 @@ class WrittenEnd:
         data = file.pread(min(_ZEROS_SIZE, segment.end - phy_offset), phy_offset - segment.base)
         written = phy_offset if is_zero(data) else phy_offset + len(data.rstrip(b"\0"))
         if written == phy_offset and known != self._known:
-            written = _first_written(file, segment, phy_offset)
+            written = first_written(file, segment, phy_offset)
             self._known = known if written == phy_offset else None
         return max(end_within(file, segment, written), written)
 
 
-def _first_written(file: DiskFile, segment: Segment, phy_offset: int) -> int:
-    # Behind the first byte that is not zero; ``phy_offset`` if none is.
+def first_written(file: DiskFile, segment: Segment, phy_offset: int) -> int:
+    """Behind the first byte from ``phy_offset`` on that is not zero; itself if none is."""
     position = phy_offset - segment.base
     while (position := file.next_data(position)) < segment.size:
         data = file.pread(_PIECE_SIZE, position)
