@@ -363,13 +363,14 @@ def test_a_daemon_passes_over_damage_to_older_frames_too(tmp_path: Path) -> None
 
 def test_a_later_segment_whose_begin_is_blanked_still_ends_the_one_before(tmp_path: Path) -> None:
     """Who reads once looks through all of it: what stands there is the log's, and no end of it."""
-    offsets = write(tmp_path, list(range(1000, 1400)))
-    base = next(offset for offset in offsets if offset >= SEGMENT_SIZE) // SEGMENT_SIZE * SEGMENT_SIZE
+    size = 1 << 12
+    offsets = write(tmp_path, list(range(1000, 1100)), size=size)
+    base = next(offset for offset in offsets if offset >= size) // size * size
     path = tmp_path / f"{base:020d}"
-    kept = [offset for offset in offsets if base <= offset < base + SEGMENT_SIZE][3]
+    kept = [offset for offset in offsets if base <= offset < base + size][3]
     patch(path, 0, bytes(kept - base))
     for later in [other for other in tmp_path.iterdir() if int(other.name) > base]:
         later.unlink()
-    reader = Read(tmp_path, take_older=True).reader
+    reader = Read(tmp_path, take_older=True, segment_size=size).reader
     with pytest.raises(CorruptDataError, match=f"corrupt at offset {base}"):
         list(WholeLog(reader))
