@@ -26,7 +26,7 @@ from indexd.findings import Findings
 from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
 from indexd.flush.registry import all_outputs
 from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
-from indexd.query.coverage import find_behind
+from indexd.query.coverage import find_behind, read_state
 from indexd.query.log import LogView
 from indexd.query.source import check_as_built, known_frontier
 from indexd.recovery.open import decode_rules, frame_size_max, reader_options
@@ -164,6 +164,8 @@ def verify(config: Config, disk: Disk, *, deep: bool, on_progress: Callable[[int
         report.notes += report.compared.left_out
         if state.owner is None:
             report.notes += _behind(config, disk, state.frontier)
+        elif isinstance(corrupt := read_state(disk, files.state).get("corrupt"), dict):
+            report.notes.append(f"the log from {corrupt.get('offset')} on: {corrupt.get('reason')}")
     report.notes = list(dict.fromkeys(report.notes))
     report.seconds = time.monotonic() - started
     return report
