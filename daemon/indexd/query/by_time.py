@@ -343,7 +343,7 @@ class _Pair:
 
     def _frames(self, begin: int, end: int) -> Iterator[Frame]:
         base = self._mark.base
-        return FrameScan(self._index.log, self._look.coverage.uncovered).frames(base + begin, base + end)
+        return FrameScan(self._index.log, self._look.coverage.passed_over).frames(base + begin, base + end)
 
     def _doubt(self) -> CorruptDataError:
         return CorruptDataError(f"the sparse index of segment {self._mark.base} does not fit the log")
@@ -404,7 +404,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
             f"{index.files.data} holds no sparse indexes", "run the daemon with sparse = true to have them built"
         )
     coverage = look.queue_coverage
-    scan = FrameScan(index.log, coverage.uncovered)
+    scan = FrameScan(index.log, coverage.passed_over)
     frame, scanned = _first_of_time(index, look, scan, timestamp)
     if frame is None:
         why = why_empty(coverage, expired=0, unreadable=scan.unreadable)

@@ -68,6 +68,11 @@ class Coverage:
         """Whether an answer speaks for every message that is still in the log; ``gaps_in_words`` says why not."""
         return not (self.behind or self.uncovered or self.starts_late or self.is_cut_off)
 
+    @property
+    def passed_over(self) -> tuple[Uncovered, ...]:
+        """The uncovered ranges that a scan of the log leaves out; one that was written anew is read as it is now."""
+        return tuple(gap for gap in self.uncovered if gap.reason != REWRITTEN)
+
     def up_to(self, before: int) -> Coverage:
         """The same for messages before that physical offset alone."""
         begin = self.begin if self.log_begin is None or self.log_begin < before else min(self.begin, self.log_begin)
