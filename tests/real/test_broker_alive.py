@@ -152,7 +152,7 @@ def test_a_broker_that_is_killed_is_dead_at_once(home: Path) -> None:
         watch.close()
         daemon.wait_state(lambda row: row["broker"]["alive"] is False)
         assert daemon.terminate() == 0
-    assert not troubles(daemon)
+    assert troubles(daemon) <= {"broker_unsafe"}  # one that dies answers nobody for a moment, and is there
 
 
 def test_a_broker_is_found_without_configuration_and_says_what_it_removed(home: Path, tmp_path: Path) -> None:
