@@ -96,6 +96,8 @@ def test_options_that_are_wrong(golden: Golden, tmp_path: Path) -> None:
     inside = golden.root / "page.html"
     link = tmp_path / "link"
     link.symlink_to(golden.root)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(tmp_path / "new")
     for options, text in (
         (("--samples", "-1"), "'-1' is not from 0 to 100000"),
         (("--samples", "many"), "'many' is not a whole number"),
@@ -105,6 +107,8 @@ def test_options_that_are_wrong(golden: Golden, tmp_path: Path) -> None:
         (("--report", inside), "lies in the store, where audit writes nothing"),
         (("--resume", link / "index" / "kept"), "lies in the store, where audit writes nothing"),
         (("--report", tmp_path / "folder"), "is a directory"),
+        (("--report", elsewhere), "elsewhere is a link; name the file itself"),
+        (("--resume", elsewhere), "elsewhere is a link; name the file itself"),
         (("--report", tmp_path / "none" / "page.html"), "there is no directory"),
         (("--report", tmp_path / "one", "--resume", tmp_path / "one"), "are the same file"),
     ):
@@ -112,6 +116,7 @@ def test_options_that_are_wrong(golden: Golden, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert text in done.stderr
     assert not inside.exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_page_is_written_beside_and_renamed(golden: Golden, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from indexd.config.units import printable, show_size
 from indexd.errors import BusyError, DiskError, UsageError
 from indexd.storage.disk import Disk, OutputDisk, Stamp
 from indexd.storage.lock import try_exclusive
+from indexd.storage.names import absolute
 from indexd.storage.page_cache import take_lowest_priority
 
 SAMPLES = 200
@@ -277,7 +278,7 @@ class ResumeFile:
     """
 
     def __init__(self, disk: Disk, path: Path, config: Config, asked: dict[str, Any]) -> None:
-        self._disk, self._config, self._path, store = disk, config, path.resolve(), config.store
+        self._disk, self._config, self._path, store = disk, config, absolute(path), config.store
         of = {
             "store": str(store.store),
             "commitLog": [str(path) for path in store.commit_log_directories],

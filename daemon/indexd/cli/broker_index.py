@@ -32,6 +32,7 @@ from indexd.config.compiled import prepare_compiler
 from indexd.config.units import RemotePath, parse_count, parse_path, parse_seconds, printable
 from indexd.errors import UsageError
 from indexd.storage.disk import Disk, OutputDisk
+from indexd.storage.names import absolute
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     Raises UsageError for a FILE that cannot be written there, before anything is read.
     """
     _check_places(args, config)
-    page = args.report.resolve() if args.report is not None else None
     prepare_compiler()
     from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, for which all is prepared now
 
@@ -92,9 +92,9 @@ def audit(args: argparse.Namespace, config: Config) -> int:
         else:
             for line in lines(report, show_bytes, show_time):
                 print_line(line)
-    if page is not None:
+    if args.report is not None:
         # The last thing done: what was found is on standard output, whatever becomes of the page.
-        OutputDisk().write_atomically(page, audit_page(report).encode("utf-8"))
+        OutputDisk().write_atomically(absolute(args.report), audit_page(report).encode("utf-8"))
     return 0 if report.is_sound else EXIT_FINDINGS
 
 
@@ -112,6 +112,8 @@ def _check_places(args: argparse.Namespace, config: Config) -> None:
             if os.path.lexists(place) and not place.is_file():
                 kind = "is a directory" if place.is_dir() else "is no plain file"
                 raise UsageError(f"{what} {kind}", "name a file, or a name that nothing has")
+            if path.is_symlink():  # whoever made it says where root writes
+                raise UsageError(f"{what} is a link", "name the file itself")
             if not place.parent.is_dir():
                 raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
             if not os.access(place.parent, os.W_OK | os.X_OK):
