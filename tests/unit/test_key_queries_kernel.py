@@ -202,7 +202,7 @@ async def test_a_log_and_an_index_that_grow(store: Store) -> None:
 
 async def test_without_a_memory_or_while_it_recovers_nothing(store: Store) -> None:
     with asking(store) as to:
-        way = Both(to)
+        way = Both(to, store)
         assert way.together(request()) == (0, b"")  # nothing is open
         await to.key()
         assert way.together(request()) == (0, b"")  # nothing is compiled

@@ -132,11 +132,9 @@ def _show(look: Look, speeds: Mapping[str, float], clear: str, args: argparse.Na
     if wants_json(args):
         print_json(look.to_json() | {"rates": dict(speeds)})
     else:
-        sys.stdout.write(clear)
-        for line in draw(look, speeds):
-            print_line(line)
-        if args.watch is not None and not clear:
-            print_line()
+        between = [""] if args.watch is not None and not clear else []
+        # In one piece, so that Ctrl-C leaves a whole look on the terminal.
+        print_line(clear + "\n".join([*draw(look, speeds), *between]))
     sys.stdout.flush()
 
 
