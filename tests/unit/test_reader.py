@@ -111,7 +111,6 @@ def test_a_segment_made_ahead_is_no_end_of_the_one_before(tmp_path: Path) -> Non
     reader = open_reader(tmp_path, clock)
     assert drain(reader).end == NotYetWritten(reader.position)
     assert reader.counters.messages == len(offsets)
-    assert "closed=False" in repr(reader)
     more = filled(tmp_path, 200, start=reader.position, clean=False)
     assert drain(reader).offsets == more
     reader.close()

@@ -9,7 +9,6 @@ A range stands on its own, so with workers the next ones are read and decoded wh
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -173,16 +172,17 @@ class SegmentCursor:
 
 # How much is searched for a head: longer than most frames. A longer frame there costs a second read, nothing else.
 _PROBE_SIZE = 32 << 10
-# Stretches that are decoded and not taken yet.
+# Ranges that are decoded and not taken yet.
 _DEPTH = 6
 
 
-class _Tools(NamedTuple):
-    """What one worker reads into and decodes with."""
+class _Range(NamedTuple):
+    """Bytes ``[begin, begin + size)`` of the log, behind which a head with the store time ``newest`` was seen."""
 
-    probe: NDArray[np.uint8]
-    buffer: NDArray[np.uint8]
-    batcher: Batcher
+    begin: int
+    size: int
+    segment_end: int
+    newest: int
 
 
 class ReadAhead:
@@ -193,34 +193,30 @@ class ReadAhead:
         self._read_size = max(read_size, 2 * _PROBE_SIZE)
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "ahead") if workers else None
-        self._tools: SimpleQueue[_Tools] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._probe: NDArray[np.uint8] = np.empty(_PROBE_SIZE, dtype=np.uint8)
+        # What one worker reads into and decodes with.
+        self._tools: SimpleQueue[tuple[NDArray[np.uint8], Batcher]] = SimpleQueue()
         self._running: deque[Future[DispatchBatch | None]] = deque()
-        self._held: int | None = None
-        self._is_stopping = False
-        self._sum_up = False
+        self._next_begin = 0
 
     def take(self, position: int, rules: Rules, *, sum_up: bool = False) -> DispatchBatch | None:
         """The messages from ``position`` on, or None when they cannot be had this way: read in the ordinary one.
 
         ``sum_up`` as for Batcher.decode.
         """
-        self._sum_up = sum_up
         if self._tools.empty() and not self._running:
             size = self._read_size
             for _ in range(max(self._workers, 1)):
-                probe, buffer = np.empty(_PROBE_SIZE, dtype=np.uint8), np.empty(size, dtype=np.uint8)
-                self._tools.put(_Tools(probe, buffer, Batcher(size // FRAME_SIZE_MIN + 1)))
+                self._tools.put((np.empty(size, dtype=np.uint8), Batcher(size // FRAME_SIZE_MIN + 1)))
         if self._pool is None:
-            return self._stretch(position, rules)
-        with self._lock:
-            if not self._running:
-                self._start(position, rules)
-            future = self._running.popleft()
-            if self._held is not None:
-                held, self._held = self._held, None
-                self._start(held, rules)
-        batch = future.result()
+            found = self._find_range(position)
+            return None if found is None else self._decode(found, rules, sum_up=sum_up)
+        if not self._running:
+            self._next_begin = position
+        while len(self._running) < _DEPTH and (found := self._find_range(self._next_begin)) is not None:
+            self._running.append(self._pool.submit(self._decode, found, rules, sum_up=sum_up))
+            self._next_begin = found.begin + found.size
+        batch = self._running.popleft().result() if self._running else None
         if batch is None or batch.begin_offset != position:
             self.stop()
             return None
@@ -228,48 +224,31 @@ class ReadAhead:
 
     def stop(self) -> None:
         """Until no worker reads any more; what they have read is forgotten."""
-        with self._lock:
-            self._is_stopping = True
-            running = list(self._running)
-        for future in running:
+        for future in self._running:
             future.exception()
-        with self._lock:
-            self._running.clear()
-            self._held = None
-            self._is_stopping = False
+        self._running.clear()
 
-    def _start(self, position: int, rules: Rules) -> None:
-        assert self._pool is not None
-        self._running.append(self._pool.submit(self._stretch, position, rules))
+    def _find_range(self, position: int) -> _Range | None:
+        # None where no head is seen in time before the segment ends.
+        segment, begin = self._cursor.segment, position + self._read_size - _PROBE_SIZE
+        if segment is None or begin + _PROBE_SIZE > segment.end:
+            return None
+        count = self._cursor.read_into(self._probe, begin)
+        at = int(find_frame(self._probe, np.uint64(0), np.uint64(count), np.uint64(begin)))
+        if at + STAMPED_SIZE > count:
+            return None
+        return _Range(position, begin + at - position, segment.end, int(store_timestamp_at(self._probe, np.uint64(at))))
 
-    def _start_behind(self, position: int, rules: Rules) -> None:
-        # The next stretch begins where this one ends, which is known as soon as this one is read.
-        with self._lock:
-            if self._pool is None or self._is_stopping:
-                return
-            if len(self._running) < _DEPTH:
-                self._start(position, rules)
-            else:
-                self._held = position
-
-    def _stretch(self, position: int, rules: Rules) -> DispatchBatch | None:
-        tools, segment = self._tools.get(), self._cursor.segment
+    def _decode(self, found: _Range, rules: Rules, *, sum_up: bool) -> DispatchBatch | None:
+        buffer, batcher = tools = self._tools.get()
         try:
-            begin = position + self._read_size - _PROBE_SIZE
-            if segment is None or begin + _PROBE_SIZE > segment.end:
+            if self._cursor.read_into(buffer[: found.size], found.begin) != found.size:
                 return None
-            count = self._cursor.read_into(tools.probe, begin)
-            at = int(find_frame(tools.probe, np.uint64(0), np.uint64(count), np.uint64(begin)))
-            size = begin + at - position
-            if at + STAMPED_SIZE > count or self._cursor.read_into(tools.buffer[:size], position) != size:
-                return None
-            self._start_behind(position + size, rules)
-            batch = tools.batcher.decode(tools.buffer, size, position, segment.end, rules, sum_up=self._sum_up).batch
-            # Times that never fall up to the head's: no frame of it is of an older log.
-            if batch is None or batch.end_offset != position + size:
-                return None
-            times = batch.columns.store_timestamp[: batch.rows]
-            newest = int(store_timestamp_at(tools.probe, np.uint64(at)))
-            return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= newest else None
+            batch = batcher.decode(buffer, found.size, found.begin, found.segment_end, rules, sum_up=sum_up).batch
         finally:
             self._tools.put(tools)
+        # Times that never fall up to the head's: no frame of it is of an older log.
+        if batch is None or batch.end_offset != found.begin + found.size:
+            return None
+        times = batch.columns.store_timestamp[: batch.rows]
+        return batch if bool((times[1:] >= times[:-1]).all()) and int(times[-1]) <= found.newest else None

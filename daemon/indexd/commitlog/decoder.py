@@ -14,6 +14,7 @@ import struct
 import unicodedata
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from indexd.commitlog import format as frame
 from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten, Reason
@@ -76,18 +77,11 @@ def split_keys(keys: str | None) -> list[str]:
     return [piece for piece in (keys or "").split(" ") if piece]
 
 
-# Digits of Long.MAX_VALUE.
-_LONG_DIGITS = 19
-
-
 def parse_java_number(text: str, bits: int) -> int | None:
     """``Long.parseLong`` (64) and its smaller sisters: one sign, digits of any script; None where Java throws.
 
     Java looks at UTF-16 units, so a digit beyond U+FFFF is none.
     """
-    if text.isdigit() and text.isascii() and len(text) <= _LONG_DIGITS:  # most are, by far
-        value = int(text)
-        return value if value < 1 << bits - 1 else None
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
@@ -103,11 +97,34 @@ def parse_java_number(text: str, bits: int) -> int | None:
 _CRC_MASK = 0x7FFFFFFF
 _SIZE_AND_MAGIC = struct.Struct(">II").unpack_from
 _PHY_OFFSET = struct.Struct(">Q").unpack_from
+_TIMESTAMP = struct.Struct(">q").unpack_from
 _INT = struct.Struct(">i").unpack_from
 _UNSIGNED_INT = struct.Struct(">I").unpack_from
 _SHORT = struct.Struct(">h").unpack_from
 _PROPERTY_CRC_BEGIN = frame.PROPERTY_CRC_NAME + b"\x01"
 _MAGICS = frozenset((frame.MAGIC_V1, frame.MAGIC_V2))
+
+
+class FrameHead(NamedTuple):
+    """What the fixed fields of a frame say: sizes and offsets in bytes, time in ms; nothing of it is checked."""
+
+    size: int
+    magic: int
+    phy_offset: int
+    store_timestamp: int
+
+    def is_of_message(self, phy_offset: int) -> bool:
+        """Whether a message of a possible size claims to have been written for ``phy_offset``."""
+        return self.magic in _MAGICS and self.phy_offset == phy_offset and self.size >= frame.FRAME_SIZE_MIN
+
+
+def read_head(data: bytes) -> FrameHead | None:
+    """The head at the start of ``data``; None for fewer bytes than one may have."""
+    if len(data) < frame.STAMPED_SIZE:
+        return None
+    size, magic = _SIZE_AND_MAGIC(data, 0)
+    born, _ = _host_sizes(_UNSIGNED_INT(data, 36)[0])
+    return FrameHead(size, magic, _PHY_OFFSET(data, 28)[0], _TIMESTAMP(data, 48 + born)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +256,7 @@ def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOpti
             return Corrupt(phy_offset, reason.text)
     body_crc, queue_id, flag, queue_offset, _, sys_flag, born_timestamp = struct.unpack_from(">IiiqqIq", data, 8)
     born, stored = _host_sizes(sys_flag)
-    store_timestamp = struct.unpack_from(">q", data, 48 + born)[0]
+    store_timestamp = _TIMESTAMP(data, 48 + born)[0]
     reconsume_times, prepared_offset = struct.unpack_from(">iq", data, after_hosts)
     properties = decode_properties(decode_utf8(raw_properties))
     topic_name = decode_utf8(topic)

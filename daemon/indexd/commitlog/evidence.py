@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
-from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame
-from indexd.commitlog.format import FLAG_BORN_HOST_V6, HEAD_SIZE, NotYetWritten
+from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame, read_head
+from indexd.commitlog.format import HEAD_SIZE, NotYetWritten
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
 from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
@@ -90,16 +90,14 @@ class FrameReader:
             return None
         file, segment = opened
         position = phy_offset - segment.base
-        data = file.pread(4096, position)
-        size = int.from_bytes(data[:4], "big", signed=True)
-        if len(data) < HEAD_SIZE or size < HEAD_SIZE or int.from_bytes(data[28:36], "big") != phy_offset:
+        data = file.pread(_FIRST_READ, position)
+        head = read_head(data)
+        if head is None or head.phy_offset != phy_offset or not HEAD_SIZE <= head.size < 1 << 31:
             return None
+        size = min(head.size, _BYTES_MAX)
         if len(data) < size:
-            data = file.pread(min(size, _BYTES_MAX), position)
-        data = data[: min(size, _BYTES_MAX)]
-        at = 68 if int.from_bytes(data[36:40], "big") & FLAG_BORN_HOST_V6 else 56
-        store_timestamp = int.from_bytes(data[at : at + 8], "big", signed=True)
-        return Evidence(phy_offset, size, store_timestamp, zlib.crc32(data), messages)
+            data = file.pread(size, position)
+        return Evidence(phy_offset, head.size, head.store_timestamp, zlib.crc32(data[:size]), messages)
 
     def holds(self, point: Evidence) -> bool:
         """Whether the log still says what ``point`` says."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from indexd.commitlog.batcher import Batcher, DispatchBatch, Stretch, before, no_messages
 from indexd.commitlog.cursor import ReadAhead, SegmentCursor
+from indexd.commitlog.decoder import read_head
 from indexd.commitlog.format import (
     BLANK_SIZE,
     HEAD_SIZE,
@@ -111,7 +112,6 @@ _QUIET_LOOKS = 9
 # Seconds between two listings of the segments while the reader stands at a blank record.
 _NEXT_SEGMENT_SECONDS = 0.1
 _SUMMED_SEGMENTS = 3  # where a broker that recovers cuts its log; the newest may be one that it has made ahead
-_MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
 
 Poll: TypeAlias = DispatchBatch | NotYetWritten | Corrupt | Skipped
 
@@ -168,9 +168,6 @@ class LogReader:
         self._is_streaming = False
         self._quiet_looks = 0
         self._ahead = ReadAhead(self._cursor, options.read_size, options.workers)
-
-    def __repr__(self) -> str:
-        return f"LogReader(position={self.position}, closed={self._is_closed}, {self.counters})"
 
     @property
     def log(self) -> SegmentList:
@@ -350,11 +347,12 @@ class LogReader:
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
         # position lies inside a frame of the longer one, or at the blank record that ended its segment.
-        total, magic, offset = (
-            int.from_bytes(self._head_here()[at:to], "big") for at, to in ((0, 4), (4, 8), (28, 36))
-        )
-        is_blank = magic == MAGIC_BLANK and total == self._segment.end - self.position
-        return total == end - self.position or offset == self.position or (magic in _MAGICS and not is_blank)
+        head = read_head(self._head_here())
+        if head is None:  # so few bytes are left that no frame ended there
+            return False
+        is_blank = head.magic == MAGIC_BLANK and head.size == self._segment.end - self.position
+        is_known = head.magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK) and not is_blank
+        return head.size == end - self.position or head.phy_offset == self.position or is_known
 
     def _next_proven(self, not_before: int) -> int | None:
         window = self._options.read_size

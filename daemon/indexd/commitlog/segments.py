@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from indexd.commitlog.format import BLANK_SIZE
@@ -93,43 +93,22 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
             "give the broker's storePathRootDir as --store, or its storePathCommitLog as --commit-log-paths",
         )
     if wrong:
-        raise _wrong_size([(one.path, one.base, one.size) for one in found.values()], wrong, segment_size)
+        raise _wrong_size(len(found), wrong, segment_size)
     return SegmentList(tuple(found[base] for base in sorted(found)), tuple(twice))
 
 
-def _wrong_size(
-    fitting: Sequence[tuple[Path, int, int]], wrong: Sequence[tuple[Path, int, int]], segment_size: int
-) -> UnsafeStoreError:
-    # The size that most files speak for, whatever was configured, so that hints never lead in a circle: with that one
-    # the file that is wrong is cut or foreign. What is larger than a segment was not cut.
-    files = [*fitting, *wrong]
-    likely = max({size for _, _, size in files}, key=lambda size: (*_votes(files, size), size))
-    votes = _votes(files, likely)[0]
-    is_cut = len(fitting) == votes and wrong[0][2] < segment_size
-    if likely == segment_size or is_cut or not votes:
-        path, base, size = wrong[0]
-        if size != segment_size:
-            what = f"segment {path} has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
-        else:
-            what = f"segment {path} begins at {base}, which is no multiple of segment_size {segment_size}"
-        return UnsafeStoreError(
-            what,
-            f"{'other segments fit, so ' if fitting else ''}this file is cut or foreign: put the whole one there, or "
-            "take it out of the log",
-        )
-    path = next(path for path, _, size in wrong if size == likely)
-    hint = f"give --segment-size {likely}, or the broker's own file with --broker-conf"
-    if len(files) == 1:
+def _wrong_size(fitting: int, wrong: Sequence[tuple[Path, int, int]], segment_size: int) -> UnsafeStoreError:
+    # The largest file decides, so that hints never lead in a circle: what is larger than a segment was not cut.
+    path, base, size = max(wrong, key=itemgetter(2))
+    what = f"has {size} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}"
+    if size == segment_size:
+        what = f"begins at {base}, which is no multiple of segment_size {segment_size}"
+    hint = f"give --segment-size {size}, or the broker's own file with --broker-conf"
+    if size == segment_size or base % size or (fitting and size < segment_size):
+        hint = "this file is cut or foreign: put the whole one there, or take it out of the log"
+    elif len(wrong) == 1 and size < segment_size:
         hint = f"either the file is cut: put the whole one there; or it is not: {hint}"
-    return UnsafeStoreError(
-        f"segment {path} has {likely} bytes, but segment_size (mappedFileSizeCommitLog) is {segment_size}", hint
-    )
-
-
-def _votes(files: Sequence[tuple[Path, int, int]], segment_size: int) -> tuple[int, int]:
-    # Files that are segments of this size, and those that only begin where one would.
-    begins = [size for _, base, size in files if base % segment_size == 0]
-    return begins.count(segment_size), len(begins)
+    return UnsafeStoreError(f"segment {path} {what}", hint)
 
 
 # What is looked at a step: of 1 GiB, 18 of them.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from indexd.commitlog.decoder import DecoderOptions, Message
+from indexd.commitlog.decoder import DecoderOptions, Message, read_head
 from indexd.commitlog.evidence import FrameReader, MessageLookup
-from indexd.commitlog.format import BLANK_SIZE, FLAG_BORN_HOST_V6, FRAME_SIZE_MIN, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from indexd.commitlog.format import BLANK_SIZE, MAGIC_BLANK, STAMPED_SIZE
 from indexd.commitlog.segments import Segment
 from indexd.errors import DiskError
 from indexd.flush.frontier import Uncovered
@@ -36,9 +36,6 @@ class Kept(Generic[T]):
         self._make = make
         self._stamp: Stamp | None = None
         self._value: T
-
-    def __repr__(self) -> str:
-        return f"Kept({self._path}, times_made={self.times_made})"
 
     def get(self) -> T:
         """The value as it is now; raises what ``make`` raises."""
@@ -71,11 +68,7 @@ class TimeUpError(Exception):
     """What ``LogView.check`` raises when a query has taken all the time that it has: a walk keeps what it found."""
 
 
-# Total size, magic; physical offset, sysFlag; the rest up to the store time of a message with an IPv6 born host.
-_HEAD = struct.Struct(">iI20xqI")
-_BLANK = struct.Struct(">iI")
-_STORE_TIMESTAMP = struct.Struct(">q")
-_HEAD_SIZE = 76
+_BLANK = struct.Struct(">II")
 
 
 class Frame(NamedTuple):
@@ -100,9 +93,6 @@ class LogView(MessageLookup):
         self._is_stale = False
         #: Called for each message, entry and piece of log that a query looks at; what it raises ends the query.
         self.check: Callable[[], None] = _go_on
-
-    def __repr__(self) -> str:
-        return f"LogView({len(self.segments)} segments, begin={self.begin})"
 
     @property
     def begin(self) -> int | None:
@@ -153,15 +143,12 @@ class LogView(MessageLookup):
         if opened is None:
             return 0
         file, segment = opened
-        data, left = file.pread(_HEAD_SIZE, phy_offset - segment.base), segment.end - phy_offset
-        if len(data) == _HEAD_SIZE:
-            size, magic, written_for, sys_flag = _HEAD.unpack_from(data)
-            is_whole = FRAME_SIZE_MIN <= size <= left
-            if is_whole and magic in (MAGIC_V1, MAGIC_V2) and written_for == phy_offset:
-                at = 68 if sys_flag & FLAG_BORN_HOST_V6 else 56
-                return Frame(phy_offset, size, _STORE_TIMESTAMP.unpack_from(data, at)[0])
+        data, left = file.pread(STAMPED_SIZE, phy_offset - segment.base), segment.end - phy_offset
+        head = read_head(data)
+        if head is not None and head.is_of_message(phy_offset) and head.size <= left:
+            return Frame(phy_offset, head.size, head.store_timestamp)
         # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
-        is_end = left < BLANK_SIZE or _BLANK.unpack(data[:BLANK_SIZE].ljust(BLANK_SIZE, b"\0")) == (left, MAGIC_BLANK)
+        is_end = left < BLANK_SIZE or data[:BLANK_SIZE] == _BLANK.pack(left, MAGIC_BLANK)
         return left if is_end else -left
 
     def _file_at(self, phy_offset: int) -> tuple[DiskFile, Segment] | None:

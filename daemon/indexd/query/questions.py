@@ -254,9 +254,6 @@ class Data:
         #: For what has no method here, such as ``query_rocketmq``.
         self.index = index
 
-    def __repr__(self) -> str:
-        return f"Data({self.index})"
-
     def by_key(
         self,
         topic: str,
@@ -323,7 +320,7 @@ class Data:
 
     def _opened(self) -> QueryIndex:
         if self._is_closed:
-            raise UsageError(f"{self!r} is closed", "open it again with open_data")
+            raise UsageError(f"{self.index.files.data} is closed", "open it again with open_data")
         return self.index
 
 

@@ -103,9 +103,6 @@ class QueryIndex:
         self._looked: Look | None = None
         self._looked_at = 0.0
 
-    def __repr__(self) -> str:
-        return f"QueryIndex({self.files.data}, {self.log})"
-
     def look(self) -> Look:
         """What stands now, or stood ``look_seconds`` ago."""
         looked = self._looked
@@ -136,13 +133,13 @@ class QueryIndex:
                 self._names.forget()  # it grows, and its directory does not tell
         coverage, published = make_coverage(frontier, state, pid, self.log)
         is_told = pid is not None and state.get("pid") == pid
-        coverage = self._as_it_was(coverage, self.files.state if is_told else self.files.frontier)
+        coverage = self._with_rewritten(coverage, self.files.state if is_told else self.files.frontier)
         unclean = pid is None and self.disk.exists(self.files.abort)
         flavour = FLAVOURS[frontier.flavour]
         moved = {(row[0], row[1]): row[2] for row in state.get("consumeQueuesMoved") or () if is_told}
         return Look(frontier.layout, flavour, tuple(files), unclean, coverage, frontier, published, moved)
 
-    def _as_it_was(self, coverage: Coverage, known_since: Path) -> Coverage:
+    def _with_rewritten(self, coverage: Coverage, known_since: Path) -> Coverage:
         # A broker may cut its log where it was read before: then it ends there, or was written later than what is
         # known of it, though nothing new stands behind the index.
         segments = [segment for segment in self.log.segments if segment.base < coverage.end]
