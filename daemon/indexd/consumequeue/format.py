@@ -13,12 +13,8 @@ A queue that starts at q > 0 has blank units (0, 2147483647, 0) from the start o
 size, a whole number of units, and lie on disk only where they were written. Written by ConsumeQueueStore with pwrite,
 in order; read by queries and recovery. After a crash any page behind the durable units may hold anything.
 
-What only a broker writes beside its ConsumeQueues (spec rocketmq-store 5.1 and 5.9) is read, never built::
-
-    STORE/batchconsumequeue/TOPIC/QUEUE/FILE    BatchConsumeQueue: a unit for each message that holds a batch
-    +0   i64 phyOffset     +8   i32 size          +12  i64 tagsCode     +20  i64 storeTime, ms
-    +28  i64 baseOffset    the queue offset of the batch's first message
-    +36  i16 batchSize     +38  i32 -1, the compacted offset            +42  i32 0
+What only a broker writes beside its ConsumeQueues, batchconsumequeue/TOPIC/QUEUE/FILE with a unit for each message that
+holds a batch (spec rocketmq-store 5.9), is neither read nor built.
 
 A unit's tags code of -2147483649 and below is an address in the broker's ConsumeQueueExt.
 """
@@ -148,36 +144,6 @@ def is_topic_name(topic: str) -> bool:
 
 
 BATCH_FOLDER = "batchconsumequeue"
-
-BATCH_UNIT = struct.Struct(">qiqqqhii")
-BATCH_UNIT_SIZE = 46
-_INT64_MIN = -(1 << 63)
-
-
-class BatchUnit(NamedTuple):
-    """One unit of a BatchConsumeQueue; offsets and sizes in bytes, but for ``base_offset``, a queue offset."""
-
-    phy_offset: int
-    size: int
-    tags_code: int
-    store_timestamp: int
-    base_offset: int
-    batch_size: int
-    compacted_offset: int
-    reserved: int
-
-    @property
-    def is_valid(self) -> bool:
-        """RocketMQ's own test at recovery."""
-        return self.phy_offset >= 0 and self.size > 0 and self.base_offset >= 0 and self.batch_size > 0
-
-
-def ext_address(tags_code: int) -> int | None:
-    """The byte of a ConsumeQueueExt that a tags code stands for; None for a hash or a time."""
-    return tags_code - _INT64_MIN if tags_code <= EXT_ADDRESS_MAX else None
-
-
-assert BATCH_UNIT.size == BATCH_UNIT_SIZE
 
 
 def queue_folders(disk: Disk, root: Path) -> dict[Path, dict[int, int]]:
