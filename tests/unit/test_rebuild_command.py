@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from indexd.cli import spark as module
 from indexd.cli.spark import examine
 from indexd.config import load
 from indexd.spark import session
@@ -87,25 +85,17 @@ def test_a_java_that_is_too_old_is_named_and_the_next_is_taken(tmp_path: Path) -
     assert done.stdout.splitlines()[-1] == "Spark cannot be used"
 
 
-def test_packages_that_are_missing_or_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name in ("pyarrow", "jinja2"):
-            raise importlib.metadata.PackageNotFoundError(name)
-        return {"pandas": "3.1.1", "pyspark": "4.1.0"}.get(name) or importlib.metadata.version(name)
-
-    monkeypatch.setattr(module, "version", version)
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_is_installed", lambda name: name != "pyarrow")
     monkeypatch.setattr(session, "bundled_home", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     report = examine(load({}, None, {"HOME": "/"}))
     assert report["usable"] is False
     assert report["problems"] == [
-        "pyspark 4.1.0 does not fit, it has to be 4.2 or newer and below 5: pip install 'rocketmq-indexd[spark]'",
-        "pandas 3.1.1 does not fit, it has to be 2.2 or newer and below 3: pip install 'rocketmq-indexd[spark]'",
         "pyarrow is not installed: pip install 'rocketmq-indexd[spark]'",
         "there is no Java 17 or newer: pip install 'rocketmq-indexd[spark]' brings one, or give --java-home",
     ]
-    assert report["notes"] == ["jinja2 is not installed: pip install 'rocketmq-indexd[spark]'"]
 
 
 def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +103,6 @@ def test_connect_needs_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     report = examine(load({"remote": "sc://host"}, None, {"HOME": "/"}))
     assert (report["usable"], report["java"], report["runsOn"]) == (True, None, "sc://host")
-    assert report["packages"]["grpcio"]
 
 
 def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,7 +112,6 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch,
     report = examine(load({}, None, {"HOME": "/"}))
     assert report["compiled"]["writable"] is False
     assert report["usable"] is True
-    assert "compiled anew" in report["notes"][0]
 
 
 def test_a_python_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,4 +127,3 @@ def test_a_python_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatc
     report = examine(load({}, None, {"HOME": "/"}))
     assert report["usable"] is True
     assert report["workerPython"] == sys.executable
-    assert report["notes"] == ["PYSPARK_PYTHON is /nonexistent, which is no program that can be started; not used here"]

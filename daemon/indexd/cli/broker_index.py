@@ -137,7 +137,7 @@ def _here(args: argparse.Namespace, config: Config) -> AuditReport:
 
 
 def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
-    with spark_session(config, "indexd audit", has_other_engine=True) as spark:
+    with spark_session(config, "indexd audit") as spark:
         from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
 
         with ProgressBar("audit") as bar:

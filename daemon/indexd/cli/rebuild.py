@@ -88,7 +88,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
 
 
 def _on_spark(config: Config, out: Path) -> SparkRebuilt:
-    with spark_session(config, "indexd rebuild", has_other_engine=True) as spark:
+    with spark_session(config, "indexd rebuild") as spark:
         from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
