@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indexd.commitlog.decoder import DecoderOptions
+from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import write_frontier
 from indexd.query import open_data
 from indexd.query.by_time import offset_by_time
-from indexd.query.log import LogView
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles

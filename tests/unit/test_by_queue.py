@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, Unit, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
 from indexd.query import OffsetQuery, query_offset, query_time
 from indexd.query.coverage import MOVED
-from indexd.query.log import LogView
 from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import DirectoryLock
 from support.data_directory import SEGMENT, T0, spec

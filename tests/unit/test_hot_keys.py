@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from indexd.commitlog.lookup import TimeUpError
 from indexd.index.format import IndexLayout
 from indexd.query import KeyQuery, QueryIndex, query_exact
-from indexd.query.log import TimeUpError
 from support.data_directory import T0, Store, spec, write_data
 from support.naive import NaiveIndexFile, NaiveIndexService
 from support.serving import Serving

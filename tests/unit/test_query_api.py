@@ -40,7 +40,7 @@ from support.queue_store import QueueStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indexd.query.log import LogView
+    from indexd.commitlog.lookup import LogView
 
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexd.commitlog.evidence import Evidence
+from indexd.commitlog.lookup import LogView
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
@@ -29,7 +30,6 @@ from indexd.query import (
 )
 from indexd.query.by_key import LastUpdate
 from indexd.query.by_time import scan_start, time_bound
-from indexd.query.log import LogView
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from support.commitlog_writer import FrameSpec
@@ -230,8 +230,8 @@ def test_zeros_in_the_middle_of_the_covered_log_are_no_end_of_it(store: QueueSto
 
 
 def noted(store: Store) -> tuple[Evidence, ...]:
-    with store.index() as index, index.log.frame_reader() as frames:
-        found = [frames.evidence(message.phy_offset) for message in store.messages()]
+    with store.index() as index:
+        found = [index.log.evidence(message.phy_offset) for message in store.messages()]
     return tuple(point for point in found if point is not None)
 
 

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from indexd.audit.result import FlavourRange, Notes
 from indexd.commitlog import segments
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.evidence import FrameReader, MessageLookup
+from indexd.commitlog.evidence import FrameReader
+from indexd.commitlog.lookup import LogView
 from indexd.commitlog.segments import SegmentList, list_segments
 from indexd.config import Config
 from indexd.config.units import RemotePath
@@ -297,7 +298,7 @@ def detect_flavours(
 ) -> list[FlavourRange]:
     """Ranges of the log by flavour, the first from 0 on; empty when no sampled message shows any. Raises DiskError."""
     options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
-    lookup = MessageLookup(disk, config.store.commit_log_directories, config.store.segment_size, options)
+    lookup = LogView(disk, config.store.commit_log_directories, config.store.segment_size, options)
     try:
         log_begin = lookup.log.min_offset or 0
         readable = [file for file in files if file.is_readable and file.entries and file.end >= log_begin]
@@ -325,7 +326,7 @@ def detect_flavours(
 
 
 def _sample(
-    disk: Disk, folder: Path, layout: IndexLayout, file: BrokerFile, lookup: MessageLookup, windows: int
+    disk: Disk, folder: Path, layout: IndexLayout, file: BrokerFile, lookup: LogView, windows: int
 ) -> Counter[str]:
     # How many of the sampled messages speak for each flavour.
     votes: Counter[str] = Counter()
@@ -343,7 +344,7 @@ def _sample(
     return votes
 
 
-def _count(pairs: Sequence[tuple[int, int]], lookup: MessageLookup, votes: Counter[str]) -> bool:
+def _count(pairs: Sequence[tuple[int, int]], lookup: LogView, votes: Counter[str]) -> bool:
     # Whether any message is whole: the first and the last may go on beside the window, and so may one beside an entry
     # that belongs to no message, for that entry may have been its own.
     runs = [(offset, [key_hash for _, key_hash in run]) for offset, run in groupby(pairs, key=lambda pair: pair[0])]

@@ -16,7 +16,7 @@ from typing import Any
 from indexd.audit.plan import AuditPlan, flavour_at, layout_of, list_index
 from indexd.audit.result import Part
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.evidence import MessageLookup
+from indexd.commitlog.lookup import LogView
 from indexd.config import Config
 from indexd.errors import CorruptDataError, MissingOk
 from indexd.index.format import FLAVOURS, Flavour, index_key_hash
@@ -82,7 +82,7 @@ def ask(disk: Disk, config: Config, plan: AuditPlan, parts: Sequence[Part], coun
     options = DecoderOptions(frame_size_max=frame_size_max(config), check_crc=False)
     answers, deadline = Answers(len(offsets)), time.monotonic() + _SECONDS_MAX
     with ExitStack() as stack:
-        lookup = MessageLookup(disk, store.commit_log_directories, store.segment_size, options)
+        lookup = LogView(disk, store.commit_log_directories, store.segment_size, options)
         stack.callback(lookup.close)
         files = []
         for name, size in reversed(list_index(disk, plan.folder).items()):

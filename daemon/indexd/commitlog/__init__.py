@@ -10,5 +10,6 @@
 ``tail``          the end of the log: what settles, suspects, how far the broker vouches
 ``reader``        position -> next batch or why not: end, not yet written, corrupt
 ``split_points``  where inside a segment reading can begin
-``evidence``      single frames, to tell later that the log is still the same, and for queries
+``evidence``      single frames, to tell later that the log is still the same
+``lookup``        single messages, for queries and recovery, in a log that grows
 """

@@ -1,25 +1,22 @@
-"""Reads single frames: FrameReader to tell whether the log is still what was indexed, MessageLookup for queries.
+"""Tells by single frames whether the log is still what was indexed: Evidence, and FrameReader, which reads them.
 
 A broker that lost power, or a replica that follows another master, cuts its log and writes on from there. The bytes
 behind the cut stay in their segment until they are overwritten, so nothing in the log itself says where it was cut.
 Evidence is what a frame was when it was indexed; the first one that the log no longer holds is where to look.
-
-Neither needs the compiler or numpy; few files are open at a time.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
-from indexd.commitlog.decoder import Decoded, DecoderOptions, Framed, check_frame, decode_frame, read_head
-from indexd.commitlog.format import HEAD_SIZE, NotYetWritten
-from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, list_segments
+from indexd.commitlog.decoder import read_head
+from indexd.commitlog.format import HEAD_SIZE
+from indexd.commitlog.segments import Segment, SegmentList
 from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
 # Of a larger frame this many bytes are looked at: a look at every point must stay a matter of milliseconds.
@@ -27,11 +24,10 @@ _BYTES_MAX = 64 << 10
 # Points that lie closer together than this allows are thinned: dense at the end of the log, sparse far behind it.
 _NEAR_GAP = 4 << 20
 _STEPS_BACK = 16
-# One read brings most messages whole; a longer one takes a second.
-_FIRST_READ = 4096
+#: One read brings most messages whole; a longer one takes a second.
+FIRST_READ = 4096
 # Of all readers, so that no two states of any two of them are taken for the same.
 _STATES = count()
-Found = TypeVar("Found")
 #: A running daemon looks at the points of so many bytes behind the last one.
 WATCHED_SIZE = 64 << 20
 
@@ -90,7 +86,7 @@ class FrameReader:
             return None
         file, segment = opened
         position = phy_offset - segment.base
-        data = file.pread(_FIRST_READ, position)
+        data = file.pread(FIRST_READ, position)
         head = read_head(data)
         if head is None or head.phy_offset != phy_offset or not HEAD_SIZE <= head.size < 1 << 31:
             return None
@@ -152,61 +148,3 @@ def thinned(points: Iterable[Evidence], end: int, always: Collection[int] = ()) 
 def newest(points: tuple[Evidence, ...], distance: int) -> tuple[Evidence, ...]:
     """The points that lie within ``distance`` bytes of the last one."""
     return tuple(point for point in points if point.phy_offset >= points[-1].phy_offset - distance)
-
-
-class MessageLookup(FrameReader):
-    """Reads messages of a log for queries; close it after use."""
-
-    open_max = 16
-
-    def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
-        super().__init__(disk, SegmentList((), ()))
-        self._options = options
-        self._directories = directories
-        #: Bytes of each segment.
-        self.segment_size = segment_size
-        self._written_end = WrittenEnd()
-        self.refresh()
-
-    def refresh(self) -> None:
-        """List the segments anew; files that were open are closed."""
-        self.close()
-        self.log = list_segments(self._disk, self._directories, self.segment_size)
-
-    def at(self, phy_offset: int) -> Decoded | None:
-        """What stands at ``phy_offset``; None when its segment has expired or is not there yet."""
-        return self._found(
-            phy_offset, self.segment_size, lambda data, end: decode_frame(data, 0, phy_offset, end, self._options)
-        )
-
-    def frame(self, phy_offset: int, size_max: int) -> Framed | None:
-        """The same as bytes, its CRCs checked; NotYetWritten, ``needed`` set, for one of more than ``size_max`` bytes.
-
-        Such a frame is not read.
-        """
-        found = self._found(phy_offset, size_max, lambda data, end: check_frame(data, phy_offset, end, self._options))
-        if isinstance(found, bytes) and len(found) > size_max:
-            return NotYetWritten(phy_offset, len(found))
-        return found
-
-    def _found(self, phy_offset: int, size_max: int, judge: Callable[[bytes, int], Found]) -> Found | None:
-        opened = self._file_at(phy_offset)
-        if opened is None:
-            return None
-        file, segment = opened
-        position = phy_offset - segment.base
-        data = file.pread(min(_FIRST_READ, segment.size - position), position)
-        found = judge(data, segment.end)
-        if isinstance(found, NotYetWritten) and len(data) < found.needed <= size_max:
-            found = judge(file.pread(found.needed, position), segment.end)
-        return found
-
-    def written_end(self, phy_offset: int) -> int:
-        """The physical offset behind the last byte of its segment that is not zero; itself if none is from there on."""
-        opened = self._file_at(phy_offset)
-        return phy_offset if opened is None else self._written_end.of(*opened, phy_offset)
-
-    def open_files(self) -> Iterator[tuple[int, int]]:
-        """(first physical offset, descriptor) of each file that is open now."""
-        for base in sorted(self._files):
-            yield base, self._files[base].fileno()

@@ -25,7 +25,6 @@ dataclasses and sequences of their hits, and say which part of the log they cove
 b'five'
 
 ``questions``  the questions that every surface asks, as models, and ``ask``; open_data and Data: the same as methods
-``log``       LogView: the broker's log, listed again when it has grown
 ``source``    QueryIndex: the index files and the frontier as they stand at one moment
 ``coverage``  which part of the log an answer speaks for, and why it is empty
 ``broker_message``  whole frames, as a broker sends them

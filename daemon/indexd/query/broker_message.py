@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import NotYetWritten
+from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.query.by_key import KeyQuery, LastUpdate, query_exact, query_offsets
 from indexd.query.by_queue import FOUND, OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.coverage import ABSENT, Coverage, expired_in_words, gaps_in_words
-from indexd.query.log import LogView
 from indexd.query.message import NotFound, not_found
 from indexd.query.source import QueryIndex, with_queue
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import FLAG_TRANSACTION_MASK
+from indexd.commitlog.lookup import LogView, TimeUpError
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.format import (
     ENTRY_SIZE,
@@ -29,7 +30,6 @@ from indexd.index.format import (
 from indexd.index.reader import IndexFileReader
 from indexd.query.by_time import time_bound
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, Coverage, why_empty
-from indexd.query.log import LogView, TimeUpError
 from indexd.query.message import TIME_MAX, HasHits, Hit
 from indexd.query.source import Look, OpenIndexFile, QueryIndex
 

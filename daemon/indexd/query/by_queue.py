@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexd.commitlog.decoder import Message
+from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.query.coverage import ABSENT, BEHIND_LAST, EXPIRED, Coverage, gaps_in_words
-from indexd.query.log import LogView
 from indexd.query.message import HasHits, Hit
 from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
 

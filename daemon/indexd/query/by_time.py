@@ -27,19 +27,20 @@ What does not hold, is missing or cannot be read gives no bound: the segment is 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from struct import Struct
 from typing import Any, Literal
 
-from indexd.commitlog.decoder import Message
+from indexd.commitlog.decoder import FrameHead, Message
+from indexd.commitlog.lookup import LogView
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import CorruptDataError, DiskError, UsageError
+from indexd.flush.frontier import Uncovered
 from indexd.query.by_queue import QueueHit, queue_hit
 from indexd.query.coverage import BEHIND_LAST, EXPIRED, Coverage, gaps_in_words, why_empty
-from indexd.query.log import Frame, FrameScan
 from indexd.query.message import HasHits, Hit
 from indexd.query.source import Look, QueryIndex, why_no_queue, with_queue
 from indexd.sparse.format import (
@@ -213,6 +214,34 @@ def _outermost(time: Callable[[int], int], hit: int, timestamp: int, floor: int,
     return hit
 
 
+class FrameScan:
+    """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out.
+
+    A segment that is missing behind the log's begin is such a place too, and zeros before the end that was asked for.
+    """
+
+    def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
+        self._log, self._gaps = log, gaps
+        self.unreadable = 0
+
+    def frames(self, begin: int, end: int) -> Iterator[FrameHead]:
+        """The frames that start in ``[begin, end)``, without those in the gaps; ``begin`` must be a frame's start."""
+        position = begin
+        while position < end:
+            found = self._log.frame_head(position)
+            if isinstance(found, FrameHead):
+                yield found
+                position += found.size
+                continue
+            gap = next((gap for gap in self._gaps if gap.begin <= position < gap.end), None)
+            if gap is not None:
+                position = gap.end
+                continue
+            is_known = found > 0 or (found == 0 and self._log.has_expired(position))
+            self.unreadable += not is_known
+            position += self._log.segment_size - position % self._log.segment_size
+
+
 # No time entry tells of earlier messages.
 _TIME_MIN = 0
 # Of a segment whose largest time is in doubt: as late as can be, so that it is looked into.
@@ -341,7 +370,7 @@ class _Pair:
             raise self._doubt()
         return ordinal, position
 
-    def _frames(self, begin: int, end: int) -> Iterator[Frame]:
+    def _frames(self, begin: int, end: int) -> Iterator[FrameHead]:
         base = self._mark.base
         return FrameScan(self._index.log, self._look.coverage.passed_over).frames(base + begin, base + end)
 
@@ -417,7 +446,7 @@ def query_log_time(index: QueryIndex, timestamp: int) -> LogTimeAnswer:
     return LogTimeAnswer(timestamp, *place, scanned, scan.unreadable, coverage, hits=(hit,))
 
 
-def _first_of_time(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[Frame | None, int]:
+def _first_of_time(index: QueryIndex, look: Look, scan: FrameScan, timestamp: int) -> tuple[FrameHead | None, int]:
     coverage, size = look.queue_coverage, index.log.segment_size
     begin, scanned = max(coverage.begin, coverage.log_begin or 0), 0
     while begin < coverage.end:

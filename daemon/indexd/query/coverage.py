@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Decoded, Message
 from indexd.commitlog.format import BLANK_SIZE, Corrupt, EndOfFile, NotYetWritten, Reason
+from indexd.commitlog.lookup import LogView
 from indexd.errors import DiskError
 from indexd.flush.frontier import Frontier, Uncovered
-from indexd.query.log import LogView
 from indexd.storage.disk import Disk
 
 ABSENT = "absent"
@@ -129,10 +129,8 @@ def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behi
 
     It does where ``stale_head`` still stands there: nothing was written since the broker named that end.
     """
-    if stale_head:
-        with log.frame_reader() as frames:
-            if frames.read(end, end + len(stale_head)) == stale_head:
-                return None
+    if stale_head and log.read(end, end + len(stale_head)) == stale_head:
+        return None
     zeros = blank = None
     for segment in log.segments:
         if segment.end <= end:
@@ -156,7 +154,7 @@ def find_behind(log: LogView, end: int, stale_head: bytes | None = None) -> Behi
 
 def _why_no_message(log: LogView, phy_offset: int, found: Decoded) -> str | None:
     if isinstance(found, Message):  # by its lengths alone so far
-        framed = log.frame(phy_offset, log.frame_size_max)
+        framed = log.frame(phy_offset, log.options.frame_size_max)
         return framed.reason if isinstance(framed, Corrupt) else None
     return found.reason if isinstance(found, Corrupt) else Reason.CUT_OFF.text
 

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import Corrupt, EndOfFile, NotYetWritten
+from indexd.commitlog.lookup import LogView
 from indexd.errors import UsageError
-from indexd.query.log import LogView
 
 H = TypeVar("H")
 TIME_MIN = -(1 << 63)
@@ -133,7 +133,7 @@ class Body:
 
 def find_by_offset(log: LogView, phy_offset: int) -> Message | NotFound:
     """The message at ``phy_offset``, checked by its CRCs."""
-    framed = log.frame(phy_offset, log.frame_size_max)
+    framed = log.frame(phy_offset, log.options.frame_size_max)
     found = log.at(phy_offset) if isinstance(framed, bytes) else framed
     return found if isinstance(found, Message) else not_found(log, phy_offset, found)
 

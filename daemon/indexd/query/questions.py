@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from indexd.commitlog.decoder import Message
+from indexd.commitlog.lookup import LogView
 from indexd.config import load
 from indexd.config.units import printable
 from indexd.errors import UsageError
@@ -24,7 +25,6 @@ from indexd.query.by_key import Answer, KeyQuery, query_exact, query_rocketmq
 from indexd.query.by_queue import OffsetAnswer, OffsetQuery, query_offset
 from indexd.query.by_time import Boundary, LogTimeAnswer, QueueTimeAnswer, query_log_time, query_time
 from indexd.query.coverage import Coverage
-from indexd.query.log import LogView
 from indexd.query.message import TIME_MAX, TIME_MIN, NotFound, find_by_id, find_by_offset, parse_message_id
 from indexd.query.source import QueryIndex, open_index
 from indexd.storage.disk import Disk

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from indexd.commitlog.decoder import DecoderOptions
+from indexd.commitlog.lookup import Cached, LogView
 from indexd.config import Config, flag_name
-from indexd.consumequeue.format import QueueMark, is_topic_name
+from indexd.consumequeue.format import QueueMark, is_topic_name, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import CorruptDataError, DiskError, UnsafeStoreError, UsageError
+from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
@@ -33,8 +34,7 @@ from indexd.query.coverage import (
     make_coverage,
     read_state,
 )
-from indexd.query.log import Kept, LogView
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -82,16 +82,16 @@ class OpenIndexFile(NamedTuple):
 class QueryIndex:
     """One data directory and the log it belongs to; ``close`` it after use. Raises IndexdError of every kind."""
 
-    def __init__(self, disk: Disk, config: Config, log: LogView, frontier: Kept[Frontier]) -> None:
+    def __init__(self, disk: Disk, config: Config, log: LogView, frontier: Cached[Frontier]) -> None:
         self.config = config
         self.log = log
         self.disk = disk
         self.files = DataFiles(config.store.data)
         self._frontier = frontier
-        self._state = Kept(disk, self.files.state, lambda: read_state(disk, self.files.state))
-        self._names = Kept(disk, self.files.index, self._list)
+        self._state = Cached(disk, self.files.state, lambda: read_state(disk, self.files.state))
+        self._names = Cached(disk, self.files.index, self._list)
         #: By base, the largest store time of a sealed segment; sealed files change when files come or go.
-        self.largest_times: Kept[dict[int, int]] = Kept(disk, self.files.sparse, dict)
+        self.largest_times: Cached[dict[int, int]] = Cached(disk, self.files.sparse, dict)
         self._open: OrderedDict[str, OpenIndexFile] = OrderedDict()
         #: Grows whenever index files are opened or closed.
         self.files_opened = 0
@@ -147,14 +147,10 @@ class QueryIndex:
             return coverage
         begin, reason = segments[-1].end, LOG_ENDS
         if begin >= coverage.end and coverage.behind is None:
-            try:
-                stamps = [self.disk.stamp(path).mtime_ns for path in (segments[-1].path, known_since)]
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-                return coverage
-            if stamps[0] > stamps[1]:
-                begin, reason = max(segments[-1].base, coverage.begin), REWRITTEN
+            with ignore_missing():
+                written, known = (self.disk.stamp(path).mtime_ns for path in (segments[-1].path, known_since))
+                if written > known:
+                    begin, reason = max(segments[-1].base, coverage.begin), REWRITTEN
         if begin >= coverage.end:
             return coverage
         return replace(coverage, uncovered=(*coverage.uncovered, Uncovered(begin, coverage.end, reason)))
@@ -172,14 +168,13 @@ class QueryIndex:
             if found is not None:
                 self.files_opened += 1
                 self._open.pop(name).reader.file.close()
-            try:
+            file = None
+            with ignore_missing():
                 file = self.disk.open_read(self.files.index / name)
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
+            if file is None:
                 self._check_expired(name, mark)
-                continue
-            yield self._keep(name, mark, file, look.layout)
+            else:
+                yield self._keep(name, mark, file, look.layout)
 
     def queue_mark(self, look: Look, topic: str, queue_id: int) -> QueueMark | None:
         """What the frontier says of a queue."""
@@ -223,13 +218,9 @@ class QueryIndex:
         self._open.clear()
 
     def _list(self) -> list[tuple[str, int]]:
-        try:
-            rows = self.disk.list_dir(self.files.index)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return []
-        return [(name, size) for name, size in rows if is_index_name(name)]
+        with ignore_missing():
+            return [(name, size) for name, size in self.disk.list_dir(self.files.index) if is_index_name(name)]
+        return []
 
     def _check_expired(self, name: str, mark: FileMark | None) -> None:
         # The daemon removes a file once the log begins behind its last entry; any other loss is damage.
@@ -244,7 +235,7 @@ def open_index(disk: Disk, config: Config) -> QueryIndex:
     UnsafeStoreError if the log is another one.
     """
     files = DataFiles(config.store.data)
-    frontier = Kept(disk, files.frontier, lambda: known_frontier(disk, files))
+    frontier = Cached(disk, files.frontier, lambda: known_frontier(disk, files))
     check_as_built(config, frontier.get())
     log = open_log(disk, config, frontier.get())
     try:
@@ -272,10 +263,9 @@ def check_as_built(config: Config, frontier: Frontier) -> None:
 
 def _check_same_store(config: Config, frontier: Frontier, log: LogView) -> None:
     # One frame that stands where it was noted is enough: the rest may have been rewritten since.
-    with log.frame_reader() as frames:
-        points = [point for point in frontier.evidence if log.is_inside(point.phy_offset)]
-        if not points or any(frames.holds(point) for point in reversed(points)):
-            return
+    points = [point for point in frontier.evidence if log.is_inside(point.phy_offset)]
+    if not points or any(log.holds(point) for point in reversed(points)):
+        return
     store = config.store.store or config.store.commit_log_paths or frontier.store
     raise UnsafeStoreError(
         f"{store} is not the store that {config.store.data} was built from: "
@@ -358,17 +348,11 @@ def with_queue(
     The queue's oldest file may be removed between two calls, which a second look knows. CorruptDataError where a file
     is still missing then.
     """
-    missing: DiskError | None = None
     for _ in range(2):
         look = index.look()
-        try:
-            with open_queue(index, look, topic, queue_id) or nullcontext() as queue:
-                return answer(look, queue)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            missing = error
-    raise CorruptDataError(f"queue file {missing and missing.path} is missing") from missing
+        with ignore_missing(), open_queue(index, look, topic, queue_id) or nullcontext() as queue:
+            return answer(look, queue)
+    raise CorruptDataError(f"a file of {queue_directory(index.files.consumequeue, topic, queue_id)} is missing")
 
 
 def topics_of(index: QueryIndex) -> list[str] | None:
@@ -376,12 +360,9 @@ def topics_of(index: QueryIndex) -> list[str] | None:
     marks = index.look().frontier.queues
     if marks is None:
         return None
-    try:
+    folders: Sequence[str] = ()
+    with ignore_missing():
         folders = index.disk.list_dirs(index.files.consumequeue)
-    except DiskError as error:
-        if not error.is_missing:
-            raise
-        folders = []
     return sorted({mark.topic for mark in marks} | {name for name in folders if is_topic_name(name)})
 
 

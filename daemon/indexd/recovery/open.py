@@ -16,9 +16,9 @@ from indexd import __version__
 from indexd.commitlog import batcher
 from indexd.commitlog.batcher import DispatchBatch, before, make_rules
 from indexd.commitlog.decoder import DecoderOptions
-from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.format import Corrupt, NotYetWritten, Reason
 from indexd.commitlog.kernel import Rules
+from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
@@ -230,7 +230,7 @@ class _Opening:
     def recover(self, plan: RecoveryPlan, on_progress: OnProgress) -> Recovered:
         """Make the files of all outputs what holds of them."""
         options, store = DecoderOptions(check_crc=False), self._config.store
-        with MessageLookup(self._disk, store.commit_log_directories, store.segment_size, options) as lookup:
+        with LogView(self._disk, store.commit_log_directories, store.segment_size, options) as lookup:
             index = self.index.directory
             recovery = IndexRecovery(self._disk, index, self.known, plan, lookup, self._begin, on_progress)
             recovered = recovery.carry_out(self._comparison, self._commit)

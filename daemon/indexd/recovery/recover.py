@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.decoder import Message
-from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, MessageLookup, newest
+from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, newest
+from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
 from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
 from indexd.compare.queues import QueueComparison
@@ -175,7 +176,7 @@ class IndexRecovery:
         directory: Path,
         known: Frontier,
         plan: RecoveryPlan,
-        lookup: MessageLookup,
+        lookup: LogView,
         log_begin: int,
         on_progress: OnProgress,
     ) -> None:

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from indexd.commitlog.lookup import TimeUpError
 from indexd.config import Config
 from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
-from indexd.query.log import TimeUpError
 from indexd.query.source import NO_FOLDER
 from indexd.serve.board import Board
 from indexd.storage.disk import Disk, WouldWaitError

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.decoder import DecoderOptions, Message
-from indexd.commitlog.evidence import MessageLookup
 from indexd.commitlog.format import EndOfFile
+from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import log_end
 from indexd.commitlog.tail import LogLimit
@@ -186,7 +186,7 @@ class Around:
         store = self._instance.config.store
         options = DecoderOptions(check_crc=True)
         directories = store.commit_log_directories
-        with closing(MessageLookup(self._instance.disk, directories, store.segment_size, options)) as lookup:
+        with closing(LogView(self._instance.disk, directories, store.segment_size, options)) as lookup:
             found, segment = lookup.at(position), lookup.log.at(position)
         if isinstance(found, EndOfFile):
             return segment is not None and seen > segment.end

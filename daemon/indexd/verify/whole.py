@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from indexd.commitlog.decoder import DecoderOptions
+from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
 from indexd.compare.deep import Compared, DeepComparison
@@ -27,7 +28,6 @@ from indexd.flush.frontier import CHECKPOINT_SIZE, Frontier, StoreCheckpoint
 from indexd.flush.registry import all_outputs
 from indexd.output import CheckScope, Condition, LogBounds, Output, Progress
 from indexd.query.coverage import find_behind, read_state
-from indexd.query.log import LogView
 from indexd.query.source import check_as_built, known_frontier
 from indexd.recovery.open import decode_rules, frame_size_max, reader_options
 from indexd.recovery.whole_log import once

@@ -129,7 +129,11 @@ class IndexTables:
             number = (base - first) // size
             if 0 <= number < len(descriptors):
                 descriptors[number] = descriptor
-        sizes[kernel.FIRST_BASE], sizes[kernel.SEGMENT], sizes[kernel.FRAME_MAX] = first, size, log.frame_size_max
+        sizes[kernel.FIRST_BASE], sizes[kernel.SEGMENT], sizes[kernel.FRAME_MAX] = (
+            first,
+            size,
+            log.options.frame_size_max,
+        )
         self._tables = self._tables._replace(segments=descriptors)
         self._segments_opened = log.files_opened
 

@@ -1,32 +1,42 @@
-"""The broker's log as queries see it: single messages (LogView), and frames in log order by their heads (FrameScan).
+"""LogView: the broker's log as queries and recovery see it, message by message, listed again when it has grown.
 
-LogView lists the log again when the broker has added or removed segments. Kept caches what was made of a file or
-directory until that changes.
+Cached keeps what was made of a file or directory until that changes. Neither needs the compiler or numpy; few files are
+open at a time.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from indexd.commitlog.decoder import DecoderOptions, Message, read_head
-from indexd.commitlog.evidence import FrameReader, MessageLookup
-from indexd.commitlog.format import BLANK_SIZE, MAGIC_BLANK, STAMPED_SIZE
-from indexd.commitlog.segments import Segment
+from indexd.commitlog.decoder import (
+    Decoded,
+    DecoderOptions,
+    Framed,
+    FrameHead,
+    Message,
+    check_frame,
+    decode_frame,
+    read_head,
+)
+from indexd.commitlog.evidence import FIRST_READ, FrameReader
+from indexd.commitlog.format import BLANK_SIZE, MAGIC_BLANK, STAMPED_SIZE, NotYetWritten
+from indexd.commitlog.segments import Segment, WrittenEnd, list_segments
 from indexd.errors import DiskError
-from indexd.flush.frontier import Uncovered
 from indexd.storage.disk import Disk, DiskFile, Stamp
 
 T = TypeVar("T")
+Found = TypeVar("Found")
 # A change so soon after another may leave the same time of the last write: the kernel's clock for that goes in steps of
 # up to 10 ms. What is younger is not kept.
 _SETTLED_NS = 50_000_000
 
 
-class Kept(Generic[T]):
+class Cached(Generic[T]):
     """The value that ``make`` gives for ``path``; ``times_made`` tells whether it is still the one seen before."""
 
     def __init__(self, disk: Disk, path: Path, make: Callable[[], T]) -> None:
@@ -39,25 +49,19 @@ class Kept(Generic[T]):
 
     def get(self) -> T:
         """The value as it is now; raises what ``make`` raises."""
-        now = time.time_ns()
-        try:
+        now, stamp = time.time_ns(), None
+        with suppress(DiskError):  # whatever is wrong with it, ``make`` says it better
             stamp = self._disk.stamp(self._path)
-        except DiskError:
-            return self._make_again(None)  # whatever is wrong with it, ``make`` says it better
-        if self._stamp is not None and stamp == self._stamp:
-            return self._value
-        return self._make_again(stamp if now - stamp.mtime_ns > _SETTLED_NS else None)
+        if stamp is None or stamp != self._stamp:
+            self._stamp = None
+            self._value = self._make()
+            self._stamp = stamp if stamp is not None and now - stamp.mtime_ns > _SETTLED_NS else None
+            self.times_made += 1
+        return self._value
 
     def forget(self) -> None:
         """Make it again next time."""
         self._stamp = None
-
-    def _make_again(self, stamp: Stamp | None) -> T:
-        self._stamp = None
-        self._value = self._make()
-        self._stamp = stamp
-        self.times_made += 1
-        return self._value
 
 
 # Times that one query may list the log anew: entries that point nowhere must not cost a listing each.
@@ -71,28 +75,27 @@ class TimeUpError(Exception):
 _BLANK = struct.Struct(">II")
 
 
-class Frame(NamedTuple):
-    """One frame; offset and size in bytes, time in ms."""
-
-    phy_offset: int
-    size: int
-    store_timestamp: int
-
-
-class LogView(MessageLookup):
+class LogView(FrameReader):
     """The log's messages by physical offset, listed again when it has grown; close it after use.
 
     Raises DiskError, UnsafeStoreError.
     """
 
+    open_max = 16
+
     def __init__(self, disk: Disk, directories: tuple[Path, ...], segment_size: int, options: DecoderOptions) -> None:
-        self._watched = [Kept(disk, directory, lambda: None) for directory in directories]
+        self._directories = directories
+        self.options = options
+        #: Bytes of each segment.
+        self.segment_size = segment_size
+        self._watched = [Cached(disk, directory, lambda: None) for directory in directories]
         self._changes_listed = self._changes()
-        super().__init__(disk, directories, segment_size, options)
+        super().__init__(disk, list_segments(disk, directories, segment_size))
+        self._written_end = WrittenEnd()
         self._listings_left = _LISTINGS_PER_QUERY
         self._is_stale = False
         #: Called for each message, entry and piece of log that a query looks at; what it raises ends the query.
-        self.check: Callable[[], None] = _go_on
+        self.check: Callable[[], None] = lambda: None
 
     @property
     def begin(self) -> int | None:
@@ -104,14 +107,43 @@ class LogView(MessageLookup):
         """The segments as they were listed last, the oldest first."""
         return self.log.segments
 
-    @property
-    def frame_size_max(self) -> int:
-        """Bytes of the largest frame that is believed."""
-        return self._options.frame_size_max
+    def at(self, phy_offset: int) -> Decoded | None:
+        """What stands at ``phy_offset``; None when its segment has expired or is not there yet."""
+        return self._found(
+            phy_offset, self.segment_size, lambda data, end: decode_frame(data, 0, phy_offset, end, self.options)
+        )
 
-    def frame_reader(self) -> FrameReader:
-        """Single frames of the segments as they were listed last, to be held against evidence; close it after use."""
-        return FrameReader(self._disk, self.log)
+    def frame(self, phy_offset: int, size_max: int) -> Framed | None:
+        """The same as bytes, its CRCs checked; NotYetWritten, ``needed`` set, for one of more than ``size_max`` bytes.
+
+        Such a frame is not read.
+        """
+        found = self._found(phy_offset, size_max, lambda data, end: check_frame(data, phy_offset, end, self.options))
+        if isinstance(found, bytes) and len(found) > size_max:
+            return NotYetWritten(phy_offset, len(found))
+        return found
+
+    def _found(self, phy_offset: int, size_max: int, judge: Callable[[bytes, int], Found]) -> Found | None:
+        opened = self._file_at(phy_offset)
+        if opened is None:
+            return None
+        file, segment = opened
+        position = phy_offset - segment.base
+        data = file.pread(min(FIRST_READ, segment.size - position), position)
+        found = judge(data, segment.end)
+        if isinstance(found, NotYetWritten) and len(data) < found.needed <= size_max:
+            found = judge(file.pread(found.needed, position), segment.end)
+        return found
+
+    def written_end(self, phy_offset: int) -> int:
+        """The physical offset behind the last byte of its segment that is not zero; itself if none is from there on."""
+        opened = self._file_at(phy_offset)
+        return phy_offset if opened is None else self._written_end.of(*opened, phy_offset)
+
+    def open_files(self) -> Iterator[tuple[int, int]]:
+        """(first physical offset, descriptor) of each file that is open now."""
+        for base in sorted(self._files):
+            yield base, self._files[base].fileno()
 
     def store_timestamp(self, phy_offset: int, size: int) -> int:
         """The store time of the message of ``size`` bytes there, -1 where the log has none (pickupStoreTimestamp)."""
@@ -130,11 +162,12 @@ class LogView(MessageLookup):
             self._changes_listed = changes
 
     def refresh(self) -> None:
-        """List the segments anew."""
-        super().refresh()
+        """List the segments anew; files that were open are closed."""
+        self.close()
+        self.log = list_segments(self._disk, self._directories, self.segment_size)
         self._is_stale = False
 
-    def frame_head(self, phy_offset: int) -> Frame | int:
+    def frame_head(self, phy_offset: int) -> FrameHead | int:
         """The frame that begins there, by its head alone; where there is none, bytes to the end of the segment.
 
         Negative: they are no end of a log either, but bytes that nobody wrote so. 0: the segment is not there.
@@ -146,7 +179,7 @@ class LogView(MessageLookup):
         data, left = file.pread(STAMPED_SIZE, phy_offset - segment.base), segment.end - phy_offset
         head = read_head(data)
         if head is not None and head.is_of_message(phy_offset) and head.size <= left:
-            return Frame(phy_offset, head.size, head.store_timestamp)
+            return head
         # A blank record over all that is left of the segment, or less than takes one. Zeros are where messages were.
         is_end = left < BLANK_SIZE or data[:BLANK_SIZE] == _BLANK.pack(left, MAGIC_BLANK)
         return left if is_end else -left
@@ -188,35 +221,3 @@ class LogView(MessageLookup):
         for directory in self._watched:
             directory.get()
         return sum(directory.times_made for directory in self._watched)
-
-
-def _go_on() -> None:
-    return
-
-
-class FrameScan:
-    """Walks the log; ``unreadable`` counts places where no frame stood, so that the rest of a segment was left out.
-
-    A segment that is missing behind the log's begin is such a place too, and zeros before the end that was asked for.
-    """
-
-    def __init__(self, log: LogView, gaps: Sequence[Uncovered] = ()) -> None:
-        self._log, self._gaps = log, gaps
-        self.unreadable = 0
-
-    def frames(self, begin: int, end: int) -> Iterator[Frame]:
-        """The frames that start in ``[begin, end)``, without those in the gaps; ``begin`` must be a frame's start."""
-        position = begin
-        while position < end:
-            found = self._log.frame_head(position)
-            if isinstance(found, Frame):
-                yield found
-                position += found.size
-                continue
-            gap = next((gap for gap in self._gaps if gap.begin <= position < gap.end), None)
-            if gap is not None:
-                position = gap.end
-                continue
-            is_known = found > 0 or (found == 0 and self._log.has_expired(position))
-            self.unreadable += not is_known
-            position += self._log.segment_size - position % self._log.segment_size
