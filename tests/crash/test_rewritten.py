@@ -1,11 +1,13 @@
-"""A log that was cut and written on from there: the index is rolled back to where the two agree, entry by entry."""
+"""A log that was cut and written on from there: all outputs are rolled back to where they agree with it."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from contextlib import closing
-from itertools import islice, pairwise
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +18,9 @@ from indexd.query import open_data as open_query
 from indexd.recovery import recover as recover_module
 from indexd.recovery.open import open_data
 from indexd.storage.disk import Disk
-from support.commitlog_writer import CommitLogWriter
-from support.daemon import assert_same_index, index_files
+from support.beside_log import assert_beside, flags, frames, over_queues, prepared, segments_of, spec, write
+from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.daemon import Daemon, assert_same_index, index_files, indexd_here
 from support.naive import naive_frames
 from support.reading import patch
 from support.reopened import Reopened, config_for, cut_at, reopen, undisturbed, write_on
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from indexd.compare.log import Agreed
     from indexd.config import Config
+    from support.naive import NaiveMessage
 
 SEED = 5
 
@@ -46,11 +50,9 @@ def offsets(config: Config) -> list[int]:
     return [message.phy_offset for message in naive_frames(config.store.store / "commitlog", SEGMENT_SIZE)]
 
 
-def check(config: Config, tmp_path: Path, *, unclean: bool = False) -> Reopened:
-    """A start finds the difference, and what it makes is what an undisturbed build makes; the next finds nothing."""
-    came_to = reopen(config, unclean=unclean)
-    number = len(list(tmp_path.glob("whole*")))
-    whole = undisturbed(config, tmp_path / f"whole{number}")
+def assert_as_built(config: Config, tmp_path: Path) -> Path:
+    """A data directory holds what an undisturbed build makes of its log, which is returned."""
+    whole = undisturbed(config, tmp_path / f"whole{len(list(tmp_path.glob('whole*')))}")
     assert_same_index(config.store.data, whole)
     ours, theirs = (read_frontier(Disk(), root / "frontier") for root in (config.store.data, whole))
     assert ours is not None
@@ -61,34 +63,18 @@ def check(config: Config, tmp_path: Path, *, unclean: bool = False) -> Reopened:
         theirs.messages,
         theirs.store_timestamp,
     )
+    return whole
+
+
+def check(config: Config, tmp_path: Path, *, unclean: bool = False) -> Reopened:
+    """A start finds the difference, and what it makes is what an undisturbed build makes; the next finds nothing."""
+    came_to = reopen(config, unclean=unclean)
+    whole = assert_as_built(config, tmp_path)
     again = reopen(config, unclean=unclean)
     assert again.recovered.dropped_entries == 0
     assert again.resumed_at == came_to.phy_offset
     assert_same_index(config.store.data, whole)
     return came_to
-
-
-@pytest.mark.parametrize(
-    ("where", "written", "unclean"),
-    [
-        (where, written, (row + column) % 2 == 0)  # stopped or killed before, in turn
-        for row, where in enumerate(("second frame", "middle", "segment", "last"))
-        for column, written in enumerate((1, 40, 3000))
-    ],
-)
-def test_cut_and_continued(config: Config, tmp_path: Path, where: str, written: int, unclean: bool) -> None:
-    known = offsets(config)
-    cut = {
-        "second frame": known[1],
-        "middle": known[len(known) // 2],
-        "segment": next(b for a, b in pairwise(known) if a // SEGMENT_SIZE != b // SEGMENT_SIZE),
-        "last": known[-1],
-    }[where]
-    with cut_at(tmp_path / "store", cut) as writer:
-        write_on(writer, written, seed=99)
-    came_to = check(config, tmp_path, unclean=unclean)
-    assert came_to.resumed_at == cut
-    assert came_to.resumed_messages == known.index(cut)
 
 
 @pytest.mark.parametrize("seed", [20260716, 4284601641])
@@ -133,7 +119,6 @@ def test_cut_in_the_middle_of_a_frame_and_not_continued(config: Config, tmp_path
 
 def test_frames_of_equal_size_so_that_stale_ones_go_on_where_new_ones_end(tmp_path: Path) -> None:
     config = config_for(tmp_path / "store", tmp_path / "data")
-    from support.commitlog_writer import FrameSpec
 
     def same_size(number: int, time: int) -> FrameSpec:
         return FrameSpec("T", b"x" * 50, {"KEYS": f"k{number:05d}"}, store_timestamp=time + number)
@@ -191,8 +176,8 @@ def test_a_log_that_is_shorter_is_followed(config: Config, tmp_path: Path) -> No
     """A backup of the same store, from before: its messages are the same, but not all are there."""
     shutil.rmtree(tmp_path / "store" / "commitlog")
     with CommitLogWriter(tmp_path / "store" / "commitlog", SEGMENT_SIZE) as writer:
-        for spec in islice(messages(SEED), 700):
-            writer.append(spec)
+        for one in islice(messages(SEED), 700):
+            writer.append(one)
     came_to = check(config, tmp_path)
     assert came_to.resumed_messages == 700
 
@@ -254,3 +239,182 @@ def test_queues_are_filled_again_over_what_cannot_be_read(config: Config, tmp_pa
         last = [frame for frame in frames if frame.sys_flag & 0xC in (0x0, 0x8)][-1]
         hits = data.by_queue(last.topic, last.queue_id, last.cq_offset).hits
         assert [hit.unit.phy_offset for hit in hits][:1] == [last.phy_offset]
+
+
+# --- all outputs: cut in the middle of a queue file, a pair or an index file, queue offsets as a broker counts them ---
+
+_SEGMENT = 64 << 10
+_QUEUE_FILE = 400
+_UNITS = _QUEUE_FILE // 20
+_INDEX_NUM = 701
+_WORDS = flags(_SEGMENT, _QUEUE_FILE, "--index-num", _INDEX_NUM)
+_SOON = {"INDEXD_CORRUPT_AFTER_MS": "200"}
+_SEED = 20260716
+
+
+def later(specs: list[FrameSpec]) -> list[FrameSpec]:
+    """Of another time, so that none of them is one that was there before."""
+    return [replace(one, store_timestamp=one.store_timestamp + 3_600_000) for one in specs]
+
+
+def small_config(tmp_path: Path) -> Config:
+    return config_for(
+        tmp_path / "store",
+        tmp_path / "data",
+        segment_size=_SEGMENT,
+        consume_queue_file_size=_QUEUE_FILE,
+        index_num=_INDEX_NUM,
+    )
+
+
+def check_all(tmp_path: Path) -> None:
+    """What a stopped daemon left is the log's, by the slow truth and by a build."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    assert_beside(data, store, _SEGMENT, _QUEUE_FILE)
+    assert_as_built(small_config(tmp_path), tmp_path)
+    done = indexd_here("verify", "--deep", "--store", store, "--data", data, *_WORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def cuts(known: list[NaiveMessage]) -> dict[str, int]:
+    """Where it may be cut: the physical offset of the first message that goes."""
+    segments = segments_of(known, _SEGMENT)
+    of_one = [one for one in known if (one.topic, one.queue_id, one.sys_flag) == ("Topic0", 0, 0)]
+    in_last_file = of_one[len(of_one) // _UNITS * _UNITS :]
+    return {
+        "in a queue file": in_last_file[len(in_last_file) // 2].phy_offset,
+        "where a queue file begins": of_one[len(of_one) // _UNITS * _UNITS].phy_offset,
+        "where the file before begins": of_one[(len(of_one) // _UNITS - 1) * _UNITS].phy_offset,
+        "in a segment": segments[-2][len(segments[-2]) // 2].phy_offset,
+        "where a segment begins": segments[-2][0].phy_offset,
+        "the second message of a segment": segments[-1][1].phy_offset,
+        "the last message": known[-1].phy_offset,
+        "almost all": known[1].phy_offset,
+    }
+
+
+CUTS = (
+    *("in a queue file", "where a queue file begins", "where the file before begins", "in a segment"),
+    *("where a segment begins", "the second message of a segment", "the last message", "almost all"),
+)
+
+
+@pytest.mark.parametrize("written", [1, 2000])
+@pytest.mark.parametrize("where", CUTS)
+def test_cut_while_nobody_looks(tmp_path: Path, where: str, written: int) -> None:
+    """Stopped or killed before, in turn."""
+    store, unclean = tmp_path / "store", (CUTS.index(where) % 2 == 0) == (written == 1)
+    write(store, over_queues(2000, 6), _SEGMENT)
+    reopen(small_config(tmp_path))
+    known = frames(store, _SEGMENT)
+    cut = cuts(known)[where]
+    end = write(store, later(over_queues(written, 7, seed=2, first=5000)), _SEGMENT, at=cut)
+    came_to = reopen(small_config(tmp_path), unclean=unclean)
+    assert (came_to.resumed_at, came_to.phy_offset) == (cut, end)
+    assert came_to.resumed_messages == sum(message.phy_offset < cut for message in known)
+    check_all(tmp_path)
+    again = reopen(small_config(tmp_path), unclean=unclean)
+    assert (again.resumed_at, again.recovered.dropped_entries) == (end, 0)
+    check_all(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["in a queue file", "in a segment", "where a segment begins", "almost all"])
+def test_cut_beside_the_running_daemon(tmp_path: Path, where: str) -> None:
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, over_queues(2000, 6), _SEGMENT)
+    with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
+        daemon.wait_durable(end)
+        cut = cuts(frames(store, _SEGMENT))[where]
+        end = write(store, later(over_queues(3000, 7, seed=2, first=5000)), _SEGMENT, at=cut)
+        assert "the log was cut" in daemon.wait_event("disturbed")["problem"]
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0
+    check_all(tmp_path)
+
+
+def wait_at(daemon: Daemon, end: int) -> None:
+    """The log may have been longer before: right there, not behind it."""
+    daemon.wait_state(lambda row: bool(row["phyOffset"] == end))
+
+
+def test_cut_again_and_again_beside_the_running_daemon(tmp_path: Path) -> None:
+    """By a little and by much, now and then with a kill; queues are gone for good and come back."""
+    rand = random.Random(_SEED)
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, over_queues(1500, 6, seed=_SEED), _SEGMENT)
+    turn = 0
+    while turn < 6:
+        with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
+            wait_at(daemon, end)
+            while turn < 6:
+                turn += 1
+                cut = rand.choice(frames(store, _SEGMENT)[1:]).phy_offset
+                count = rand.choice([1, 100, 1500])
+                fresh = over_queues(count, rand.choice([2, 40]), seed=turn, first=10_000 * turn)
+                fresh = [replace(one, store_timestamp=one.store_timestamp + 3_600_000 * turn) for one in fresh]
+                end = write(store, fresh, _SEGMENT, at=cut)
+                if rand.random() < 0.4:
+                    break
+                wait_at(daemon, end)
+    with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
+        wait_at(daemon, end)
+        assert daemon.terminate() == 0
+    check_all(tmp_path)
+
+
+def test_stale_frames_reach_to_the_end_of_a_segment_behind_which_the_log_is_gone(tmp_path: Path) -> None:
+    """A cut at a message without a word behind it: the rest of its segment stands as before, and then nothing comes.
+
+    What is built ends with its last message: its blank record counts when a next segment is in use, and there is none.
+    """
+    store, data = tmp_path / "store", tmp_path / "data"
+    end = write(store, over_queues(2000, 6), _SEGMENT)
+    with Daemon(store, data, *_WORDS, env=_SOON) as daemon:
+        daemon.wait_durable(end)
+        known = frames(store, _SEGMENT)
+        cut = segments_of(known, _SEGMENT)[-3][5].phy_offset
+        for path in (store / "commitlog").iterdir():
+            if int(path.name) > cut:
+                path.unlink()
+        daemon.wait_event("disturbed")
+        last = segments_of(known, _SEGMENT)[-3][-1]
+        daemon.wait_state(lambda row: bool(row["phyOffset"] == last.phy_offset + last.size))
+        end = write(store, later(over_queues(900, 7, seed=2, first=5000)), _SEGMENT, at=cut)
+        daemon.wait_caught_up(end)
+        assert daemon.terminate() == 0
+        assert len(daemon.events("disturbed")) <= 3
+    check_all(tmp_path)
+
+
+def test_a_queue_goes_and_comes_back_later(tmp_path: Path) -> None:
+    """All messages of a queue are cut off: its folder goes, and its next message begins it anew."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    begin = [spec(number, queue_id=0) for number in range(300)]
+    write(store, [*begin, *(spec(300 + number, "Gone", 5) for number in range(50))], _SEGMENT)
+    reopen(small_config(tmp_path))
+    assert (data / "consumequeue" / "Gone" / "5").exists()
+    cut = frames(store, _SEGMENT)[300].phy_offset
+    write(store, later([spec(1000 + number) for number in range(100)]), _SEGMENT, at=cut)
+    reopen(small_config(tmp_path))
+    assert not (data / "consumequeue" / "Gone").exists()
+    check_all(tmp_path)
+    write(store, later([spec(2000 + number, "Gone", 5) for number in range(30)]), _SEGMENT)
+    reopen(small_config(tmp_path))
+    check_all(tmp_path)
+    done = indexd_here("query-offset", "--json", "-t", "Gone", "-i", 5, "-o", 0, "--data", data)
+    assert json.loads(done.stdout)["maxOffset"] == 30
+
+
+@pytest.mark.parametrize("more", [[], [1]], ids=["the log ends", "a key follows"])
+def test_a_message_without_keys_gives_way_to_one_of_no_queue(tmp_path: Path, more: list[int]) -> None:
+    """Nothing of the key index differs before what follows: the unit that is left over has to tell."""
+    store = tmp_path / "store"
+    write(store, over_queues(300, 6), _SEGMENT)
+    cut = write(store, [], _SEGMENT)
+    keyless = replace(spec(400, "Topic0", body=200), properties={})
+    write(store, [keyless, *[spec(401 + number) for number in more]], _SEGMENT)
+    reopen(small_config(tmp_path))
+    shorter = prepared(replace(keyless, body=b"x" * 50, store_timestamp=keyless.store_timestamp + 1))
+    end = write(store, [shorter, *later([spec(501 + number) for number in more])], _SEGMENT, at=cut)
+    assert reopen(small_config(tmp_path)).phy_offset == end
+    check_all(tmp_path)

@@ -11,6 +11,7 @@ from indexd.commitlog.batcher import DispatchBatch, make_rules
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, ReaderOptions, Skipped
 from indexd.storage.disk import Disk
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.twins import DELAYS, FRAME_SIZE_MAX, DispatchRequest, request_at
 
 SEGMENT_SIZE = 1 << 16
@@ -102,3 +103,11 @@ def patch(path: Path, position: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(position)
         file.write(data)
+
+
+def filled(directory: Path, count: int, *, body: int = 500, clean: bool = True, start: int = 0) -> list[int]:
+    """Write a log of messages of one size, or go on with it at ``start``; their offsets."""
+    writer = CommitLogWriter(directory, SEGMENT_SIZE, start_offset=start)
+    offsets = [writer.append(FrameSpec("T", bytes([number % 255 + 1]) * body)) for number in range(count)]
+    writer.close(clean)
+    return offsets

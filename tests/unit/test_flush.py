@@ -145,7 +145,7 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     file.publish()
     mark = FileMark(file.path.name, file.header, full=True)
     disk.calls.clear()
-    pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, lambda: SegmentList((), ())))
+    pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, SegmentList))
     frontier = replace(FRESH.with_outputs(index=(mark,)), phy_offset=200, store_timestamp=5000, messages=1)
     pipeline.persist(Progress(frontier, (OutputMark((mark,), (file.file,)),)))
     order = [call for call in disk.calls if not call.endswith(".tmp")]

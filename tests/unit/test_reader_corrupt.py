@@ -11,19 +11,13 @@ from hypothesis import strategies as st
 
 from indexd.commitlog.format import MAGIC_BLANK, Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import Skipped
-from support.commitlog_writer import CommitLogWriter, FrameSpec, blank_record, encode_frame
+from support.commitlog_writer import FrameSpec, blank_record, encode_frame
 from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
-from support.reading import READ_SIZE, SEGMENT_SIZE, Drained, drain, open_reader, patch, segment
+from support.reading import READ_SIZE, SEGMENT_SIZE, Drained, drain, filled, open_reader, patch, segment
 from support.strategies import Sample
 from support.twins import encode
 
 BIG = 1 << 20
-
-
-def filled(directory: Path, count: int, body: int = 500, segment_size: int = SEGMENT_SIZE) -> list[int]:
-    """A log of messages of one size; their offsets."""
-    with CommitLogWriter(directory, segment_size) as writer:
-        return [writer.append(FrameSpec("T", bytes([number % 255 + 1]) * body)) for number in range(count)]
 
 
 def flip(directory: Path, offset: int, segment_size: int = SEGMENT_SIZE) -> None:
@@ -184,33 +178,23 @@ def test_any_damage_costs_only_the_frames_it_touches(data: st.DataObject) -> Non
 # --- CRCs of closed segments ---
 
 
-def crc_run(directory: Path, **options: bool) -> tuple[Drained, list[int]]:
-    offsets = filled(directory, 400)
-    flip(directory, in_segment(offsets, 0)[3] + 100)
-    flip(directory, in_segment(offsets, SEGMENT_SIZE)[3] + 100)
-    reader = open_reader(directory, **options)
-    return drain(reader), offsets
-
-
-def test_bodies_of_closed_segments_are_not_checked_by_default(tmp_path: Path) -> None:
-    drained, offsets = crc_run(tmp_path)
-    assert drained.offsets == offsets
-
-
-def test_bodies_are_checked_where_that_is_asked_for(tmp_path: Path) -> None:
-    drained, offsets = crc_run(tmp_path, verify_crc=True)
-    assert drained.end == Corrupt(offsets[3], Reason.BODY_CRC.text, tmp_path / f"{0:020d}")
-
-
-@pytest.mark.parametrize(("until", "bad"), [(SEGMENT_SIZE - 1, 0), (SEGMENT_SIZE, 1), (2 * SEGMENT_SIZE, 2)])
-def test_bodies_are_checked_in_the_segments_that_recovery_reads(tmp_path: Path, until: int, bad: int) -> None:
+@pytest.mark.parametrize(
+    ("verify", "until", "bad"),
+    [(False, 0, 0), (True, 0, 2), (False, SEGMENT_SIZE - 1, 0), (False, SEGMENT_SIZE, 1), (False, 2 * SEGMENT_SIZE, 2)],
+)
+def test_bodies_of_closed_segments_are_checked_where_that_is_asked_for(
+    tmp_path: Path, verify: bool, until: int, bad: int
+) -> None:
+    """In all of them, or in those that recovery reads."""
     offsets = filled(tmp_path, 400)
-    for base in (0, SEGMENT_SIZE):
-        flip(tmp_path, in_segment(offsets, base)[3] + 100)
-    reader = open_reader(tmp_path, skip_corrupt=True)
+    flipped = [in_segment(offsets, base)[3] for base in (0, SEGMENT_SIZE)]
+    for offset in flipped:
+        flip(tmp_path, offset + 100)
+    reader = open_reader(tmp_path, skip_corrupt=True, verify_crc=verify)
     reader.check_until = until
     drained = drain(reader)
-    assert [skip.begin for skip in drained.skipped] == [offsets[3], in_segment(offsets, SEGMENT_SIZE)[3]][:bad]
+    found = [(skip.begin, skip.reason) for skip in drained.skipped]
+    assert found == [(offset, Reason.BODY_CRC.text) for offset in flipped][:bad]
     assert len(drained.offsets) == len(offsets) - bad
 
 

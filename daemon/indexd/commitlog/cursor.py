@@ -47,7 +47,7 @@ class SegmentCursor:
         self._file: DiskFile | None = None
         self._written_end = WrittenEnd()
         self._pages: ReadPages | None = None
-        self.log = SegmentList((), ())
+        self.log = SegmentList()
         self.segment: Segment | None = None
         self.buffer: NDArray[np.uint8] = np.empty(read_size, dtype=np.uint8)
 

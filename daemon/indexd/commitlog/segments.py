@@ -40,10 +40,9 @@ _BASE = attrgetter("base")
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """The segments in log order; ``twice`` are files whose name an earlier directory already had."""
+    """The segments in log order."""
 
-    segments: tuple[Segment, ...]
-    twice: tuple[Path, ...]
+    segments: tuple[Segment, ...] = ()
 
     @property
     def min_offset(self) -> int | None:
@@ -68,7 +67,6 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
     be taken for others. Files whose name is no segment's are not the log's.
     """
     found: dict[int, Segment] = {}
-    twice: list[Path] = []
     wrong: list[tuple[Path, int, int]] = []
     present = 0
     for directory in directories:
@@ -82,10 +80,8 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
                 continue
             if size != segment_size or base % segment_size:
                 wrong.append((directory / name, base, size))
-            elif base in found:
-                twice.append(directory / name)
-            else:
-                found[base] = Segment(base, size, directory / name)
+            else:  # of two of one name the earlier directory's counts
+                found.setdefault(base, Segment(base, size, directory / name))
     if not present:
         named = ", ".join(str(directory) for directory in directories)
         raise MissingStoreError(
@@ -94,7 +90,7 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
         )
     if wrong:
         raise _wrong_size(len(found), wrong, segment_size)
-    return SegmentList(tuple(found[base] for base in sorted(found)), tuple(twice))
+    return SegmentList(tuple(found[base] for base in sorted(found)))
 
 
 def _wrong_size(fitting: int, wrong: Sequence[tuple[Path, int, int]], segment_size: int) -> UnsafeStoreError:

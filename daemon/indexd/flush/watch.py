@@ -35,7 +35,7 @@ class LogChangeDetector:
     def __init__(self, disk: Disk, list_log: Callable[[], SegmentList]) -> None:
         self._disk = disk
         self._list_log = list_log
-        self._log = SegmentList((), ())
+        self._log = SegmentList()
         self._points: list[Evidence] = []
         # The newest bytes that were built, without a gap or with one.
         self._tail: deque[Stretch] = deque()
