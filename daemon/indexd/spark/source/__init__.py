@@ -5,5 +5,4 @@
 ``options``       what ``option(...)`` may say
 ``log_end``       where the log ends now, and whether it is still the same log
 ``rows``          the messages of a split as Arrow record batches
-``rows_kernel``   from frames to Arrow's buffers
 """

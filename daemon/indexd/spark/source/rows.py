@@ -1,15 +1,16 @@
 """Reads the messages of a split as Arrow record batches, some MiB of log each.
 
 Which message stands where comes from the reader's own DispatchBatch, and with it every column it has. Only when others
-are asked for are the frames looked at once more, and only the rows that are kept: kernels find and copy the plain rows,
-and ``commitlog.decoder`` makes the slow ones (properties that are no UTF-8, a name twice, very many of them).
+are asked for are the frames looked at once more, and only the rows that are kept: numpy finds where their parts stand,
+and Arrow copies them.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from indexd.commitlog import format as frame
 from indexd.commitlog.batcher import DispatchBatch, TopicTable
-from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame, decode_utf8
+from indexd.commitlog.decoder import decode_utf8
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
-from indexd.errors import DisturbedError, IndexdError
-from indexd.spark.source import rows_kernel as kernel
+from indexd.errors import DisturbedError
 from indexd.spark.source.columns import DEFAULT_COLUMNS, KEYS_TYPE, PROPERTIES_TYPE, arrow_schema, numbers, texts
 from indexd.spark.splits import Split, SplitReader
 from indexd.storage.disk import Disk
@@ -42,20 +43,6 @@ _OF_BATCH = {
 }
 _WITHOUT_FRAMES = frozenset({*_OF_BATCH, "topic", "transactionType"})
 _TRANSACTION_TYPES = texts(["none", "prepared", "commit", "rollback"])
-# Columns that ``locate`` finds: as numbers, or the place of their bytes.
-_NUMBERS = {
-    "bornTimestamp": (kernel.BORN_TIMESTAMP, np.int64),
-    "reconsumeTimes": (kernel.RECONSUME_TIMES, np.int32),
-    "preparedTransactionOffset": (kernel.PREPARED_OFFSET, np.int64),
-}
-_HOSTS = {"bornHost": kernel.BORN_HOST, "storeHost": kernel.STORE_HOST, "msgId": kernel.STORE_HOST}
-_TEXTS = {"uniqKey": kernel.UNIQ_KEY, "tags": kernel.TAGS}
-_VALUES: dict[str, Callable[[Message], object]] = {
-    "uniqKey": lambda message: message.uniq_key,
-    "tags": lambda message: message.tags,
-    "keys": lambda message: message.keys,
-    "properties": lambda message: list(message.properties.items()),
-}
 _PAIR_TYPE = pa.struct([PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field])
 # A byte as two hexadecimal digits.
 _HEX = np.frombuffer(bytes(range(256)).hex().upper().encode(), dtype=np.uint16)
@@ -90,8 +77,7 @@ class RowReader:
         self.split_reader = SplitReader(disk, config.model_copy(update={"outputs": outputs, "index": index}), split)
         self.skipped_bytes = 0
         self._keep = keep or Keep()
-        looked_at = frozenset(columns) - _WITHOUT_FRAMES
-        self._locator = Locator(looked_at) if looked_at else None
+        self._looks_at_frames = not _WITHOUT_FRAMES.issuperset(columns)
         #: The table of topics that was met last, its names, and which of them are kept.
         self._table: TopicTable | None = None
         self._topics = texts([])
@@ -107,7 +93,7 @@ class RowReader:
             if batch.topics is not self._table or len(batch.topics) != len(self._topics):
                 self._know_topics(batch.topics)
             kept = self._kept(batch)
-            if kept is None or len(kept):
+            if len(kept):
                 yield self._record_batch(batch, kept)
 
     def _know_topics(self, table: TopicTable) -> None:
@@ -116,37 +102,29 @@ class RowReader:
         wanted = self._keep.topics
         self._kept_topics = np.array([wanted is None or name in wanted for name in names], dtype=np.bool_)
 
-    def _kept(self, batch: DispatchBatch) -> Int64s | None:
-        # Which rows are kept; None: all.
+    def _kept(self, batch: DispatchBatch) -> Int64s:
         keep, times = self._keep, batch.columns.store_timestamp[: batch.rows]
         mask = self._kept_topics[batch.columns.topic_id[: batch.rows]]
         if keep.start_time is not None:
             mask &= times >= keep.start_time
         if keep.end_time is not None:
             mask &= times < keep.end_time
-        return None if mask.all() else np.flatnonzero(mask)
+        return np.flatnonzero(mask)
 
-    def _record_batch(self, batch: DispatchBatch, kept: Int64s | None) -> pa.RecordBatch:
+    def _record_batch(self, batch: DispatchBatch, kept: Int64s) -> pa.RecordBatch:
         def column(name: str) -> NDArray[Any]:
-            whole: NDArray[Any] = getattr(batch.columns, name)[: batch.rows]
-            return whole if kept is None else whole[kept]
+            values: NDArray[Any] = getattr(batch.columns, name)[kept]
+            return values
 
-        def array(name: str) -> pa.Array:
-            if name in _OF_BATCH:
-                return numbers(column(_OF_BATCH[name]))
-            if name == "topic":
-                return self._topics.take(numbers(column("topic_id")))
-            if name == "transactionType":
-                return _TRANSACTION_TYPES.take(numbers((column("sys_flag") >> 2) & 3))
-            assert self._locator is not None
-            return self._locator.column(name)
-
-        if self._locator is not None:
-            frames = self.split_reader.frames(batch)
-            self._locator.locate(
-                frames, batch.begin_offset, column("phy_offset"), column("size"), column("store_timestamp")
-            )
-        return pa.RecordBatch.from_arrays([array(name) for name in self.schema.names], schema=self.schema)
+        arrays = {name: numbers(column(field)) for name, field in _OF_BATCH.items() if name in self.schema.names}
+        arrays["topic"] = self._topics.take(numbers(column("topic_id")))
+        arrays["transactionType"] = _TRANSACTION_TYPES.take(numbers((column("sys_flag") >> 2) & 3))
+        if self._looks_at_frames:
+            data = self.split_reader.frames(batch)
+            places = column("phy_offset"), column("size"), column("store_timestamp")
+            frames = Frames(data, batch.begin_offset, *places)
+            arrays |= {name: frames.column(name) for name in self.schema.names if name not in arrays}
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
 
 
 def check_end(split: Split, next_offset: int) -> None:
@@ -159,139 +137,146 @@ def check_end(split: Split, next_offset: int) -> None:
         )
 
 
-class Locator:
-    """Looks into the frames of one batch after the other, for these columns; ``column`` is of the last one.
+class Frames:
+    """The messages at these physical offsets of ``data``, whose byte 0 is at ``base``, column by column.
 
-    Owns what the kernels fill. Arrays of columns own what they show: everything is copied.
+    They were decoded before, from bytes that were read before: DisturbedError if there are others by now, so that no
+    length leads out of ``data``. A column owns what it shows: everything is copied.
     """
 
-    def __init__(self, columns: frozenset[str]) -> None:
-        self._want_texts = bool(columns & {*_TEXTS, "keys"})
-        self._want_properties = "properties" in columns
-        self._rows = np.zeros((kernel.FIELDS, 1), dtype=np.int64)
-        self._pairs = np.zeros((4, kernel.ROOM), dtype=np.int64)
-        self._keys = np.zeros((2, kernel.ROOM), dtype=np.int64)
-        self._starts = np.zeros((2, 2), dtype=np.int32)
-        self._slow: list[Message] | None = None
+    def __init__(self, data: Bytes, base: int, offsets: Int64s, sizes: NDArray[np.int32], times: Int64s) -> None:
+        self._data, self._offsets, begins = data, offsets, offsets - base
+        try:
+            is_same = self._locate(begins) == begins + sizes
+            is_same &= (self._ints[begins] == sizes) & (self._longs[begins + 28] == offsets)
+            is_same &= self._longs[self._born_ends] == times
+        except IndexError:  # a length that leads out of the data
+            is_same = np.zeros(1, dtype=np.bool_)
+        if not is_same.all():
+            where = offsets[int(is_same.argmin())]
+            raise DisturbedError(f"the log was written anew at or behind {where} while it was read", "read it again")
 
-    def locate(self, frames: Bytes, base: int, offsets: Int64s, sizes: NDArray[np.int32], times: Int64s) -> Locator:
-        """Find what stands at these physical offsets of ``frames``, whose byte 0 is at ``base``; itself.
-
-        DisturbedError if there are others by now than those that were decoded.
-        """
-        self._frames, self._base, self._offsets, self._sizes = frames, base, offsets, sizes
-        self._count, self._slow = len(offsets), None
-        if self._count > self._rows.shape[1]:
-            self._rows = np.zeros((kernel.FIELDS, self._count), dtype=np.int64)
-            self._starts = np.zeros((2, self._count + 1), dtype=np.int32)
-        self._rows[kernel.IS_SLOW] = 0
-        outcome, row = kernel.locate(frames, np.uint64(base), offsets, sizes, times, self._rows)
-        if outcome == kernel.CHANGED:
-            where = offsets[int(row)]
-            raise DisturbedError(f"the log was written anew at {where} while it was read", "read it again")
-        if self._want_texts or self._want_properties:
-            self._locate_texts()
-        return self
+    def _locate(self, begins: Int64s) -> Int64s:
+        # Where the parts of the messages begin and end; the ends of the messages, which are no message's if its magic
+        # is unknown.
+        self._longs, self._ints, shorts = (_at_each_byte(self._data, kind) for kind in (">i8", ">i4", ">i2"))
+        flags, magics = self._ints[begins + 36], self._ints[begins + 4].view(">u4")
+        self._born = begins + 48
+        self._born_ends = self._born + np.where(flags & frame.FLAG_BORN_HOST_V6, 20, 8)
+        self._stored = self._born_ends + 8
+        self._stored_ends = self._stored + np.where(flags & frame.FLAG_STORE_HOST_V6, 20, 8)
+        self._bodies = self._stored_ends + 16
+        self._body_ends = self._bodies + np.maximum(self._ints[self._bodies - 4], 0)
+        is_v1 = magics == frame.MAGIC_V1
+        topic_sizes = np.where(is_v1, self._data[self._body_ends], shorts[self._body_ends])
+        self._properties = self._body_ends + np.where(is_v1, 1, 2) + np.maximum(topic_sizes, 0) + 2
+        self._ends: Int64s = self._properties + np.maximum(shorts[self._properties - 2], 0)
+        return np.where(is_v1 | (magics == frame.MAGIC_V2), self._ends, -1)
 
     def column(self, name: str) -> pa.Array:
-        """The column of that name, which the locator was made for, in the type that the schema says."""
-        if name in _NUMBERS:
-            field, kind = _NUMBERS[name]
-            return numbers(self._field(field).astype(kind))
-        if name in _HOSTS:
-            start, end = self._field(_HOSTS[name]), self._field(_HOSTS[name] + 1)
-            hosts = self._texts(start, end, pa.binary()).dictionary_encode()
-            known = hosts.dictionary.to_pylist()
-            if name != "msgId":
-                return texts([host_text(host) for host in known]).take(hosts.indices)
-            found = texts([host.hex().upper() for host in known]).take(hosts.indices)
-            return pc.binary_join_element_wise(found, self._offsets_in_hex(), "")
-        if name == "body":
-            return self._texts(self._field(kernel.BODY), self._field(kernel.BODY + 1), pa.binary())
-        if name in _TEXTS:
-            start, end = self._field(_TEXTS[name]), self._field(_TEXTS[name] + 1)
-            found = self._texts(start, end, pa.string(), np.packbits(end > start, bitorder="little"))
-        elif name == "keys":
-            start, end = self._used(self._keys, 1)
-            found = self._nested(KEYS_TYPE, 1, self._texts(start, end, pa.string()))
-        else:
-            begins, ends, values, value_ends = self._used(self._pairs, 0)
-            children = [self._texts(begins, ends, pa.string()), self._texts(values, value_ends, pa.string())]
-            pairs = pa.Array.from_buffers(_PAIR_TYPE, len(begins), [None], children=children)
-            found = self._nested(PROPERTIES_TYPE, 0, pairs)
-        return self._with_slow(found, _VALUES[name])
+        """The column of that name, in the type that the schema says."""
+        match name:
+            case "bornTimestamp":
+                return numbers(self._longs[self._born - 8].astype(np.int64))
+            case "reconsumeTimes":
+                return numbers(self._ints[self._stored_ends].astype(np.int32))
+            case "preparedTransactionOffset":
+                return numbers(self._longs[self._stored_ends + 4].astype(np.int64))
+            case "bornHost":
+                return self._hosts(self._born, self._born_ends)
+            case "storeHost":
+                return self._hosts(self._stored, self._stored_ends)
+            case "msgId":
+                return self._message_ids()
+            case "body":
+                return _parts(self._data, self._bodies, self._body_ends, pa.binary())
+            case "uniqKey":
+                return self._property("UNIQ_KEY")
+            case "tags":
+                return self._property("TAGS")
+            case "keys":
+                return self._keys()
+        return self._all_properties()
 
-    def _locate_texts(self) -> None:
-        count = np.uint64(self._count)
-        while True:
-            outcome, pairs, _ = kernel.locate_texts(
-                self._frames, count, self._want_texts, self._want_properties,
-                self._rows, self._pairs, self._keys, self._starts,
-            )  # fmt: skip
-            if outcome == kernel.LOCATED:
-                break
-            # Again, all of it: a few times in the life of a task.
-            if int(pairs) + kernel.ROOM > self._pairs.shape[1]:
-                self._pairs = np.zeros((4, max(2 * self._pairs.shape[1], 8 * self._count)), dtype=np.int64)
-            else:
-                self._keys = np.zeros((2, max(2 * self._keys.shape[1], 2 * self._count)), dtype=np.int64)
-        slow = self._field(kernel.IS_SLOW)
-        odd = np.flatnonzero(slow == kernel.NOT_ASCII)
-        if len(odd):
-            start, end = self._field(kernel.PROPERTIES)[odd], self._field(kernel.PROPERTIES + 1)[odd]
-            slow[odd] = 0
-            try:
-                self._texts(start, end, pa.binary()).cast(pa.string())
-            except pa.ArrowInvalid:  # one of them is no UTF-8: the plain decoder sees which
-                slow[odd] = 1
+    def _hosts(self, starts: Int64s, ends: Int64s) -> pa.Array:
+        hosts = _parts(self._data, starts, ends, pa.binary()).dictionary_encode()
+        return texts([host_text(host) for host in hosts.dictionary.to_pylist()]).take(hosts.indices)
 
-    def _field(self, number: int) -> Int64s:
-        return self._rows[number, : self._count]
+    def _message_ids(self) -> pa.Array:
+        hosts = _parts(self._data, self._stored, self._stored_ends, pa.binary()).dictionary_encode()
+        first = texts([host.hex().upper() for host in hosts.dictionary.to_pylist()]).take(hosts.indices)
+        digits = _HEX[self._offsets.astype(">i8").view(np.uint8)].view(np.uint8)
+        ends = np.arange(16, len(digits) + 1, 16)
+        return pc.binary_join_element_wise(first, _parts(digits, ends - 16, ends, pa.string()), "")
 
-    def _used(self, places: NDArray[np.int64], which: int) -> NDArray[np.int64]:
-        return places[:, : int(self._starts[which, self._count])]
+    @cached_property
+    def _pairs(self) -> tuple[Int64s, pa.Array, pa.Array]:
+        # Where those of each row begin, names and values of the properties that count (spec rocketmq-store 2.4).
+        found = _parts(self._data, self._properties, self._ends, pa.binary())
+        try:
+            found = found.cast(pa.string())
+        except pa.ArrowInvalid:  # one of them is no UTF-8
+            found = texts([decode_utf8(data) for data in found.to_pylist()])
+        # A separator behind each row: then no pair goes on in the next one.
+        _, row_begins, joined = pc.binary_join_element_wise(found, "", "\x02").buffers()
+        row_ends = np.frombuffer(row_begins, dtype=np.int32)[1 : len(found) + 1] - 1
+        data = np.frombuffer(joined, dtype=np.uint8)[: row_ends[-1] + 1]
+        marks = np.flatnonzero((data == 1) | (data == 2))
+        last = np.flatnonzero(data[marks] == 2)
+        first = np.concatenate(([0], last[:-1] + 1))
+        ends, name_ends = marks[last], marks[first]
+        begins = np.concatenate(([0], ends[:-1] + 1))
+        counts = (begins < name_ends) & (name_ends + 1 < ends)
+        row_starts = np.append(0, np.cumsum(counts)[np.searchsorted(ends, row_ends)])
+        names = _parts(data, begins[counts], name_ends[counts], pa.string())
+        return row_starts, names, _parts(data, name_ends[counts] + 1, ends[counts], pa.string())
 
-    def _offsets_in_hex(self) -> pa.Array:
-        digits = _HEX[self._offsets.astype(">i8").view(np.uint8)]
-        ends = np.arange(0, 16 * self._count + 1, 16, dtype=np.int32)
-        return pa.Array.from_buffers(pa.string(), self._count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
+    def _property(self, name: str) -> pa.Array:
+        # Its last value in each row, null without one.
+        row_starts, names, values = self._pairs
+        pairs = np.flatnonzero(pc.equal(names, name).to_numpy(zero_copy_only=False))
+        found = np.full(len(self._offsets), -1, dtype=np.int64)
+        found[np.searchsorted(row_starts, pairs, side="right") - 1] = pairs
+        validity = pa.py_buffer(np.packbits(found >= 0, bitorder="little"))
+        return values.take(pa.Array.from_buffers(pa.int64(), len(found), [validity, pa.py_buffer(found)]))
 
-    def _texts(
-        self, starts: Int64s, ends: Int64s, kind: pa.DataType, validity: NDArray[np.uint8] | None = None
-    ) -> pa.Array:
-        # What stands between each start and end.
-        offsets = np.zeros(len(starts) + 1, dtype=np.int32)
-        np.cumsum(ends - starts, dtype=np.int32, out=offsets[1:])
-        # Arrow's own memory, which it uses again; fresh pages of the kernel's would have to be zeroed first.
-        data = pa.allocate_buffer(int(offsets[-1]) + kernel.SLACK)
-        size = int(kernel.gather(self._frames, starts, ends, np.frombuffer(data, dtype=np.uint8)))
-        buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(offsets), data.slice(0, size)]
-        return pa.Array.from_buffers(kind, len(starts), buffers)
+    def _keys(self) -> pa.Array:
+        pieces = pc.split_pattern(self._property("KEYS").fill_null(""), " ")
+        kept = pc.not_equal(pieces.values, "")
+        begins = np.append(0, np.cumsum(kept.to_numpy(zero_copy_only=False)))[pieces.offsets.to_numpy()]
+        return _nested(KEYS_TYPE, begins, pieces.values.filter(kept))
 
-    def _nested(self, kind: pa.DataType, which: int, inner: pa.Array) -> pa.Array:
-        starts = pa.py_buffer(self._starts[which, : self._count + 1].copy())
-        return pa.Array.from_buffers(kind, self._count, [None, starts], children=[inner])
+    def _all_properties(self) -> pa.Array:
+        row_starts, names, values = self._pairs
+        codes, counts = names.dictionary_encode().indices.to_numpy(), np.diff(row_starts)
+        # A bit for each name: where no two are of one bit, their sum is what they have together.
+        bits, used = np.int64(1) << (codes & 31), row_starts[:-1][counts > 0]
+        if len(used) and (np.add.reduceat(bits, used) != np.bitwise_or.reduceat(bits, used)).any():
+            # Of two of one name the last value, in the place of the first.
+            pairs = np.repeat(np.arange(len(counts)), counts) << 32 | codes
+            _, firsts = np.unique(pairs, return_index=True)
+            _, lasts = np.unique(pairs[::-1], return_index=True)
+            order = np.argsort(firsts)
+            row_starts = np.searchsorted(firsts[order], row_starts)
+            names, values = names.take(numbers(firsts[order])), values.take(numbers(len(pairs) - 1 - lasts[order]))
+        found = pa.Array.from_buffers(_PAIR_TYPE, len(names), [None], children=[names, values])
+        return _nested(PROPERTIES_TYPE, row_starts, found)
 
-    def _with_slow(self, plain: pa.Array, value: Callable[[Message], object]) -> pa.Array:
-        # The slow rows' values, by the plain decoder, in the places of what the kernel has put there.
-        rows = np.flatnonzero(self._field(kernel.IS_SLOW))
-        if not len(rows):
-            return plain
-        if self._slow is None:
-            self._slow = [self._decode(int(row)) for row in rows]
-        values = pa.array([value(message) for message in self._slow], type=plain.type)
-        order = np.arange(len(plain))
-        order[rows] = len(plain) + np.arange(len(values))
-        return pa.concat_arrays([plain, values]).take(pa.array(order))
 
-    def _decode(self, row: int) -> Message:
-        offset, size = int(self._offsets[row]), int(self._sizes[row])
-        data = self._frames[offset - self._base : offset - self._base + size].tobytes()
-        options = DecoderOptions(frame_size_max=size, check_crc=False)
-        found = decode_frame(data, 0, offset, offset + size, options)
-        if not isinstance(found, Message):
-            raise IndexdError(f"the decoder refuses the message at {offset} that its kernel took: {found}")
-        return found
+def _at_each_byte(data: Bytes, kind: str) -> NDArray[Any]:
+    # The number of that type that begins there, of every byte; nothing is copied.
+    return np.ndarray((max(len(data) - np.dtype(kind).itemsize + 1, 0),), kind, data, strides=(1,))
+
+
+def _parts(data: Bytes, starts: Int64s, ends: Int64s, kind: pa.DataType) -> pa.Array:
+    # What stands between each start and end, which rise: every second stretch of the data.
+    bounds = np.concatenate(([0], np.stack((starts, ends), axis=1).ravel())).astype(np.int32)
+    stretches = pa.Array.from_buffers(kind, 2 * len(starts), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return stretches.take(numbers(np.arange(1, 2 * len(starts), 2)))
+
+
+def _nested(kind: pa.DataType, begins: NDArray[Any], inner: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(begins) - 1, [None, pa.py_buffer(begins.astype(np.int32))], children=[inner])
 
 
 def host_text(host: bytes) -> str:
