@@ -88,7 +88,7 @@ def _rebuild_in_a_session(store: Path, out: Path, master: str) -> list[dict[str,
             shutil.rmtree(out, ignore_errors=True)
             if rows:
                 warm_log(store)
-            found = build(config, Disk(), out, partial(run_tasks, spark), lambda *_: None, slots=slots(spark)).rebuilt
+            found, _ = build(config, Disk(), out, partial(run_tasks, spark), lambda *_: None, slots=slots(spark))
             first = rows[0]["wallSeconds"] if rows else time.perf_counter() - began
             rows.append(
                 {

@@ -12,7 +12,7 @@ from indexd.commitlog.segments import list_segments
 from indexd.flush.frontier import Frontier, read_frontier
 from indexd.recovery.rebuild import Rebuilt
 from indexd.recovery.rebuild import rebuild as one_process
-from indexd.spark.rebuild.job import MANIFEST, SparkRebuilt, rebuild
+from indexd.spark.rebuild.job import MANIFEST, rebuild
 from indexd.storage.disk import Disk
 from support.queues import tree
 
@@ -55,10 +55,10 @@ def by_tasks(
     run_tasks: Any = run_here,
     *,
     log_limit: LogLimit | None = None,
-) -> SparkRebuilt:
+) -> Rebuilt:
     """Rebuild by tasks into ``out``."""
     config = split_in(config, size)
-    return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, log_limit=log_limit)
+    return rebuild(config, Disk(), out, run_tasks, lambda *_: None, slots=2, log_limit=log_limit)[0]
 
 
 def by_one(config: Config, out: Path, log_limit: LogLimit | None = None) -> Rebuilt:
@@ -118,7 +118,7 @@ def assert_same_rebuild(config: Config, root: Path, sizes: Sequence[int]) -> Reb
     for size in sizes:
         out = root / f"tasks-{size}"
         found = by_tasks(config, out, size)
-        assert replace(found.rebuilt, seconds=expected.seconds) == expected
+        assert replace(found, seconds=expected.seconds) == expected
         assert_same_data(config, out, root / "one")
         assert not out.with_name(out.name + ".building").exists()
     return expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from indexd.config import Config
 from indexd.errors import CorruptDataError, IndexdError
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark.rebuild import runs, stage_two
+from indexd.spark.rebuild import runs
 from indexd.spark.rebuild.job import StageOne, work
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_two import QueuesTask, SparseTask
-from indexd.spark.splits import Split, plan_splits
+from indexd.spark.splits import plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support import small_log
 from support.beside_log import frames, write
@@ -111,19 +111,15 @@ def test_some_outputs_alone(tmp_path: Path, keys: dict[str, str]) -> None:
     [(1, 1000, 200), (20, 1000, 20), (300, 299, 200), (300, 100, 200), (300, 1, 20), (40, 7, 60)],
 )
 def test_queues_of_any_number_and_those_that_are_left_out(
-    tmp_path: Path, queues: int, queues_max: int, file_size: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, queues: int, queues_max: int, file_size: int
 ) -> None:
-    monkeypatch.setattr(stage_two, "_ROWS_PER_TASK", 300)
     write_odd(tmp_path / "store", odd_messages(1500, queues), SEGMENT_SIZE)
     config = odd_config(tmp_path, queues_max=queues_max, consume_queue_file_size=file_size)
     assert_same_rebuild(config, tmp_path, [0, 5000])
 
 
-@pytest.mark.parametrize(("interval", "per_task"), [(0, 1), (1000, 500), (1 << 20, 1 << 20)])
-def test_sparse_indexes_of_segments_built_apart(
-    tmp_path: Path, interval: int, per_task: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stage_two, "_MESSAGES_PER_TASK", per_task)
+@pytest.mark.parametrize("interval", [0, 1000, 1 << 20])
+def test_sparse_indexes_of_segments_built_apart(tmp_path: Path, interval: int) -> None:
     write_odd(tmp_path / "store", odd_messages(1000, 5), SEGMENT_SIZE)
     assert_same_rebuild(odd_config(tmp_path, sparse_interval=interval), tmp_path, [0, 3000])
 
@@ -149,19 +145,21 @@ def test_what_a_task_makes_is_durable_and_what_was_planned(
     synced: set[Path] = set()
     monkeypatch.setattr(DiskFile, "fsync", lambda file: synced.add(file.path))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
-    (task,) = kind.plan(runs, config, tmp_path / "attempts")
-    built: Any = task.work(runs)
-    committed: Any = kind.commit
-    assert {task.directory, *task.directory.rglob("*")} <= synced
+    tasks = kind.plan(runs, config, tmp_path / "attempts")
+    built: list[Any] = [task.work(runs) for task in tasks]
+    commit: Any = kind.commit
+    made = set((tmp_path / "attempts").glob("*/**/*"))
+    assert made | {path.parent for path in made} <= synced
+    first = built[0]
     if kind is QueuesTask:
-        less = replace(built, mark=(built.mark[0][1:], built.mark[1]))
+        less = replace(first, mark=(first.mark[0][1:], first.mark[1]))
     else:
-        less = replace(built, mark=built.mark._replace(segments=built.mark.segments[1:]))
+        less = replace(first, mark=first.mark._replace(segments=first.mark.segments[1:]))
     with pytest.raises(IndexdError, match="planned w"):
-        committed([task], [less], tmp_path / "other", runs, config)
+        commit(tasks, [less, *built[1:]], tmp_path / "other", runs, config)
     synced.clear()
     (tmp_path / "out").mkdir()
-    committed([task], [built], tmp_path / "out", runs, config)
+    commit(tasks, built, tmp_path / "out", runs, config)
     if kind is QueuesTask:
         assert {path.parent.parent for path in (tmp_path / "out").rglob("*") if path.is_file()} <= synced
 
@@ -184,20 +182,6 @@ def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monke
         by_tasks(config, out)
         assert_same_data(config, out, tmp_path / "one")
     assert len(seen) == len(sizes) - 1
-
-
-def test_splits_that_begin_anywhere_are_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if the log had been written anew since they were planned.
-    sizes = (30, 100, 0, 91, 200, 5, 400, 0)
-    write_odd(tmp_path / "store", [OddMessage(b"T", body_size=size, time=size) for size in sizes], 1024)
-    config = odd_config(tmp_path, segment_size=1024, index_num=4)
-    by_one(config, tmp_path / "one")
-    for offset in range(1, 2048, 13):
-        begins = sorted({0, offset, 1024})
-        splits = [Split(begin, end) for begin, end in pairwise([*begins, 2048])]
-        monkeypatch.setattr("indexd.spark.rebuild.job.plan_splits", lambda *_, found=splits, **__: found)
-        by_tasks(config, tmp_path / str(offset))
-        assert_same_data(config, tmp_path / str(offset), tmp_path / "one")
 
 
 @settings(max_examples=40, deadline=None)
@@ -321,9 +305,8 @@ def test_the_broker_is_asked_as_one_process_asks_it(tmp_path: Path, kind: str, s
     elif kind == "the clock":
         end = write(store, islice(messages(3), 5), SEGMENT_SIZE, at=end)
     one = by_one(odd_config(tmp_path), tmp_path / "one", Named(end))
-    many = by_tasks(odd_config(tmp_path), tmp_path / "many", size, log_limit=Named(end))
+    found = by_tasks(odd_config(tmp_path), tmp_path / "many", size, log_limit=Named(end))
     assert (one.phy_offset, one.unproven_bytes, one.unreadable) == (end, 0, None)
-    found = many.rebuilt
     assert (found.phy_offset, found.messages, found.unproven_bytes, found.unreadable) == (end, one.messages, 0, None)
     ours, theirs = frontier_of(tmp_path / "many"), frontier_of(tmp_path / "one")
     assert ours.stale_head is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
-from indexd.spark.rebuild.job import Unreadable, chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.job import MANIFEST, Unreadable, chain, evidence_of, uncovered_of
 from indexd.spark.rebuild.runs import Run
 from indexd.spark.rebuild.stage_two import IndexTask
 from indexd.spark.splits import Split
@@ -73,7 +74,8 @@ def test_a_job_that_fails_anywhere_leaves_nothing_and_is_run_again(
     config: Config, one: Path, tmp_path: Path, error: BaseException
 ) -> None:
     out = tmp_path / "out"
-    tasks = by_tasks(config, tmp_path / "whole", SPLIT_SIZE).tasks
+    by_tasks(config, tmp_path / "whole", SPLIT_SIZE)
+    tasks = json.loads((tmp_path / "whole" / MANIFEST).read_bytes())["tasks"]
     for at in (0, 1, tasks // 2, tasks - 3, tasks - 1):
         with pytest.raises(type(error)):
             by_tasks(config, out, SPLIT_SIZE, failing(at, error))
@@ -178,60 +180,22 @@ def run_at(begin: int, end: int, next_offset: int | None = None, **keys: Any) ->
     return Run(Split(begin, end), Path("x"), next_offset=end if next_offset is None else next_offset, **keys)
 
 
-def unreadable(begin: int, end: int, offset: int) -> Unreadable:
-    return Unreadable(Split(begin, end), offset, CorruptDataError(f"at {offset}"))
-
-
-def chained(*found: Run | Unreadable, begin: int = 0, end: int = 300) -> tuple[list[tuple[int, int]], Split | None]:
-    runs, missing = chain(found, begin, end, 100)
-    return [(run.split.begin, run.next_offset) for run in runs], missing
-
-
-def test_runs_that_chain() -> None:
+def test_runs_that_chain_up_to_the_logs_end() -> None:
     whole = [run_at(0, 100), run_at(100, 150), run_at(150, 200), run_at(200, 300, 260, ends_log=True)]
-    ends = [(run.split.begin, run.next_offset) for run in whole]
-    assert chained(*reversed(whole)) == (ends, None)
-    assert chained(begin=0, end=0) == ([], None)
-    assert chained(*whole[1:]) == ([], Split(0, 100))
-    assert chained(*whole[:2], *whole[3:]) == (ends[:2], Split(150, 200))
+    assert chain(whole, 0) == whole
+    assert chain([], 0) == []
+    unreadable = Unreadable(Split(300, 400), CorruptDataError("at 300"))
+    assert chain([*whole, unreadable], 0) == whole
+    cut = run_at(200, 300, 260, unreadable=Corrupt(260, "why"))
+    assert chain([*whole[:3], cut, unreadable], 0) == [*whole[:3], cut]
+    with pytest.raises(CorruptDataError, match="at 300"):
+        chain([*whole[:3], run_at(200, 300), unreadable], 0)
 
 
-def test_what_does_not_chain_is_read_again() -> None:
-    # Beyond its end, as where a message reaches over it; short of it; over a whole segment.
-    assert chained(run_at(0, 50, 60), run_at(50, 100)) == ([(0, 60)], Split(60, 100))
-    assert chained(run_at(0, 50, 60), run_at(50, 100), run_at(60, 100)) == ([(0, 60), (60, 100)], Split(100, 200))
-    assert chained(run_at(0, 50, 40), run_at(50, 100)) == ([(0, 40)], Split(40, 50))
-    assert chained(run_at(0, 50, 220), run_at(50, 100)) == ([(0, 220)], Split(220, 300))
-    with pytest.raises(DisturbedError):
-        chained(run_at(0, 100, 0))
-
-
-def test_the_logs_end_is_looked_at_again_where_more_was_planned() -> None:
-    ended = run_at(0, 50, 40, ends_log=True)
-    assert chained(ended, run_at(50, 100)) == ([(0, 40)], Split(40, 50))
-    again = run_at(40, 50, 40, ends_log=True)
-    assert chained(ended, run_at(50, 100), again) == ([(0, 40), (40, 40)], None)
-    goes_on = run_at(40, 50)
-    assert chained(ended, run_at(50, 100), goes_on)[0] == [(0, 40), (40, 50), (50, 100)]
-    bad = unreadable(40, 50, 40)
-    assert chained(run_at(0, 50, 40, ends_log=True), run_at(50, 100), bad) == ([(0, 40)], None)
-    cut = run_at(0, 50, 40, ends_log=True, unreadable=Corrupt(40, "why"))
-    assert chained(cut, run_at(50, 100)) == ([(0, 40)], None)
-
-
-def test_a_split_that_does_not_begin_with_a_message_is_read_with_the_one_before_it() -> None:
-    skipping = run_at(50, 100, skipped=(Skipped(50, 60, "why"),))
-    for bad in (unreadable(50, 100, 50), skipping):
-        assert chained(run_at(0, 50), bad) == ([(0, 50)], Split(0, 100))
-        assert chained(run_at(0, 50), bad, run_at(0, 100)) == ([(0, 100)], Split(100, 200))
-    with pytest.raises(CorruptDataError, match="at 70"):
-        chained(run_at(0, 50), unreadable(50, 100, 70))
-    with pytest.raises(CorruptDataError, match="at 20"):
-        chained(run_at(0, 50), unreadable(50, 100, 50), unreadable(0, 100, 20))
-    with pytest.raises(CorruptDataError, match="at 100"):
-        chained(run_at(0, 100), unreadable(100, 200, 100))
-    begins = run_at(100, 200, skipped=(Skipped(100, 120, "why"),))
-    assert chained(run_at(0, 100), begins, end=200)[1] is None
+@pytest.mark.parametrize("runs", [[run_at(100, 200)], [run_at(0, 100, 110), run_at(100, 200)]])
+def test_runs_that_do_not_chain_are_of_a_log_that_has_changed(runs: list[Run]) -> None:
+    with pytest.raises(DisturbedError, match="changed while it was read"):
+        chain(runs, 0)
 
 
 def test_what_runs_say_together() -> None:

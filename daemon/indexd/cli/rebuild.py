@@ -31,7 +31,6 @@ from indexd.storage.names import building_of
 
 if TYPE_CHECKING:
     from indexd.recovery.rebuild import Rebuilt
-    from indexd.spark.rebuild.job import SparkRebuilt
     from indexd.verify import Report
 
 
@@ -56,8 +55,8 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     more: dict[str, int] = {}
     try:
         if on_spark:
-            found = _on_spark(config, Path(args.out))
-            result, more = found.rebuilt, {"tasks": found.tasks}
+            result, tasks = _on_spark(config, Path(args.out))
+            more = {"tasks": tasks}
         else:
             result = _here(config, Path(args.out))
     except KeyboardInterrupt:
@@ -87,7 +86,7 @@ def _here(config: Config, out: Path) -> Rebuilt:
         return build(config, disk, out, bar.to, limit)
 
 
-def _on_spark(config: Config, out: Path) -> SparkRebuilt:
+def _on_spark(config: Config, out: Path) -> tuple[Rebuilt, int]:
     with spark_session(config, "indexd rebuild") as spark:
         from indexd.service.broker import suspects_limit  # noqa: PLC0415 - loads numba
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same

@@ -1,9 +1,9 @@
 """Rebuilds a whole data directory from a commitlog by tasks: the same files as the one-process rebuild makes.
 
 Stage one reads each split of the log once and writes a run. The runs are chained: each has to begin where the one
-before it ended, as one process would have read the log, and what does not is read again from there. Their sums say
-which entries each index file holds. Stage two builds each index file, queue and sparse index from the runs, with the
-builders that the daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and
+before it ended, as one process would have read the log; where one does not, the log has changed meanwhile. Their sums
+say which entries each index file holds. Stage two builds each index file, queue and sparse index from the runs, with
+the builders that the daemon has. The driver moves what the tasks made to its place, writes checkpoint, frontier and
 manifest, and renames it.
 
 Everything is made beside the target, until it is renamed at the end; what a job that failed has left, the next one
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ MANIFEST = "manifest.json"
 _SEGMENTS_NOTED = 64
 RunTasks = Callable[..., list[Any]]
 """tasks.run_tasks on a session, or anything that calls ``work`` for each item and returns the results in order."""
-# Splits that did not chain are read again one after the other; a log that changes so often is not to be rebuilt now.
-_MENDS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ class StageOne:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A split that is corrupt from ``offset`` on: an error, unless the log turns out to end before it."""
+    """A split that is corrupt: an error, unless the log turns out to end before it."""
 
     split: Split
-    offset: int
     error: CorruptDataError
 
 
@@ -102,51 +100,28 @@ def work(stage: StageOne, split: Split) -> Run | Unreadable:
                 witness.saw(item, messages)
         return writer.close(reader, witness.points())
     except CorruptDataError as error:
-        return Unreadable(split, reader.next_offset, error)
+        return Unreadable(split, error)
     except OSError as error:  # of Arrow's own writing
         raise DiskError("write", path, error) from error
 
 
-def chain(found: Sequence[Run | Unreadable], begin: int, end: int, segment_size: int) -> tuple[list[Run], Split | None]:
-    """The runs that one process would have made of log bytes ``[begin, end)``, and a split that is missing among them.
+def chain(found: Sequence[Run | Unreadable], begin: int) -> list[Run]:
+    """The runs that one process would have made of the log from ``begin`` on, which these splits are, up to its end.
 
-    Runs that stand elsewhere do not count. Raises the error of a split that could not be read where it is needed, and
-    DisturbedError for a run that came to nothing.
+    Raises the error of a split that could not be read before that, and DisturbedError where a run does not end where
+    the next one begins.
     """
-    at = {item.split.begin: item for item in found}
     runs: list[Run] = []
-    position = begin
-    while position < end:
-        item = at.get(position)
-        if item is None:
-            return runs, _missing(position, at, end, segment_size)
-        if runs and position % segment_size and _begins_badly(item):
-            # A message was to begin there: whoever comes from the one before knows what does.
-            if runs[-1].split.end >= item.split.end:
-                break
-            return runs, Split(runs[-1].split.begin, item.split.end)
+    for item in found:
+        if item.split.begin != begin:
+            raise DisturbedError(f"the log at {begin} changed while it was read", "run the rebuild again")
         if isinstance(item, Unreadable):
             raise item.error
         runs.append(item)
-        # Where others were planned behind it, the end of the log is looked at once more.
-        if item.unreadable is not None or (item.ends_log and (item.split.end >= end or item.next_offset == position)):
+        if item.ends_log or item.unreadable is not None:
             break
-        if item.next_offset <= position:
-            raise DisturbedError(f"the log at {position} changed while it was read", "run it again")
-        position = item.next_offset
-    return runs, None
-
-
-def _begins_badly(item: Run | Unreadable) -> bool:
-    if isinstance(item, Unreadable):
-        return item.offset == item.split.begin
-    return bool(item.skipped) and item.skipped[0].begin == item.split.begin
-
-
-def _missing(position: int, begins: dict[int, Run | Unreadable], end: int, segment_size: int) -> Split:
-    segment_end = position - position % segment_size + segment_size
-    later = min((begin for begin in begins if begin > position), default=end)
-    return Split(position, min(later, segment_end, end))
+        begin = item.next_offset
+    return runs
 
 
 def evidence_of(runs: Sequence[Run], segment_size: int) -> tuple[Evidence, ...]:
@@ -194,14 +169,6 @@ def stand_behind(runs: Sequence[Run], segment_size: int) -> Stand:
     return stand
 
 
-@dataclass(frozen=True, slots=True)
-class SparkRebuilt:
-    """What a rebuild came to, and how many tasks it took."""
-
-    rebuilt: Rebuilt
-    tasks: int
-
-
 def rebuild(
     config: Config,
     disk: Disk,
@@ -211,8 +178,10 @@ def rebuild(
     *,
     slots: int,
     log_limit: LogLimit | None = None,
-) -> SparkRebuilt:
+) -> tuple[Rebuilt, int]:
     """Build ``out`` from the store, which ``disk`` reads; ``on_progress`` gets (bytes done, bytes in all).
+
+    Returns what it came to, and how many tasks it took.
 
     ``log_limit`` is asked about suspects, and about unreadable bytes, by this process alone.
     ``slots``: how many tasks run at a time. When it fails, nothing is left.
@@ -229,7 +198,8 @@ def rebuild(
     try:
         for path in [path for path in files.data.iterdir() if path != files.lock]:
             _remove(path)
-        found = _Rebuild(config, disk, store, files, run_tasks, on_progress, log_limit).run(slots)
+        job = _Rebuild(config, disk, store, files, run_tasks, on_progress, log_limit)
+        found = job.run(slots)
         ours.unlink(files.lock)
         if ours.exists(out):
             ours.remove_dir(out)
@@ -243,7 +213,7 @@ def rebuild(
         raise
     finally:
         lock.release()
-    return replace(found, rebuilt=replace(found.rebuilt, seconds=time.monotonic() - started))
+    return replace(found, seconds=time.monotonic() - started), job.tasks
 
 
 def _remove(path: Path) -> None:
@@ -270,9 +240,9 @@ class _Rebuild:
         self._files, self._run_tasks, self._on_progress = files, run_tasks, on_progress
         # Where the broker says that its log ends, once it was asked.
         self._vouched: int | None = None
-        self._tasks = self._size = 0
+        self.tasks = self._size = 0
 
-    def run(self, slots: int) -> SparkRebuilt:
+    def run(self, slots: int) -> Rebuilt:
         """Everything but the rename."""
         config, segment_size, files, disk = self._config, self._config.store.segment_size, self._files, Disk()
         begin = list_segments(self._disk, config.store.commit_log_directories, segment_size).min_offset or 0
@@ -307,9 +277,9 @@ class _Rebuild:
         write_down(disk, files, frontier)
         for path in places:
             _remove(path)
-        manifest = json.dumps(_manifest(frontier, len(runs), self._tasks), indent=1)
+        manifest = json.dumps(_manifest(frontier, len(runs), self.tasks), indent=1)
         disk.write_atomically(files.data / MANIFEST, manifest.encode() + b"\n")
-        rebuilt = Rebuilt(
+        return Rebuilt(
             messages=frontier.messages,
             entries=sum(run.entries for run in runs),
             bytes=frontier.phy_offset - begin,
@@ -322,32 +292,26 @@ class _Rebuild:
             left_out_messages=left_out,
             unreadable=runs[-1].unreadable if runs else None,
         )
-        return SparkRebuilt(rebuilt, self._tasks)
 
     def _stage_one(self, stage: StageOne, splits: Sequence[Split], begin: int) -> list[Run]:
-        # Runs that chain; what does not is read again.
-        segment_size, end = self._config.store.segment_size, splits[-1].end if splits else begin
-        read = partial(work, stage)
-        found = self._in_tasks(read, splits, [split.size for split in splits], 0, self._size // 2)
-        for _ in range(_MENDS_MAX):
-            problem, runs, missing = None, list[Run](), None
-            try:
-                runs, missing = chain(found, begin, end, segment_size)
-            except CorruptDataError as error:
-                problem = error
-            if missing is None and self._vouched is None and (problem or _is_doubtful(runs, segment_size)):
-                self._vouched = None if self._log_limit is None else self._log_limit.ask(end)
-                if self._vouched is not None and self._vouched < end:
-                    end = self._vouched
-                    found = [item for item in found if item.split.end <= end]
-                    continue
-            if problem is not None:
-                raise problem
-            if missing is None:
-                _check_seen(runs)
-                return runs
-            found += self._in_tasks(read, [missing], [missing.size], self._size // 2, self._size // 2)
-        raise DisturbedError("the log changes faster than it can be read", "run the rebuild again")
+        read, half = partial(work, stage), self._size // 2
+        found = self._in_tasks(read, splits, 0, half)
+        problem, runs, end = None, list[Run](), splits[-1].end if splits else begin
+        try:
+            runs = chain(found, begin)
+        except CorruptDataError as error:
+            problem = error
+        if self._log_limit is not None and (problem or _is_doubtful(runs, self._config.store.segment_size)):
+            self._vouched = self._log_limit.ask(end)
+            if self._vouched is not None and self._vouched < end:
+                problem, found = None, [item for item in found if item.split.end <= self._vouched]
+                last = Split(found[-1].split.end if found else begin, self._vouched)
+                found += self._in_tasks(read, [last] if last.size else [], half, 0)
+                runs = chain(found, begin)
+        if problem is not None:
+            raise problem
+        _check_seen(runs)
+        return runs
 
     def _stale_head(self, end: int) -> bytes | None:
         if self._log_limit is None or self._vouched != end:
@@ -366,30 +330,25 @@ class _Rebuild:
             ("sparse", SparseTask, files.sparse, config.outputs.sparse),
         ]
         plans = [kind.plan(runs, config, attempts) if is_wanted else [] for _, kind, _, is_wanted in kinds]
-        # The largest first: none is left when all others are done.
-        ordered: list[Task] = sorted((task for plan in plans for task in plan), key=lambda task: -task.cost)
-        build = partial(_build, tuple(run.slim() for run in runs))
-        made = self._in_tasks(build, ordered, [task.cost for task in ordered], half, self._size - half)
-        built = {id(task): one for task, one in zip(ordered, made, strict=True)}
+        tasks: list[Task] = [task for plan in plans for task in plan]
+        made = iter(self._in_tasks(partial(_build, tuple(run.slim() for run in runs)), tasks, half, self._size - half))
         marks: dict[str, Any] = {}
         for (name, kind, directory, is_wanted), plan in zip(kinds, plans, strict=True):
             marks[name] = None
             if is_wanted:
                 Disk().make_dir(directory)
-                marks[name] = kind.commit(plan, [built[id(task)] for task in plan], directory, runs, config)
+                marks[name] = kind.commit(plan, list(islice(made, len(plan))), directory, runs, config)
                 Disk().sync_dir(directory)
         return marks
 
-    def _in_tasks(
-        self, work: Callable[[Any], Any], items: Sequence[Any], sizes: Sequence[int], done: int, share: int
-    ) -> list[Any]:
+    def _in_tasks(self, work: Callable[[Any], Any], items: Sequence[Any], done: int, share: int) -> list[Any]:
         # ``share`` of all bytes count as done behind it, ``done`` of them before.
-        self._tasks += len(items)
+        self.tasks += len(items)
 
         def tell(now: int, total: int) -> None:
-            self._on_progress(done + (share * now // total if total else share), self._size)
+            self._on_progress(done + share * now // total, self._size)
 
-        return self._run_tasks(work, items, sizes=sizes, progress=tell)
+        return self._run_tasks(work, items, sizes=[1] * len(items), progress=tell)
 
 
 def _last_timestamp(runs: Sequence[Run]) -> int:

@@ -54,9 +54,9 @@ UNITS = pa.schema(
 ROWS_PER_CHUNK = 1 << 17
 _KEYS_PER_CHUNK = 4 * ROWS_PER_CHUNK
 #: A bucket is a number below this that a queue's name and id hash into.
-BUCKETS = 128
+BUCKETS = 32
 _HASH_FACTOR = 0x9E3779B97F4A7C15
-_HASH_SHIFT = 64 - 7
+_HASH_SHIFT = 64 - 5
 _TRANSACTION, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _COLUMNS = {
     "phy_offset": np.int64,

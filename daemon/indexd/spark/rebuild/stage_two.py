@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
@@ -29,16 +28,11 @@ from indexd.index.kernel import BUFFER_FULL, FILE_FULL
 from indexd.spark.rebuild.runs import BUCKETS, Run, bucket_of, entry_of, index_batches, log_batches, queue_batches
 from indexd.sparse.format import SegmentMark, SparseMark, index_name, time_index_name
 from indexd.sparse.service import SparseService
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 from indexd.storage.names import next_index_name
 
 # What an index file is called by the task that builds it.
 _NAME = "index"
-# Fewer rows, or messages, than this are not worth a task of their own.
-_ROWS_PER_TASK = 1 << 20
-_MESSAGES_PER_TASK = 1 << 20
-# What a row of each kind costs a task, about, in bytes of run.
-_ENTRY_COST, _UNIT_COST, _SPARSE_COST = 40, 40, 16
 
 QueueName = tuple[str, int]
 
@@ -74,11 +68,6 @@ class IndexTask:
     run_first: int
     previous: tuple[int, int] | None
     is_full: bool
-
-    @property
-    def cost(self) -> int:
-        """The slots are written whole, however few entries there are."""
-        return self.entries * _ENTRY_COST + self.layout.hash_slot_num * 4
 
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[IndexTask]:
@@ -178,7 +167,7 @@ def _ends_with_entry(runs: Sequence[Run]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class QueuesTask:
-    """Buckets of queues that are built below ``directory``, which is not there yet or empty; ``rows`` in all of them.
+    """A bucket of queues that is built below ``directory``, which is not there yet or empty; ``rows`` in it.
 
     A queue lies in one bucket of every run. So a bucket's rows in log order make its files, marks and counts, whatever
     stands in the others. ``queues_max`` counts queues of all buckets, by their first message: those that have files
@@ -186,59 +175,40 @@ class QueuesTask:
     """
 
     directory: Path
-    buckets: tuple[int, ...]
-    queues: tuple[int, ...]
+    bucket: int
+    queues: int
     file_size: int
     rows: int
 
-    @property
-    def cost(self) -> int:
-        """In bytes of run, about."""
-        return self.rows * _UNIT_COST
-
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[QueuesTask]:
-        """Tasks for all buckets that hold rows, each below its own name in ``directory``; ``runs`` in log order."""
-        known = [0] * BUCKETS
-        for topic, queue_id in first_queues(runs, config.outputs.queues_max):
-            known[bucket_of(topic.encode(), queue_id)] += 1
-        rows = np.array([run.units for run in runs], dtype=np.int64).reshape(len(runs), BUCKETS).sum(axis=0).tolist()
+        """A task a bucket that holds rows, each below its own name in ``directory``; ``runs`` in log order."""
+        first = first_queues(runs, config.outputs.queues_max)
+        known = Counter(bucket_of(topic.encode(), queue_id) for topic, queue_id in first)
+        rows = [sum(run.units[bucket] for run in runs) for bucket in range(BUCKETS)]
         return [
             QueuesTask(
-                directory / f"queues-{buckets[0]:04d}",
-                tuple(buckets),
-                tuple(known[bucket] for bucket in buckets),
-                config.store.consume_queue_file_size,
-                sum(rows[bucket] for bucket in buckets),
+                directory / f"queues-{bucket:04d}", bucket, known[bucket], config.store.consume_queue_file_size, count
             )
-            for buckets in _grouped(rows)
+            for bucket, count in enumerate(rows)
+            if count
         ]
 
     def work(self, runs: Sequence[Run]) -> Built:
-        """Build the buckets of a task from all ``runs``, durably. Raises DiskError."""
+        """Build the bucket from all ``runs``, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
-        marks: list[QueueMark] = []
-        counters = QueueCounters()
-        files: list[DiskFile | Path] = []
-        directories: dict[Path, None] = {}
-        for bucket, queues in zip(self.buckets, self.queues, strict=True):
-            store = ConsumeQueueStore(disk, self.directory, self.file_size, queues)
-            try:
-                for run in runs:
-                    for batch in queue_batches(run, bucket):
-                        store.build(batch)
-                mark = store.mark()
-            finally:
-                store.close()
-            files += mark.unsynced
-            directories |= dict.fromkeys(mark.directories)
-            marks += mark.held.queues
-            counters = _sum([counters, store.counters])
-        # All buckets' together: disks sync many at a time.
-        sync_files(disk, files)
-        sync_dirs(disk, list(directories))
-        return Built(self.directory, (tuple(marks), counters))
+        store = ConsumeQueueStore(disk, self.directory, self.file_size, self.queues)
+        try:
+            for run in runs:
+                for batch in queue_batches(run, self.bucket):
+                    store.build(batch)
+            mark = store.mark()
+        finally:
+            store.close()
+        sync_files(disk, mark.unsynced)
+        sync_dirs(disk, mark.directories)
+        return Built(self.directory, (mark.held.queues, store.counters))
 
     @staticmethod
     def commit(
@@ -252,27 +222,26 @@ class QueuesTask:
 
         IndexdError where one is not what was planned.
         """
-        disk, topics = Disk(), dict[str, None]()
+        disk, topics = Disk(), set[Path]()
         marks: dict[QueueName, QueueMark] = {}
         for task, done in zip(tasks, built, strict=True):
             mine, counted = done.mark
-            if counted.messages != task.rows or len(mine) != sum(task.queues):
+            if counted.messages != task.rows or len(mine) != task.queues:
                 raise IndexdError(
                     f"{done.directory} holds {len(mine)} queues of {counted.messages} rows, "
-                    f"planned were {sum(task.queues)} of {task.rows}"
+                    f"planned were {task.queues} of {task.rows}"
                 )
             for mark in mine:
-                if mark.topic not in topics:
-                    disk.make_dir(directory / mark.topic, durable=False)
-                    topics[mark.topic] = None
-                source = queue_directory(done.directory, mark.topic, mark.queue_id)
-                disk.rename(source, queue_directory(directory, mark.topic, mark.queue_id))
+                place = queue_directory(directory, mark.topic, mark.queue_id)
+                disk.make_dir(place.parent, durable=False)
+                topics.add(place.parent)
+                disk.rename(queue_directory(done.directory, mark.topic, mark.queue_id), place)
                 marks[mark.topic, mark.queue_id] = mark
-        sync_dirs(disk, [directory / topic for topic in topics])
+        sync_dirs(disk, sorted(topics))
         queues_max = config.outputs.queues_max
-        first, counters = first_queues(runs, queues_max), _sum([done.mark[1] for done in built])
-        if marks.keys() != set(first):
-            raise IndexdError(f"{len(marks)} queues were built, and not the {len(first)} that the runs begin with")
+        counts = zip(*(astuple(done.mark[1]) for done in built), strict=True)
+        counters = QueueCounters(*(sum(column) for column in counts))
+        first = first_queues(runs, queues_max)
         limit = queues_max if len(first) == queues_max and counters.left_out else None
         return QueuesMark(config.store.consume_queue_file_size, tuple(marks[name] for name in first), limit), counters
 
@@ -288,32 +257,13 @@ def first_queues(runs: Sequence[Run], queues_max: int) -> list[QueueName]:
     return list(found)
 
 
-def _grouped(rows: Sequence[int]) -> list[list[int]]:
-    # Buckets that hold rows, neighbours together until they are worth a task.
-    groups: list[list[int]] = []
-    room = 0
-    for bucket, count in enumerate(rows):
-        if not count:
-            continue
-        if room <= 0:
-            groups.append([])
-            room = _ROWS_PER_TASK
-        groups[-1].append(bucket)
-        room -= count
-    return groups
-
-
-def _sum(counters: Sequence[QueueCounters]) -> QueueCounters:
-    return QueueCounters(*(sum(column) for column in zip(*map(astuple, counters), strict=True)))
-
-
 @dataclass(frozen=True, slots=True)
 class SparseTask:
-    """Sparse indexes of whole segments, built below ``directory``, from runs ``[first_run, last_run)``.
+    """The sparse indexes of a segment, built below ``directory``, from its runs ``[first_run, last_run)``.
 
     Nothing is carried from one segment of the commitlog to the next, but that the next one's first message seals it: of
-    all pairs the newest one alone stays open, and its task says how building goes on. ``messages`` in all of them.
-    ``grows``: the last one is the log's newest with messages, and is not sealed.
+    all pairs the newest one alone stays open, and its task says how building goes on. ``messages`` in the segment.
+    ``grows``: it is the log's newest with messages, and is not sealed.
     """
 
     directory: Path
@@ -324,40 +274,21 @@ class SparseTask:
     messages: int
     grows: bool
 
-    @property
-    def cost(self) -> int:
-        """In bytes of run, about."""
-        return self.messages * _SPARSE_COST
-
     @staticmethod
     def plan(runs: Sequence[Run], config: Config, directory: Path) -> list[SparseTask]:
-        """Tasks for all segments with messages, each below its own name in ``directory``; ``runs`` in log order."""
-        segment_size = config.store.segment_size
-        groups: list[list[int]] = []
-        room = 0
-        for _, part in groupby(enumerate(runs), key=lambda item: item[1].split.begin // segment_size):
-            numbers = [number for number, run in part if run.messages]
-            if numbers and room <= 0:
-                groups.append([])
-                room = _MESSAGES_PER_TASK
-            if numbers:
-                groups[-1] += numbers
-                room -= sum(runs[number].messages for number in numbers)
-        return [
-            SparseTask(
-                directory / f"sparse-{number:06d}",
-                group[0],
-                group[-1] + 1,
-                segment_size,
-                config.outputs.sparse_interval,
-                sum(runs[at].messages for at in group),
-                number == len(groups) - 1,
-            )
-            for number, group in enumerate(groups)
-        ]
+        """A task a segment with messages, each below its own name in ``directory``; ``runs`` in log order."""
+        size, interval = config.store.segment_size, config.outputs.sparse_interval
+        tasks: list[SparseTask] = []
+        used = [number for number, run in enumerate(runs) if run.messages]
+        for segment, group in groupby(used, key=lambda number: runs[number].split.begin // size):
+            numbers = list(group)
+            place, messages = directory / f"sparse-{segment:06d}", sum(runs[number].messages for number in numbers)
+            grows = numbers[-1] == used[-1]
+            tasks.append(SparseTask(place, numbers[0], numbers[-1] + 1, size, interval, messages, grows))
+        return tasks
 
     def work(self, runs: Sequence[Run]) -> Built:
-        """Build the segments of a task from its part of ``runs``, all in log order, durably. Raises DiskError."""
+        """Build the pair of files from the segment's part of ``runs``, all in log order, durably. Raises DiskError."""
         disk = Disk()
         disk.make_dir(self.directory)
         service = SparseService(disk, self.directory, self.segment_size, self.interval)
