@@ -45,9 +45,7 @@ class NoRoomError(IndexdError):
 
     @classmethod
     def of(cls, error: BaseException) -> NoRoomError | None:
-        """What stands for Python's own ``error``, or for the first such of a group; None for any other."""
-        if isinstance(error, BaseExceptionGroup):
-            return next((found for one in error.exceptions if (found := cls.of(one)) is not None), None)
+        """What stands for Python's own ``error``; None for any other."""
         if isinstance(error, MemoryError):
             return cls("there is no memory left")
         is_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from indexd.service.broker import BrokerAdmin, BrokerFinder, SilentBrokerError
+
 #: What is done with a request: the connection, and the request's header.
 Answer = Callable[[socket.socket, dict[str, Any]], None]
 
@@ -29,6 +31,14 @@ def well(offset: object, begin: str = "0", **changed: object) -> Answer:
         connection.sendall(frame(header, json.dumps({"table": table}).encode()))
 
     return answer
+
+
+def said(broker: BrokerAdmin | BrokerFinder) -> Any:
+    """The offsets that it names, or why it names none."""
+    try:
+        return broker.offsets()
+    except SilentBrokerError as error:
+        return error.line()
 
 
 def raw(data: bytes) -> Answer:

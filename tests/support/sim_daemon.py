@@ -19,8 +19,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.config import Config, load
-from indexd.dispatch.queue import DispatchQueue
-from indexd.dispatch.reput import ReputState
+from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import DiskError, MissingStoreError
 from indexd.flush.frontier import remove_abort
 from indexd.flush.pipeline import Item, Progress

@@ -35,9 +35,11 @@ class FakeWatch:
         self.address = config.node.broker_address
         self.log_limit: Any = BrokerLimit("127.0.0.1:1", 1.0)
         self.is_closed = False
+        self.looks = 0
         FakeWatch.made.append(self)
 
     def look(self) -> dict[str, Any]:
+        self.looks += 1
         if FakeWatch.hangs is not None:
             FakeWatch.hangs.wait(60)
         return dict(FakeWatch.found)
@@ -71,11 +73,12 @@ def wait_for(holds: Callable[[], object]) -> None:
 def test_a_change_is_told_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     log: Any = instance.log
     with Around(instance):
-        time.sleep(0.4)
+        wait_for(lambda: FakeWatch.made[0].looks > 3)
         assert log.events == ["broker"]
         monkeypatch.setattr(FakeWatch, "found", {"alive": False, "indexing": None, "unsafe": ["something"]})
         wait_for(lambda: instance.board.broker["alive"] is False)
-        time.sleep(0.4)
+        looks = FakeWatch.made[0].looks
+        wait_for(lambda: FakeWatch.made[0].looks > looks + 3)
         assert log.events == ["broker", "broker", "broker_unsafe"]
 
 
@@ -92,18 +95,20 @@ def test_a_look_that_hangs_holds_nobody_up(instance: Instance, monkeypatch: pyte
 
 
 def test_a_look_that_fails_is_said_once_and_goes_on(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, failed = FakeWatch.look, threading.Semaphore(0)
+
     def fail(_: object) -> None:
+        failed.release()
         raise ZeroDivisionError
 
     log: Any = instance.log
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeWatch, "look", fail)
-        with Around(instance):
-            time.sleep(0.3)
-            assert log.events == ["look_failed"]
-            patch.undo()
-            monkeypatch.setattr(module, "BrokerWatch", FakeWatch)
-            wait_for(lambda: instance.board.broker)
+    monkeypatch.setattr(FakeWatch, "look", fail)
+    with Around(instance):
+        for _ in range(4):
+            assert failed.acquire(timeout=30)
+        assert log.events == ["look_failed"]
+        monkeypatch.setattr(FakeWatch, "look", look)
+        wait_for(lambda: instance.board.broker)
 
 
 def test_the_broker_of_a_hup_is_asked_from_then_on(tmp_path: Path, instance: Instance) -> None:

@@ -16,8 +16,7 @@ from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, tr
 from indexd.commitlog.reader import ReaderCounters
 from indexd.commitlog.segments import list_segments, log_end
 from indexd.config import LogConfig
-from indexd.dispatch.queue import DispatchQueue
-from indexd.dispatch.reput import ReputState
+from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import MissingStoreError
 from indexd.index.format import IndexLayout
 from indexd.serve.board import Board, Events, Histogram

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from indexd.errors import NoRoomError
 from support.commitlog_writer import FrameSpec, encode_frame
 from support.daemon import compile_kernels, indexd, indexd_here
 from support.small_log import SEGMENT_SIZE, SIZES, write_log
@@ -294,10 +293,3 @@ def test_no_memory_is_no_defect(root: Path, monkeypatch: pytest.MonkeyPatch, err
     line = error_of(indexd_here(*words), INTERNAL)
     assert "there is no memory" in line
     assert "report" not in line
-
-
-def test_no_memory_for_one_of_several_tasks() -> None:
-    no_thread = RuntimeError("can't start new thread")
-    group = ExceptionGroup("tasks", [ExceptionGroup("inner", [KeyError(), no_thread])])
-    assert NoRoomError.of(group) is not None
-    assert NoRoomError.of(ExceptionGroup("tasks", [KeyError(), RuntimeError("other")])) is None

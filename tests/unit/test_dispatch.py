@@ -11,15 +11,15 @@ import pytest
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns, trimmed
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import Skipped
-from indexd.dispatch.queue import DispatchQueue, Item, drain
-from indexd.dispatch.reput import Pace, ReputState, poll_patiently, reput
+from indexd.config import ReaderConfig
+from indexd.dispatch.reput import DispatchQueue, Item, ReputState, drain, poll_patiently, reput
 
 
 def no_problem(error: object, seconds: float) -> None:
     raise AssertionError(error)
 
 
-PACE = Pace(0.001, 0.02, 60.0)
+CONFIG = ReaderConfig(poll_min_ms=1, poll_max_ms=20)
 
 
 def batch(begin: int, rows: int = 10) -> DispatchBatch:
@@ -35,13 +35,13 @@ async def test_a_full_queue_lets_the_producer_wait_and_loses_nothing() -> None:
     async def produce() -> None:
         for item in items:
             await queue.put(item)
-            assert queue.rows <= 25
+            assert queue.waiting.rows <= 25
         queue.close()
 
     producer = asyncio.create_task(produce())
     seen: list[Item] = []
     while not (queue.closed and len(queue) == 0):
-        await queue.wait_until_due(5.0)
+        await asyncio.wait_for(queue.due.wait(), 5.0)
         seen += await queue.drain()
     await producer
     assert seen == items
@@ -55,44 +55,43 @@ async def test_bytes_are_bounded_too_and_a_huge_batch_passes_alone() -> None:
     assert not waiting.done()
     assert len(await queue.drain()) == 1
     await asyncio.wait_for(waiting, 1.0)
-    assert queue.bytes > queue.bytes_max
+    assert queue.waiting.bytes > queue.bytes_max
 
 
-async def test_a_drain_comes_after_the_interval_and_at_once_when_full_or_closed() -> None:
-    queue = DispatchQueue(rows_max=10, bytes_max=1 << 20)
-    built: list[tuple[float, int]] = []
-    started = time.monotonic()
+async def test_a_drain_is_early_by_what_the_last_one_took_and_at_once_when_full_or_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, now = DispatchQueue(rows_max=10, bytes_max=1 << 20), 100.0
+    waits: list[float] = []
+    built: list[int] = []
 
-    async def build(items: list[Item]) -> None:
-        built.append((time.monotonic() - started, len(items)))
-
-    task = asyncio.create_task(drain(queue, lambda: 0.4, build))
-    await queue.put(batch(0))
-    blocked = asyncio.create_task(queue.put(batch(10)))
-    await asyncio.wait_for(blocked, 1.0)
-    assert built[0][0] < 0.25
-    await asyncio.sleep(0.5)
-    assert sum(count for _, count in built) == 2
-    assert built[1][0] - built[0][0] == pytest.approx(0.3, abs=0.15)
-    queue.close()
-    await asyncio.wait_for(task, 1.0)
-    assert built[-1][1] == 0
-
-
-async def test_a_slow_build_brings_the_next_drain_forward() -> None:
-    queue = DispatchQueue(rows_max=1000, bytes_max=1 << 20)
-    begun: list[float] = []
+    async def wait(due: asyncio.Event, seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        now += 0.0 if due.is_set() else seconds
+        if len(waits) == 2:
+            await queue.put(batch(0))
+            blocked.append(asyncio.create_task(queue.put(batch(10))))
+            await asyncio.sleep(0)
+            assert queue.is_blocked
+            assert due.is_set()
+        if len(waits) == 4:
+            queue.close()
 
     async def build(items: list[Item]) -> None:
-        begun.append(time.monotonic())
-        await asyncio.sleep(0.3)
+        nonlocal now
+        now += 0.3
+        built.append(len(items))
+        await asyncio.sleep(0)
 
-    task = asyncio.create_task(drain(queue, lambda: 1.0, build))
-    await asyncio.sleep(2.3)
-    queue.close()
-    await task
-    # 1.0 less the reading time less the 0.3 of the build: what comes in is found within the interval.
-    assert begun[2] - begun[1] == pytest.approx(0.6, abs=0.15)
+    blocked: list[asyncio.Task[None]] = []
+    monkeypatch.setattr("indexd.dispatch.reput.pause", wait)
+    monkeypatch.setattr("indexd.dispatch.reput.time.monotonic", lambda: now)
+    await drain(queue, lambda: 1.0, build)
+    assert blocked[0].done()
+    # 1.0 less the reading time; then less the 0.3 of the build: what comes in is found within the interval.
+    assert waits == pytest.approx([0.9, 0.3, 0.3, 0.3])
+    assert built == [0, 1, 1, 0]
 
 
 async def test_the_tail_loop_passes_on_reports_and_ends() -> None:
@@ -113,7 +112,7 @@ async def test_the_tail_loop_passes_on_reports_and_ends() -> None:
         return script.pop(0)
 
     started = time.monotonic()
-    await asyncio.wait_for(reput(poll, queue, PACE, state, stop, events.append, no_problem), 10.0)  # type: ignore[arg-type]
+    await asyncio.wait_for(reput(poll, queue, lambda: 60.0, state, stop, events.append, no_problem), 10.0)  # type: ignore[arg-type]
     assert queue.closed
     assert [type(item) for item in await queue.drain()] == [DispatchBatch, Skipped, DispatchBatch]
     assert events == [Skipped(10, 20, "expired"), Corrupt(20, "bad", None), None]
@@ -127,11 +126,11 @@ async def test_a_stop_does_not_wait_for_a_full_queue() -> None:
     async def poll() -> DispatchBatch:
         return batch(0)
 
-    task = asyncio.create_task(reput(poll, queue, PACE, state, stop, lambda event: None, no_problem))
+    task = asyncio.create_task(reput(poll, queue, lambda: 60.0, state, stop, lambda event: None, no_problem))
     await asyncio.sleep(0.05)
     stop.set()
     await asyncio.wait_for(task, 1.0)
-    assert queue.rows == 10
+    assert queue.waiting.rows == 10
 
 
 def test_looks_become_rarer_while_the_log_is_quiet() -> None:
@@ -143,16 +142,16 @@ def test_looks_become_rarer_while_the_log_is_quiet() -> None:
         return NotYetWritten(0)
 
     # The first time it says so at once: what came before the start is to be built.
-    poll_patiently(poll, PACE, state, stop)
+    poll_patiently(poll, CONFIG, state, stop)
     assert looks == 1
     state.has_caught_up = True
     started = time.monotonic()
-    assert poll_patiently(poll, PACE, state, stop) == NotYetWritten(0)
+    assert poll_patiently(poll, CONFIG, state, stop) == NotYetWritten(0)
     assert 0.9 < time.monotonic() - started < 2.0
     assert 20 < looks < 80
     assert state.caught_up
-    assert state.pause == PACE.poll_max
+    assert state.pause == 0.02
     stop.set()
     started = time.monotonic()
-    poll_patiently(poll, PACE, state, stop)
+    poll_patiently(poll, CONFIG, state, stop)
     assert time.monotonic() - started < 0.5

@@ -12,8 +12,8 @@ import pytest
 from indexd.errors import DiskError
 from indexd.index.format import FileMark, IndexHeader
 from indexd.recovery.recover import Damage, DamagedError
-from indexd.service import scrub as module
-from indexd.service.scrub import Scrubbing
+from indexd.service import around as module
+from indexd.service.around import Scrubbing
 from indexd.verify.scrub import Scrub
 from support.inside import opened_inside
 from support.sim_daemon import SilentLog
@@ -42,9 +42,7 @@ class Ground:
         return self.instance.board.scrub
 
     def left(self) -> float:
-        left = self.scrubbing.seconds_left
-        assert left is not None
-        return left
+        return self.scrubbing.seconds_left
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def test_it_is_due_at_once_and_then_every_interval(ground: Ground) -> None:
     ground.pipeline.persist(ground.pipeline.mark())
     assert ground.pipeline.frontier.scrubbed_at == ground.pipeline.scrubbed_at
     other = Scrubbing(ground.instance, ground.pipeline, ground.stop)
-    assert DAY - 60 < (other.seconds_left or 0) <= DAY
+    assert DAY - 60 < other.seconds_left <= DAY
     # A clock that was ahead then does not put it off for ever.
     ground.pipeline.scrubbed_at = int((time.time() + 10 * DAY) * 1000)
     assert ground.left() == 0

@@ -1,5 +1,4 @@
 """From the reader to the builders: a tail loop that polls, a bounded queue, a drain every few seconds.
 
-``queue``  DispatchQueue: bounded by rows and bytes, waits when full, drops nothing
-``reput``  the tail loop (RocketMQ: ReputMessageService)
+``reput``  the tail loop (RocketMQ: ReputMessageService), the queue and its drains; bounds on rate and memory
 """

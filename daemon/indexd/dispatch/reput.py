@@ -1,9 +1,13 @@
-"""The tail loop: polls the log, puts what is there into the queue, waits 1 to 50 ms when there is nothing.
+"""From the reader to the builders: the log is polled into a bounded queue, which is drained every few seconds.
 
-inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet. Throttle
-slows the reading, so that the broker keeps its disk and the machine its memory. Both its bounds give way before they
-could stop the index for good: the rate is never less than what the broker writes and a quarter more, and with nothing
-left in the queue a batch is read whatever the memory says.
+inotify says nothing of stores through a mapping, so the log is polled; the pause doubles while it is quiet. A full
+queue has the reader wait: nothing is lost, the log is on disk. Every ``interval`` seconds, or at once when the queue is
+full or closed, all that waits is built. The interval is what a message waits at most until it can be found: the next
+drain begins so early that it should be over by then, going by how long the last one took.
+
+Throttle slows the reading, so that the broker keeps its disk and the machine its memory. Both its bounds give way
+before they could stop the index for good: the rate is never less than what the broker writes and a quarter more, and
+with nothing left in the queue a batch is read whatever the memory says.
 """
 
 from __future__ import annotations
@@ -19,20 +23,103 @@ from dataclasses import dataclass
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt, NotYetWritten
 from indexd.commitlog.reader import LogReader, Poll, Skipped
-from indexd.dispatch.queue import DispatchQueue
+from indexd.config import ReaderConfig
 from indexd.errors import DiskError, IndexdError, MissingStoreError
 
-_CORRUPT_RETRY_SECONDS = 1.0
+Item = DispatchBatch | Skipped
+_RETRY_SECONDS_MIN = 1.0
 _PATIENCE_SECONDS = 1.0
+# What passes before a message is in the queue at all: polling and settling.
+_READ_SECONDS = 0.1
 
 
-@dataclass(slots=True)
-class Pace:
-    """How often to poll, in seconds; may be replaced while the loop runs."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits at one moment; whole, so that any thread may look at any time.
 
-    poll_min: float
-    poll_max: float
-    corrupt_retry_max: float
+    ``since`` is when the oldest item was put (monotonic, seconds), ``store_timestamp`` that of the oldest message (ms);
+    None when there is none.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    since: float | None = None
+    store_timestamp: int | None = None
+
+
+class DispatchQueue:
+    """A FIFO of stretches of the log for one producer and one consumer on one event loop.
+
+    ``rows_max`` and ``bytes_max`` bound what waits; a single batch above them passes alone.
+    """
+
+    def __init__(self, rows_max: int, bytes_max: int) -> None:
+        self.rows_max, self.bytes_max = rows_max, bytes_max
+        #: What waits now: another object after each change.
+        self.waiting = Waiting()
+        #: A ``put`` waits for room.
+        self.is_blocked = False
+        self.closed = False
+        #: What waits is to be drained now.
+        self.due = asyncio.Event()
+        self._items: list[Item] = []
+        self._changed = asyncio.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    async def put(self, item: Item) -> None:
+        """Append, once there is room."""
+        rows, size = (item.rows, item.size) if isinstance(item, DispatchBatch) else (0, 0)
+        async with self._changed:
+            while self._items and (
+                self.waiting.rows + rows > self.rows_max or self.waiting.bytes + size > self.bytes_max
+            ):
+                self.is_blocked = True
+                self.due.set()
+                await self._changed.wait()
+            self._items.append(item)
+            before = self.waiting
+            since = time.monotonic() if before.since is None else before.since
+            oldest = oldest_timestamp([item]) if before.store_timestamp is None else before.store_timestamp
+            self.waiting = Waiting(before.rows + rows, before.bytes + size, since, oldest)
+
+    async def drain(self) -> list[Item]:
+        """Everything that waits; makes room."""
+        async with self._changed:
+            items, self._items = self._items, []
+            self.waiting, self.is_blocked = Waiting(), False
+            if not self.closed:
+                self.due.clear()
+            self._changed.notify_all()
+        return items
+
+    def close(self) -> None:
+        """Nothing more will be put: the consumer drains at once and ends."""
+        self.closed = True
+        self.due.set()
+
+
+def oldest_timestamp(items: list[Item]) -> int | None:
+    """The store timestamp of the first message, ms; None if there is none."""
+    times = (item.columns.store_timestamp for item in items if isinstance(item, DispatchBatch) and item.rows)
+    return next((int(column[0]) for column in times), None)
+
+
+async def drain(
+    queue: DispatchQueue, interval: Callable[[], float], build: Callable[[list[Item]], Awaitable[None]]
+) -> None:
+    """Run until the queue is closed and empty; an empty drain is built too, so that its counters stay fresh."""
+    begun, took = time.monotonic(), 0.0
+    while True:
+        seconds = interval()
+        due = begun + max(seconds - _READ_SECONDS - took, seconds / 2)
+        await pause(queue.due, max(due - time.monotonic(), 0.0))
+        closed, begun = queue.closed, time.monotonic()
+        await build(await queue.drain())
+        if closed:
+            return
+        took = time.monotonic() - begun
 
 
 @dataclass(slots=True)
@@ -50,27 +137,27 @@ class ReputState:
     pause: float = 0.001
 
 
-def poll_patiently(poll: Callable[[], Poll], pace: Pace, state: ReputState, stop: threading.Event) -> Poll:
+def poll_patiently(poll: Callable[[], Poll], config: ReaderConfig, state: ReputState, stop: threading.Event) -> Poll:
     """In the read thread: poll until there is something, or for a second; the pause doubles while the log is quiet.
 
     Here and not on the event loop, which would wake four times for each look at a quiet log.
     """
-    give_up = time.monotonic() + _PATIENCE_SECONDS
+    give_up, shortest = time.monotonic() + _PATIENCE_SECONDS, config.poll_min_ms / 1000
     while True:
         found = poll()
         state.caught_up = isinstance(found, NotYetWritten)
         if not state.caught_up:
-            state.pause = pace.poll_min
+            state.pause = shortest
             return found
-        if not state.has_caught_up or time.monotonic() >= give_up or stop.wait(max(state.pause, pace.poll_min)):
+        if not state.has_caught_up or time.monotonic() >= give_up or stop.wait(max(state.pause, shortest)):
             return found
-        state.pause = min(2 * state.pause, pace.poll_max)
+        state.pause = min(2 * state.pause, config.poll_max_ms / 1000)
 
 
 async def reput(
     poll: Callable[[], Awaitable[Poll]],
     queue: DispatchQueue,
-    pace: Pace,
+    retry_max: Callable[[], float],
     state: ReputState,
     stop: asyncio.Event,
     on_event: Callable[[Corrupt | Skipped | None], None],
@@ -80,52 +167,47 @@ async def reput(
 
     ``on_problem`` hears of a log that cannot be read for now, with the seconds until the next try, and of its end.
     """
-    retry = _CORRUPT_RETRY_SECONDS
+    retry = _RETRY_SECONDS_MIN
     try:
         while not stop.is_set():
+            found: Poll | None = None
+            problem: IndexdError | None = None
             try:
                 found = await poll()
             except (DiskError, MissingStoreError) as error:
-                state.problem, state.caught_up = error, False
-                on_problem(error, retry)
-                await pause(stop, retry)
-                retry = min(2 * retry, pace.corrupt_retry_max)
-                continue
-            if state.problem is not None:
-                state.problem, retry = None, _CORRUPT_RETRY_SECONDS
-                on_problem(None, 0.0)
-            if state.corrupt is not None and not isinstance(found, Corrupt):
-                state.corrupt, retry = None, _CORRUPT_RETRY_SECONDS
-                on_event(None)
+                problem, state.caught_up = error, False
+            if problem is not None or state.problem is not None:
+                on_problem(problem, retry)
+            state.problem = problem
+            corrupt = found if isinstance(found, Corrupt) else None
+            if found is not None and corrupt != state.corrupt:
+                state.corrupt = corrupt
+                on_event(corrupt)
             if state.caught_up and not state.has_caught_up:
                 # What came while nobody indexed has waited long enough.
                 state.has_caught_up = True
-                queue.hurry()
+                queue.due.set()
+            if isinstance(found, Skipped):
+                on_event(found)
             if isinstance(found, (DispatchBatch, Skipped)):
-                if isinstance(found, Skipped):
-                    on_event(found)
                 await _put(queue, found, stop)
-            elif isinstance(found, Corrupt):
-                if state.corrupt != found:
-                    state.corrupt = found
-                    on_event(found)
+            if problem is None and corrupt is None:
+                retry = _RETRY_SECONDS_MIN
+            else:
                 await pause(stop, retry)
-                retry = min(2 * retry, pace.corrupt_retry_max)
+                retry = min(2 * retry, retry_max())
     finally:
         queue.close()
 
 
-async def _put(queue: DispatchQueue, item: DispatchBatch | Skipped, stop: asyncio.Event) -> None:
+async def _put(queue: DispatchQueue, item: Item, stop: asyncio.Event) -> None:
     # A full queue must not keep a stop waiting: what is not put is read again after the next start.
-    putting = asyncio.ensure_future(queue.put(item))
-    stopping = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(queue.put(item)), asyncio.ensure_future(stop.wait())]
     try:
-        await asyncio.wait({putting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if putting.done():
-            await putting
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        putting.cancel()
-        stopping.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

@@ -96,8 +96,12 @@ class Pipeline:
         self._done = 0
         self.progress = self.mark()
 
-    def __repr__(self) -> str:
-        return f"Pipeline([{self.built.begin_offset}, {self.built.phy_offset}), durable={self.frontier.phy_offset})"
+    @property
+    def is_ahead(self) -> bool:
+        """Whether ``progress`` says more than the frontier, or has work left."""
+        known, found = self.frontier, self.progress.frontier
+        stands = known.phy_offset, known.uncovered, known.stale_head
+        return stands != (found.phy_offset, found.uncovered, found.stale_head) or self.progress.has_work
 
     def apply(self, items: list[Item], log_begin: int) -> list[str]:
         """Build ``items`` and drop what only points before ``log_begin``; the names of files that can go.

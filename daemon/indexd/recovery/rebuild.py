@@ -6,22 +6,20 @@ rebuild leaves a ``.building`` directory that the next one replaces.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reader import LogReader, Skipped
+from indexd.commitlog.reader import LogReader
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.config import Config
 from indexd.config.load import check_outside
+from indexd.dispatch.reput import Item
 from indexd.errors import BusyError, UsageError
 from indexd.flush.pipeline import Pipeline, sync_files
 from indexd.flush.registry import OUTPUTS, make_outputs
@@ -33,16 +31,12 @@ from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles, absolute, building_of
 
-# Batches between the two threads: enough that neither waits for the other's hiccups, some tens of MiB.
-_QUEUE_BATCHES = 8
+# Batches that are read ahead: enough that neither thread waits for the other's hiccups, some tens of MiB.
+_BATCHES_AHEAD = 8
 # Threads that decode; one more builds. More than two find nothing to do: building is in order.
 _WORKERS = 2
-_QUIET_SECONDS = 0.01
 # 40 MiB of entries.
 _ENTRIES_PER_SYNC = 2 << 20
-
-
-_Items = queue.Queue[DispatchBatch | Skipped | BaseException | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,29 +145,29 @@ def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
 def _build(
     disk: Disk, reader: LogReader, pipeline: Pipeline, on_progress: Callable[[int, int], None]
 ) -> Corrupt | None:
-    items: _Items = queue.Queue(_QUEUE_BATCHES)
-    stop = threading.Event()
-    total = reader.log.segments[-1].end - reader.position if reader.log.segments else 0
-    begin = reader.position
-    log = WholeLog(reader)
-    thread = threading.Thread(target=_read, args=(log, items, stop), name="reader", daemon=True)
-    thread.start()
+    begin, log = reader.position, WholeLog(reader)
+    total = reader.log.segments[-1].end - begin if reader.log.segments else 0
     try:
-        with _Syncer(disk, pipeline) as syncer:
-            while (item := _next_item(items, pipeline, syncer)) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                pipeline.build(item)
-                syncer.after_batch()
-                on_progress(pipeline.built.phy_offset - begin, total)
-            syncer.wait()
+        with _Syncer(disk, pipeline) as syncer, ThreadPoolExecutor(1, "reader") as pool:
+            try:
+                for item in _read_ahead(log, pool):
+                    pipeline.build(item)
+                    syncer.after_batch()
+                    on_progress(pipeline.built.phy_offset - begin, total)
+                syncer.last.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
     finally:
-        stop.set()
-        while thread.is_alive():
-            with suppress(queue.Empty):
-                items.get(timeout=_QUIET_SECONDS)
         reader.close()
     return log.unreadable
+
+
+def _read_ahead(log: WholeLog, pool: ThreadPoolExecutor) -> Iterator[Item]:
+    items = iter(log)
+    reads = deque(pool.submit(next, items, None) for _ in range(_BATCHES_AHEAD))
+    while (item := reads.popleft().result()) is not None:
+        reads.append(pool.submit(next, items, None))
+        yield item
 
 
 class _Syncer(ThreadPoolExecutor):
@@ -185,50 +179,20 @@ class _Syncer(ThreadPoolExecutor):
         index = pipeline.outputs[0]
         assert isinstance(index, IndexService)
         self._index = index
-        self._running: Future[None] | None = None
         self._synced_entries = 0
+        #: The last sync: what its ``result`` raises the rebuild has to raise.
+        self.last = self.submit(sync_files, disk, ())
 
     def after_batch(self) -> None:
         """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
-        rolled = self._index.rolled
-        due = self._index.counters.entries - self._synced_entries >= _ENTRIES_PER_SYNC
-        if rolled or (due and (self._running is None or self._running.done())):
-            self.start()
+        rolled, entries = self._index.rolled, self._index.counters.entries
+        if rolled or (entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done()):
+            self.last.result()
+            self._synced_entries = entries
+            files: list[DiskFile | Path] = [*self._index.writing]
+            for output in self._pipeline.outputs:
+                files += output.unsynced.files()
+            self.last = self.submit(sync_files, self._disk, files)
         if rolled:
-            self.wait()
+            self.last.result()
             self._index.close_rolled(rolled)
-
-    def wait(self) -> None:
-        """Until the running sync has ended."""
-        if self._running is not None:
-            self._running.result()
-
-    def start(self) -> None:
-        """Sync what has been written so far; queue files once more at the end: by then there is little left of it."""
-        self.wait()
-        self._synced_entries = self._index.counters.entries
-        files: list[DiskFile | Path] = [*self._index.writing]
-        for output in self._pipeline.outputs:
-            files += output.unsynced.files()
-        self._running = self.submit(sync_files, self._disk, files)
-
-
-def _next_item(items: _Items, pipeline: Pipeline, syncer: _Syncer) -> DispatchBatch | Skipped | BaseException | None:
-    try:
-        return items.get(timeout=_QUIET_SECONDS)
-    except queue.Empty:
-        # The reader lets the newest frame settle: bring out what has to be written and synced anyway.
-        pipeline.outputs[0].publish()
-        syncer.start()
-        return items.get()
-
-
-def _read(log: WholeLog, items: _Items, stop: threading.Event) -> None:
-    try:
-        for item in log:
-            if stop.is_set():
-                break
-            items.put(item)
-        items.put(None)
-    except BaseException as error:  # noqa: BLE001 - handed to the building thread, which raises it
-        items.put(error)

@@ -1,7 +1,7 @@
 """Watches the broker: is it alive, does it index, where does its log end, which bounds what is read; what is unsafe.
 
-A broker reads broker.conf once, at its start. A file that was changed later says what the next start brings. Its index
-files say what it does now: the newest one's header grows with every key. What is unsafe is only said: it keeps the next
+A broker reads broker.conf once, at its start, and so does indexd. The broker's index files say what it does now: the
+newest one's header grows with every key. What is unsafe is only said: it keeps the next
 start from going on (exit 3), never a running daemon. Our files are our own, so a broker that indexes as well does
 double work and no harm, while a stop would leave the hole that mode offload is there to avoid.
 
@@ -27,7 +27,6 @@ stands on.
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import struct
@@ -40,14 +39,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from indexd.commitlog.segments import SegmentList, list_segments
-from indexd.config import BrokerFacts, Config
-from indexd.config.load import DEFAULT, index_key, read_broker_conf, writes_index
+from indexd.config import Config
+from indexd.config.load import index_key, writes_index
 from indexd.config.serving import is_peer, split_address
 from indexd.config.units import RemotePath, printable
-from indexd.errors import DiskError, IndexdError, UsageError
+from indexd.errors import DiskError, IndexdError
+from indexd.index.format import HEADER_SIZE, IndexHeader
 from indexd.serve.remoting.command import FrameError, RemotingCommand, decode_command, encode_command
-from indexd.storage.disk import Disk, Stamp
+from indexd.storage.disk import Disk
 from indexd.storage.lock import BrokerLock, listening, look_at_lock
+from indexd.storage.names import is_index_name
 
 GET_BROKER_RUNTIME_INFO = 28
 _ANSWER_SIZE_MAX = 1 << 20
@@ -65,10 +66,6 @@ _SLACK_SECONDS = 2.0
 _LOOKS = 3
 NOT_ASKED = "it was not asked yet"
 _REMEDY = "correct broker_address and send HUP"
-# A JVM has not read its configuration yet when it is so young; and clocks of files are coarse.
-_START_SLACK_SECONDS = 1.0
-_INDEX_COUNT = struct.Struct(">36xi")
-_INDEX_NAME = re.compile("[0-9]{17}", re.ASCII)
 # Between the last word of a broker that ends and the end of its lock.
 _ENDING_SECONDS = 0.2
 
@@ -80,6 +77,12 @@ class Offsets(NamedTuple):
     end: int
 
 
+class SilentBrokerError(IndexdError):
+    """There is no broker to ask, or it does not answer what it was asked."""
+
+    default_hint = ""
+
+
 class BrokerAdmin:
     """A connection that is kept; one thread at a time."""
 
@@ -89,29 +92,26 @@ class BrokerAdmin:
         self._socket: socket.socket | None = None
         self._opaque = 0
 
-    def offsets(self) -> Offsets | str:
-        """Where the broker's log begins and ends, or why there is no answer; within the time-out.
+    def offsets(self) -> Offsets:
+        """Where the broker's log begins and ends; within the time-out. Raises SilentBrokerError.
 
         Everything before its end was written whole before the answer was sent.
         """
         deadline, was_kept = time.monotonic() + self._timeout, self._socket is not None
         try:
             return self._ask(deadline)
-        except ConnectionError as error:
-            self.close()
-            if was_kept:  # the broker drops one that is quiet for two minutes
-                return self.offsets()
-            return error.strerror or str(error)
-        except TimeoutError:
-            why = f"no answer within {self._timeout:g} s"
         except OSError as error:
-            why = error.strerror or str(error)
+            self.close()
+            if was_kept and isinstance(error, ConnectionError):  # the broker drops one that is quiet for two minutes
+                return self.offsets()
+            is_late = isinstance(error, TimeoutError)
+            why = f"no answer within {self._timeout:g} s" if is_late else error.strerror or str(error)
         except FrameError as error:
             why = f"what listens there does not speak RocketMQ's protocol: {printable(str(error))}"
         except ValueError as error:
             why = str(error)
         self.close()
-        return why
+        raise SilentBrokerError(why)
 
     def close(self) -> None:
         """Close the connection; the next question opens one."""
@@ -179,25 +179,14 @@ class BrokerFinder:
         #: Where the broker answered last; None before the first time, and while it does not.
         self.address: str | None = None
 
-    def offsets(self) -> Offsets | str:
-        """What the broker of this store says, or why there is none to ask."""
-        try:
-            before = self._list_log()
-            if self._admin is not None:
-                answer = self._ask(before)
-                if isinstance(answer, Offsets):
-                    return answer
-                self.close()
-            address, why = self._candidate()
-            if address is None:
-                return why
-            self.address, self._admin = address, BrokerAdmin(address)
-            answer = self._ask(before)
-        except IndexdError as error:
-            answer = error.line()
-        if isinstance(answer, str):
-            self.close()
-        return answer
+    def offsets(self) -> Offsets:
+        """What the broker of this store says. Raises IndexdError: why there is none to ask."""
+        before = self._list_log()
+        if self._admin is not None:
+            with suppress(SilentBrokerError):
+                return self._ask(self._admin, before)
+        address = self._candidate()
+        return self._ask(BrokerAdmin(address), before)
 
     def close(self) -> None:
         """Close the connection; the next question looks for the broker again."""
@@ -205,39 +194,43 @@ class BrokerFinder:
             self._admin.close()
         self._admin = self.address = None
 
-    def _ask(self, before: SegmentList) -> Offsets | str:
-        assert self._admin is not None
-        answer = self._admin.offsets()
-        if isinstance(answer, str):
-            return f"the broker at {self.address}: {answer}"
-        after = self._list_log()
-        begin, end = before.min_offset or 0, after.segments[-1].end if after.segments else 0
-        if begin <= max(answer.begin, 0) <= (after.min_offset or 0) and begin <= answer.end <= end:
-            return answer
-        return f"the broker at {self.address} is another store's: its log is [{answer.begin}, {answer.end})"
+    def _ask(self, admin: BrokerAdmin, before: SegmentList) -> Offsets:
+        self._admin, self.address = admin, admin.address
+        try:
+            answer, after = admin.offsets(), self._list_log()
+            begin, end = before.min_offset or 0, after.segments[-1].end if after.segments else 0
+            if begin <= max(answer.begin, 0) <= (after.min_offset or 0) and begin <= answer.end <= end:
+                return answer
+            raise SilentBrokerError(f"it is another store's: its log is [{answer.begin}, {answer.end})")
+        except IndexdError as error:
+            self.close()
+            raise SilentBrokerError(f"the broker at {admin.address}: {error.line()}") from None
 
-    def _candidate(self) -> tuple[str | None, str]:
-        # Where to ask, or None and why not.
+    def _candidate(self) -> str:
+        # Where to ask.
         if self._config.node.broker_address is not None:
-            return self._config.node.broker_address, ""
+            return self._config.node.broker_address
         if self._config.store.broker_conf is not None:
             facts = self._config.broker
             address = f"{facts.broker_ip1 or '127.0.0.1'}:{facts.listen_port}"
-            return (address, "") if is_peer(address) else (None, f"{address}, of broker_conf, is no address: {_HINT}")
+            if not is_peer(address):
+                raise SilentBrokerError(f"{address}, of broker_conf, is no address", _HINT)
+            return address
         lock = self._look_at_lock()
         if not lock.alive:
-            return None, lock.why or "no broker runs here"
+            raise SilentBrokerError(lock.why or "no broker runs here")
         if lock.pid is None:
-            return None, f"{lock.why}: {_HINT}"
+            raise SilentBrokerError(str(lock.why), _HINT)
         try:
             ports = listening(lock.pid)
         except OSError as error:
-            return None, f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror}): {_HINT}"
+            what = f"where the broker, pid {lock.pid}, listens cannot be seen ({error.strerror})"
+            raise SilentBrokerError(what, _HINT) from error
         pairs = [port for port in sorted(ports) if port - _FAST_PORT_BELOW in ports]
         if len(pairs) != 1:
             what = "is not to be told from its other ports" if pairs else "is not there yet"
-            return None, f"the listenPort of the broker, pid {lock.pid}, {what}: {_HINT}"
-        return f"{ports[pairs[0]]}:{pairs[0]}", ""
+            raise SilentBrokerError(f"the listenPort of the broker, pid {lock.pid}, {what}", _HINT)
+        return f"{ports[pairs[0]]}:{pairs[0]}"
 
 
 class BrokerLimit:
@@ -340,92 +333,59 @@ class BrokerLimit:
             self._admin.close()
 
     def _question(self) -> None:
-        waits_for = self._waits_for
-        answer = self._admin.offsets()
+        waits_for, answer = self._waits_for, None
+        try:
+            answer = self._admin.offsets()
+        except IndexdError as error:
+            self.silence = error.line()
         self._asked = self._clock()
-        if isinstance(answer, Offsets):
+        if answer is not None:
             self._answered_for = waits_for
             self.offset, self.silence, self._retry = answer.end, None, _RETRY_SECONDS_MIN
             self._next_ask = self._asked + self._pause
-        else:
-            self.silence = answer
-            if not self.bounds:
-                self.offset = None
-            self._next_ask = self._asked + self._retry
-            self._retry = min(2 * self._retry, self._retry_max)
+            return
+        if not self.bounds:
+            self.offset = None
+        self._next_ask = self._asked + self._retry
+        self._retry = min(2 * self._retry, self._retry_max)
 
 
 class IndexingWatch:
-    """Looks at broker.conf when it changes, and at the broker's newest index file each time."""
+    """Whether the broker indexes: by broker.conf as it was read, and by its newest index file, which counts more."""
 
     def __init__(self, config: Config, disk: Disk) -> None:
-        self._config, self._disk, self._path = config, disk, config.store.broker_conf
-        self._name = printable(str(self._path))
-        self._stamp: Stamp | None = None
-        self._problem: str | None = None
-        #: What broker.conf says, and what held for the broker of this pid.
-        self._facts: BrokerFacts | None = None
-        self._held: tuple[int | None, BrokerFacts] | None = None
-        self._newest: tuple[str, int] | None = None
-        self._grown_by: int | None = None
-        self._read()
+        self._config, self._disk = config, disk
+        # The broker's process and its newest index file at the last look; whether that file grew meanwhile.
+        self._seen: tuple[int, tuple[str, int] | None] | None = None
+        self._grows = False
 
     def look(self, lock: BrokerLock) -> tuple[bool | None, str, list[str]]:
         """Whether the broker that ``lock`` is about, or the next one that starts here, indexes (None: it cannot be
         told), what that was concluded from, and what may go wrong.
         """
-        self._read()
-        on, why = self._by_conf(lock)
+        store, flavour = self._config.store, self._config.index.flavour
+        on, why = None, "no broker.conf is given"
+        name = printable(str(store.broker_conf))
+        if store.broker_conf is not None:
+            on = writes_index(self._config.broker, flavour)
+            why = f"by {name}, when it starts" if lock.alive is False else f"by {name}"
         if self._has_grown(lock):
             on, why = True, "its newest index file grows"
-        return on, why, self._unsafe(on, why)
-
-    # broker.conf.
-
-    def _read(self) -> None:
-        # What was read before stays when it cannot be read any more.
-        if self._path is None:
-            return
-        try:
-            stamp = self._disk.stamp(self._path)
-            if stamp != self._stamp or self._problem is not None:
-                # Keys that something stronger than broker.conf has set are not the file's.
-                weaker = (DEFAULT, f"{self._name} line ")
-                taken = {key for key, source in self._config.provenance.items() if not source.startswith(weaker)}
-                _, self._facts = read_broker_conf(self._path, "broker_conf", taken, self._config.index.flavour)
-                self._stamp, self._problem = stamp, None
-        except (DiskError, UsageError) as error:
-            self._problem = str(error)
-
-    def _by_conf(self, lock: BrokerLock) -> tuple[bool | None, str]:
-        facts, why, flavour = self._facts, f"by {self._name}", self._config.index.flavour
-        if facts is None or self._stamp is None:
-            return None, self._problem or "no broker.conf is given"
-        if lock.alive is False:
-            self._held = None
-            return writes_index(facts, flavour), f"{why}, when it starts"
-        started = started_at(lock.pid)
-        if started is not None and self._stamp.mtime_ns / 1e9 > started + _START_SLACK_SECONDS:
-            if self._held is None or self._held[0] != lock.pid:
-                return None, f"{self._name} was changed after the broker's start, and what it said then is not known"
-            facts, why = self._held[1], f"{why} as it was at the broker's start"
-        self._held = (lock.pid, facts)
-        return writes_index(facts, flavour), why
-
-    # Its index files.
+        if store.run_mode != "offload" or on is False:
+            return on, why, []
+        if on is None:
+            return on, why, [f"mode offload, and it is not known whether the broker indexes: {why}"]
+        remedy = f"set {index_key(flavour)}=false in {name} and restart the broker, or run in mode shadow"
+        return on, why, [f"mode offload, but the broker writes an index of its own ({why}): {remedy}"]
 
     def _has_grown(self, lock: BrokerLock) -> bool:
         # Deleting the newest is no growth: a broker that starts after a crash does.
-        if not lock.alive:
-            self._newest = self._grown_by = None
-            return False
-        newest, before = self._look_at_newest(), self._newest
-        self._newest, owner = newest, lock.pid or 0
-        if newest is not None and before is not None and newest > before:
-            self._grown_by = owner
-        elif self._grown_by != owner:
-            self._grown_by = None
-        return self._grown_by is not None
+        before, self._seen = self._seen, (lock.pid or 0, self._look_at_newest()) if lock.alive else None
+        if before is None or self._seen is None or before[0] != self._seen[0]:
+            self._grows = False
+        elif before[1] is not None and self._seen[1] is not None and self._seen[1] > before[1]:
+            self._grows = True
+        return self._grows
 
     def _look_at_newest(self) -> tuple[str, int] | None:
         # (name, entries) of the newest file.
@@ -433,41 +393,14 @@ class IndexingWatch:
         if store is None:
             return None
         try:
-            names = [name for name, _ in self._disk.list_dir(store / "index") if _INDEX_NAME.fullmatch(name)]
+            names = [name for name, _ in self._disk.list_dir(store / "index") if is_index_name(name)]
             if not names:
                 return "", 0
             with self._disk.open_read(store / "index" / names[-1]) as file:
-                header = file.pread(_INDEX_COUNT.size, 0)
+                header = file.pread(HEADER_SIZE, 0)
         except DiskError as error:
             return ("", 0) if error.is_missing else None
-        return names[-1], _INDEX_COUNT.unpack(header)[0] if len(header) == _INDEX_COUNT.size else 0
-
-    # What may go wrong.
-
-    def _unsafe(self, on: bool | None, why: str) -> list[str]:
-        texts = [] if self._problem is None else [f"{self._problem}: the next start of indexd is refused"]
-        flavour, facts, name = self._config.index.flavour, self._facts, self._name
-        if self._config.store.run_mode == "offload":
-            remedy = f"set {index_key(flavour)}=false in {name} and restart the broker, or run in mode shadow"
-            if on:
-                texts.append(f"mode offload, but the broker writes an index of its own ({why}): {remedy}")
-            elif facts is not None and writes_index(facts, flavour):
-                texts.append(f"mode offload, but the broker indexes again from its next start on ({name}): {remedy}")
-            elif on is None:
-                texts.append(f"mode offload, and it is not known whether the broker indexes: {why}")
-        return texts
-
-
-def started_at(pid: int | None) -> float | None:
-    """When a process of this machine began, in seconds since the epoch; None when it cannot be seen."""
-    if pid is None:
-        return None
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age
+        return names[-1], IndexHeader.unpack(header).index_count if len(header) == HEADER_SIZE else 0
 
 
 class BrokerWatch:
@@ -477,9 +410,8 @@ class BrokerWatch:
         self._look_at_lock = partial(_lock_of, config.store.store)
         self._indexing = IndexingWatch(config, disk)
         address, interval = config.node.broker_address, config.node.broker_check_interval
-        finder = BrokerFinder(config, self._look_at_lock, partial(list_log, config, disk))
         #: For the reader.
-        self.log_limit = BrokerLimit(finder if address is None else address, retry_max=interval)
+        self.log_limit = suspects_limit(config, disk) if address is None else BrokerLimit(address, interval)
 
     def look(self) -> dict[str, Any]:
         """What ``board.broker`` holds; never raises, takes some two seconds at most.

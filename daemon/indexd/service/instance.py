@@ -7,16 +7,13 @@ a limit, and within the wait that it says it will make. A stage that is overdue 
 Starts counts in DATA/starts the starts that have come to nothing, so that a crash loop ends by itself: one line a
 start, Unix time in ms. The file goes as soon as the daemon has caught up with the log, or was stopped by somebody.
 
-Reloading follows HUPs: the keys that a running daemon takes over at once.
+``take_over`` follows a HUP: the keys that a running daemon takes over at once.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,24 +90,20 @@ class Starts:
     """Counts for one data directory. Raises DiskError, and CrashLoopError when there were too many."""
 
     def __init__(self, disk: Disk, path: Path, config: RecoveryConfig, clock: Callable[[], float] = time.time) -> None:
-        self._disk = disk
-        self._path = path
-        self._most = config.unclean_starts_max
-        self._seconds = config.unclean_starts_seconds
-        self._clock = clock
+        self._disk, self._path, self._config, self._clock = disk, path, config, clock
         self._is_counted = False
 
     def begin(self) -> None:
         """Count a start; CrashLoopError if so many others within the time have come to nothing."""
-        if not self._most:
+        most, seconds = self._config.unclean_starts_max, self._config.unclean_starts_seconds
+        if not most:
             return
         now = int(self._clock() * 1000)
-        earlier = self._read()
         # One from the future is of a clock that was set back since: how old it is nobody knows.
-        recent = [at for at in earlier if now - self._seconds * 1000 <= at <= now]
-        if len(recent) >= self._most:
+        recent = [at for at in self._read() if now - seconds * 1000 <= at <= now]
+        if len(recent) >= most:
             raise CrashLoopError(
-                f"{len(recent)} unclean starts within {self._seconds:g} s ended before they had caught up with the "
+                f"{len(recent)} unclean starts within {seconds:g} s ended before they had caught up with the "
                 f"log, so this one is not tried ({self._path})",
                 f"look at the log for what ended them; then run indexd --recover, or remove {self._path}",
             )
@@ -161,52 +154,15 @@ class Instance:
     looked_around: float | None = None
 
 
-class Reloading:
-    """Follows HUPs one after the other, on the event loop; ``on_end`` hears whether something was taken over.
-
-    The files are read in a thread that nobody waits for: one on a file system that hangs holds up neither the index
-    nor a stop.
-    """
-
-    def __init__(self, instance: Instance, on_end: Callable[[bool], None]) -> None:
-        self._instance = instance
-        self._on_end = on_end
-        self._is_reading = self._is_due_again = False
-
-    def begin(self) -> None:
-        """A HUP came."""
-        if self._is_reading:
-            self._is_due_again = True
-            return
-        # Due until it is followed, in another opening if need be.
-        self._instance.is_reload_due = self._is_reading = True
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, args=(loop,), name="reload", daemon=True).start()
-
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        found: Config | Exception
-        try:
-            found = self._instance.reload_config()
-        except Exception as error:  # noqa: BLE001 - said on the loop; the configuration stays
-            found = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(self._end, found)
-
-    def _end(self, found: Config | Exception) -> None:
-        self._instance.is_reload_due = self._is_reading = False
-        self._on_end(take_over(self._instance, found))
-        if self._is_due_again:
-            self._is_due_again = False
-            self.begin()
-
-
-def take_over(instance: Instance, found: Config | Exception) -> bool:
-    """What can be of a configuration that was read anew; False, and said so, if there is none."""
-    if isinstance(found, Exception):
-        problem = found.line() if isinstance(found, IndexdError) else repr(found)
-        instance.log.error("reload_refused", problem=problem)
+def take_over(instance: Instance) -> bool:
+    """What can be of a configuration that is read anew; False, and said so, if there is none."""
+    instance.is_reload_due, before = False, instance.config
+    try:
+        found = instance.reload_config()
+    except Exception as error:  # noqa: BLE001 - said; the configuration stays
+        problem = error.line() if isinstance(error, IndexdError) else repr(error)
+        instance.log.error("reload_refused", problem=problem)  # noqa: TRY400 - a line, no trace
         return False
-    before = instance.config
     changed = changed_keys(before, found)
     instance.config = merge_reloadable(before, found)
     instance.log = configure_log(instance.config.log, instance.board.events.tap)

@@ -7,12 +7,11 @@ import faulthandler
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 from pydantic.alias_generators import to_camel
@@ -47,11 +46,10 @@ from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
 from indexd.storage.names import DataFiles
 
-E = TypeVar("E", bound=BaseException)
-_RETRY_SECONDS_MIN = 1.0
+_RETRY_SECONDS_MIN, _PAUSE_SECONDS = 1.0, 0.1
 # The event loop alone fails without words when it has too few.
 _DESCRIPTORS_MIN = 32
-_LOG_EVERY_SECONDS, _EXPORT_EVERY_SECONDS = 5.0, 1.0
+_PROGRESS_EVERY_SECONDS = 2.0
 #: So long nothing may be heard of a recovery until its next step: a file of the largest size on a slow disk.
 STEP_SECONDS = 300.0
 _COMPILING = "once: later starts load what is compiled now"
@@ -106,8 +104,7 @@ class _StopWish:
     """Remembers a signal until the opening comes to a point where it can be broken off, and a HUP until it runs."""
 
     def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self.number = 0
+        self._instance, self._is_due = instance, False
         self.listen()
 
     def listen(self) -> None:
@@ -116,21 +113,14 @@ class _StopWish:
             signal.signal(number, self._on_signal)
 
     def check(self) -> None:
-        if self.number:
+        if self._is_due:
             raise _StoppedError
-
-    def pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.check()
-            self._instance.notifier.extend(STEP_SECONDS)
-            time.sleep(0.1)
 
     def _on_signal(self, number: int, _: object) -> None:
         if number == signal.SIGHUP:
             self._instance.is_reload_due = True
             return
-        self.number = number
+        self._is_due = True
         self._instance.board.leaving()
         self._instance.notifier.stopping()
 
@@ -152,31 +142,29 @@ def _run_once(instance: Instance, around: Around, wish: _StopWish, damage: Damag
             with suppress(RuntimeError):
                 loop.close()
             wish.listen()
-    except* OSError as group:
-        data = instance.files.data
-        raise DiskError("run beside", data, first_error(group)) from group  # descriptors for the event loop
-    except* IndexdError as group:
-        error = first_error(group)
-        if not isinstance(error, DisturbedError) or (daemon is not None and daemon.is_stopping):
-            is_refusal = isinstance(error, (UnsafeStoreError, UsageError, BusyError))
-            if is_refusal or (isinstance(error, DiskError) and error.is_transient):
-                with suppress(DiskError):  # the error itself is what has to be said
-                    instance.starts.take_back()  # said, it is no crash, however often it is tried again
-            raise error from None
+    except OSError as error:  # descriptors for the event loop
+        raise DiskError("run beside", instance.files.data, error) from error
+    except DisturbedError as error:
         if daemon is not None:
+            if daemon.is_stopping:
+                raise
             daemon.pipeline.close()
             daemon.reader.close()
-        disturbed = error
-    else:
-        return None
+        return error
+    except IndexdError as error:
+        is_refusal = isinstance(error, (UnsafeStoreError, UsageError, BusyError))
+        if is_refusal or (isinstance(error, DiskError) and error.is_transient):
+            with suppress(DiskError):  # the error itself is what has to be said
+                instance.starts.take_back()  # said, it is no crash, however often it is tried again
+        raise
     finally:
         around.unfollow()
-    return disturbed
+    return None
 
 
 def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage: Damage) -> Opened:
     # A full disk is waited for: whoever started this would only start it again.
-    seconds, is_counted, has_waited, say = _RETRY_SECONDS_MIN, False, False, instance.log.error
+    seconds, is_counted, problem = _RETRY_SECONDS_MIN, False, None
     while True:
         try:
             if not is_counted:
@@ -186,23 +174,21 @@ def _open_patiently(instance: Instance, around: Around, wish: _StopWish, damage:
         except DiskError as error:
             if not error.is_full:
                 raise
-            say("degraded", stage="open", problem=error.line(), retry_seconds=seconds)
-            instance.notifier.status(f"waiting (open): {error.line()}")
-            instance.board.waiting("open", error.line())
-            wish.pause(seconds)
-            has_waited = True
+            problem = error.line()
+            instance.log.error("degraded", stage="open", problem=problem, retry_seconds=seconds)  # noqa: TRY400 - a line
+            instance.notifier.status(f"waiting (open): {problem}")
+            instance.board.waiting("open", problem)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                wish.check()
+                instance.notifier.extend(STEP_SECONDS)
+                time.sleep(_PAUSE_SECONDS)
             seconds = min(2 * seconds, instance.config.reader.retry_max_seconds)
         else:
-            if has_waited:
+            if problem is not None:
                 instance.log.info("healed", stage="open")
             wish.check()
             return opened
-
-
-def first_error(group: BaseExceptionGroup[E]) -> E:
-    """The one error of a group that the operator is shown."""
-    first = group.exceptions[0]
-    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def open_for_run(
@@ -280,23 +266,20 @@ def _load_kernels(instance: Instance) -> None:
 
 
 class RecoveryProgress:
-    """Callable as ``progress(step, done, total)``: a log line every few seconds; for systemd, and in DATA/state."""
+    """Callable as ``progress(step, done, total)``: every few seconds in the log, for systemd and in DATA/state."""
 
     def __init__(self, instance: Instance, check_stop: Callable[[], None] = lambda: None) -> None:
         self._instance, self._check_stop = instance, check_stop
-        self._exported = self._logged = time.monotonic()
+        self._told = time.monotonic()
 
     def __call__(self, step: str, done: int, total: int) -> None:
         self._check_stop()
         instance, now = self._instance, time.monotonic()
         instance.board.recovering(step, done, total)
         instance.notifier.extend(STEP_SECONDS)
-        is_seen = sys.stderr is not None and sys.stderr.isatty()
-        if now - self._logged >= (_EXPORT_EVERY_SECONDS if is_seen else _LOG_EVERY_SECONDS):
-            self._logged = now
+        if now - self._told >= _PROGRESS_EVERY_SECONDS:
+            self._told = now
             instance.log.info("recovering", step=step, done=done, total=total)
-        if now - self._exported >= _EXPORT_EVERY_SECONDS:
-            self._exported = now
             instance.notifier.status(f"recovering: {step} {done} of {total} ({done / max(total, 1):.0%})")
             with suppress(DiskError):  # the same courtesy
                 write_state(instance.disk, instance.files, instance.board.row())
@@ -308,15 +291,23 @@ def recover_now(config: Config) -> dict[str, Any]:
     Says what was done; raises IndexdError. The data directory is as after a clean stop then.
     """
     instance = _instance_of(config, lambda: config, Notifier(None, None))
-    started, disk, files = time.monotonic(), instance.disk, instance.files
+    started, disk, files, problem = time.monotonic(), instance.disk, instance.files, None
     try:
         with closing(suspects_limit(config, disk)) as limit:
             opened = open_for_run(instance, forced=True, log_limit=limit)
-            opened.reader.set_options(replace(once(reader_options(config)), take_older=True))
-            opened.reader.log_limit = limit
-            log_left, pipeline = WholeLog(opened.reader), opened.pipeline
-            entries, messages = _entries(opened), pipeline.built.messages
-            problem = _catch_up(opened, log_left, RecoveryProgress(instance))
+            reader, pipeline, progress = opened.reader, opened.pipeline, RecoveryProgress(instance)
+            reader.set_options(replace(once(reader_options(config)), take_older=True))
+            reader.log_limit = limit
+            log_left, begin, messages = WholeLog(reader), reader.position, pipeline.built.messages
+            try:
+                for item in log_left:
+                    pipeline.build(item)
+                    total = reader.log.segments[-1].end - begin if reader.log.segments else 0
+                    progress("index", pipeline.built.phy_offset - begin, total)
+            except CorruptDataError as error:
+                problem = CorruptDataError(f"{error}; everything before it is indexed", error.hint)
+            finally:
+                reader.close()
         pipeline.finish()
         remove_abort(disk, files.abort)
         disk.unlink(files.state)
@@ -333,7 +324,7 @@ def recover_now(config: Config) -> dict[str, Any]:
             "deletedFiles": list(recovered.deleted_files),
             "rewrittenFiles": recovered.rewritten_files,
             "refilledBytes": opened.refilled_bytes,
-            "rebuiltEntries": _entries(opened) - entries,
+            "rebuiltEntries": pipeline.outputs[0].figures()["indexEntries"],
             "rebuiltMessages": pipeline.built.messages - messages,
             "beginOffset": pipeline.built.begin_offset,
             "phyOffset": pipeline.built.phy_offset,
@@ -342,24 +333,3 @@ def recover_now(config: Config) -> dict[str, Any]:
         }
     finally:
         instance.lock.release()
-
-
-def _entries(opened: Opened) -> int:
-    # Of the key index, since it was opened.
-    entries: int = opened.pipeline.outputs[0].figures()["indexEntries"]
-    return entries
-
-
-def _catch_up(opened: Opened, log: WholeLog, progress: RecoveryProgress) -> CorruptDataError | None:
-    reader, pipeline = opened.reader, opened.pipeline
-    begin = reader.position
-    try:
-        for item in log:
-            pipeline.build(item)
-            total = reader.log.segments[-1].end - begin if reader.log.segments else 0
-            progress("index", pipeline.built.phy_offset - begin, total)
-    except CorruptDataError as error:
-        return CorruptDataError(f"{error}; everything before it is indexed", error.hint)
-    finally:
-        reader.close()
-    return None

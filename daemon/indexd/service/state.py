@@ -27,8 +27,7 @@ from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.tail import UNREADABLE_TIMESTAMP
 from indexd.consumequeue.format import UNIT_SIZE, file_name, queue_directory
-from indexd.dispatch.queue import DispatchQueue, Item, Waiting, oldest_timestamp
-from indexd.dispatch.reput import ReputState
+from indexd.dispatch.reput import DispatchQueue, Item, ReputState, Waiting, oldest_timestamp
 from indexd.errors import DiskError, DisturbedError, IndexdError
 from indexd.flush.frontier import Frontier, write_abort
 from indexd.flush.pipeline import Pipeline
@@ -99,7 +98,7 @@ class LagMeter:
 
     def take(self, items: list[Item]) -> None:
         """These are being built; none: all that was taken is."""
-        self._taken = Waiting(len(items), store_timestamp=oldest_timestamp(items)) if items else Waiting()
+        self._taken = Waiting(store_timestamp=oldest_timestamp(items))
 
     def measure(self, built: Frontier, queue: DispatchQueue, reader: LogReader, reput: ReputState) -> Lag:
         """How far ``built`` is behind.
