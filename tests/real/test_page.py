@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,12 +76,11 @@ def test_search_open_and_close_with_the_keyboard(browser: Browser, beside: Besid
     assert "q=order-7" in str(tab.eval("location.search"))
     shown = tab.eval("[...document.querySelectorAll('tr.hit td:last-child')].map(cell => cell.innerText)")
     assert [number(text) for text in shown] == beside.offsets["order-7"][::-1]
-    assert tab.eval("document.querySelectorAll('.timeline .mark').length") == 3
     assert tab.eval("document.querySelectorAll('.strip .mark').length") == 3
     tab.press("j", "j", "k", "ArrowDown", "k")
     middle = str(beside.offsets["order-7"][1])
     assert tab.eval("document.activeElement.closest('tr').dataset.offset") == middle
-    assert tab.eval("document.querySelectorAll('.mark.on').length") == 2
+    assert tab.eval("document.querySelectorAll('.mark.on').length") == 1
     assert tab.eval("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     tab.press("Enter")
     tab.wait("document.querySelector('tr.opened article')")
@@ -225,7 +225,7 @@ def test_without_javascript_searching_works(browser: Browser, beside: Beside) ->
     assert all("/api/" not in url and not url.endswith(".js") for url in tab.requests)
 
 
-def test_the_policy_and_how_long_files_are_kept(browser: Browser, beside: Beside) -> None:
+def test_the_policy(browser: Browser, beside: Beside) -> None:
     tab = browser.page()
     tab.open(beside.address)
     headers = tab.eval("fetch('/').then(found => Object.fromEntries(found.headers))")
@@ -233,11 +233,7 @@ def test_the_policy_and_how_long_files_are_kept(browser: Browser, beside: Beside
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert headers["cache-control"] == "no-store"
-    style = "document.querySelector('link[rel=stylesheet]').href"
-    assert "immutable" in tab.eval(f"fetch({style}).then(found => found.headers.get('cache-control'))")
-    old = "fetch('/static/older/page.css').then(found => found.headers.get('cache-control'))"
-    assert tab.eval(old) == "no-cache"
-    assert tab.eval("fetch('/static/older/..%2fpage.html').then(found => found.status)") == 404
+    assert tab.eval("fetch('/static/..%2fpage.html').then(found => found.status)") == 404
 
 
 TOKEN = "0123456789abcdef"
@@ -373,7 +369,6 @@ def test_without_javascript_it_says_that_it_wants_a_token(browser: Browser, guar
     tab.open(guarded.search("order-7"))
     html = tab.html()
     assert "This server wants a token" in html
-    assert f"'{guarded.address}api/v1/status'" in html
     assert "searching does not" not in html
 
 
@@ -397,7 +392,7 @@ def test_theme_and_zone_are_kept(browser: Browser, tmp_path: Path) -> None:
         assert tab.eval("document.documentElement.dataset.theme") == "light"
         tab.type("#topic", TOPIC)
         tab.type("#q", "order-1")
-        tab.type("#from", "00:00")
+        tab.type("#from", "2001-02-03")
         tab.press("Enter")
         tab.wait("location.search.includes('zone=%2B08%3A00')")
     finally:
@@ -411,6 +406,8 @@ def board(tmp_path: Path) -> Iterator[Board]:
     config = load({"store": str(tmp_path), "data": str(tmp_path / "data"), "http": "127.0.0.1:0"}, None, {})
     board = Board(config)
     with ServeThread(config, board, structlog.get_logger()):
+        while board.http is None:
+            time.sleep(0.01)
         yield board
 
 

@@ -114,7 +114,7 @@ def test_rows_are_whole_while_everything_changes(board: Board) -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            board.outlets[f"outlet{number % 50}"] = {"dropped": number}
+            board.outlets[f"outlet{number % 50}"] = lambda: {"dropped": 1}
             board.outlets.pop(f"outlet{(number + 25) % 50}", None)
             board.broker = {"alive": bool(number % 2)}
 

@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: 
             with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
                 listen(address, name)
             assert f"--{name} off" in caught.value.line()
-            time.sleep(0.2)
+            wait_for(lambda: "outlet_failed" in log.events)
             assert getattr(board, name) is None
             taken.close()
             wait_for(lambda: getattr(board, name) is not None)
@@ -86,6 +86,7 @@ def test_both_ports_answer(tmp_path: Path) -> None:
     config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", remoting="127.0.0.1:0")
     board, log = Board(config), SilentLog()
     with ServeThread(config, board, log):
+        wait_for(lambda: board.http and board.remoting)
         assert board.row()["remoting"]["address"] == board.remoting != board.http
         with RemotingClient(str(board.remoting)) as client:
             assert client.ask(34).code == 0
@@ -184,10 +185,10 @@ def test_a_stop_does_not_wait_for_a_loop_that_hangs(
 def test_it_answers_before_anything_is_opened_and_the_port_is_free_afterwards(config: Config) -> None:
     board = Board(config)
     with ServeThread(config, board, SilentLog()):
-        assert board.http is not None
+        wait_for(lambda: board.http)
         with urllib.request.urlopen(f"http://{board.http}/livez", timeout=_WAIT_SECONDS) as answer:
             assert answer.status == 200
-        address = board.http
+        address = str(board.http)
     assert serve_threads() == []
     listen(address).close()
 
@@ -197,8 +198,8 @@ def test_clients_that_hang_do_not_keep_it_from_leaving(config: Config, sent: str
     board = Board(config)
     with ExitStack() as clients:
         with ServeThread(config, board, SilentLog()):
-            assert board.http is not None
-            host, port = board.http.rsplit(":", 1)
+            wait_for(lambda: board.http)
+            host, port = str(board.http).rsplit(":", 1)
             client = clients.enter_context(socket.create_connection((host, int(port)), timeout=_WAIT_SECONDS))
             text = f"GET /api/v1/live HTTP/1.1\r\nHost: {board.http}\r\n\r\n" if sent == "live" else sent
             client.sendall(text.encode())

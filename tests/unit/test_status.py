@@ -1,4 +1,4 @@
-"""status: a daemon that runs, over HTTP and by its state, one that was stopped or killed, none at all."""
+"""status: a daemon that runs, over HTTP and by its state, one that was stopped or killed, none; and what is drawn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from indexd.cli.status import Look, draw, from_text64, rates
+from indexd.config import Config
+from indexd.findings import findings_of
+from indexd.serve.board import Board
+from indexd.serve.http.answers import text64
+from indexd.serve.status import summary_of
 from support.daemon import COMMAND, Daemon, environment, indexd
 from support.missing import need
 from support.small_log import SIZES
@@ -55,7 +65,7 @@ def test_it_is_asked_over_http(running: Daemon) -> None:
     assert row["outputs"][0]["phyOffset"] == row["phyOffset"]
     assert row["uncovered"] == row["findings"] == row["notes"] == []
     assert row["rates"] == dict.fromkeys(row["rates"], 0)
-    assert set(row["rates"]) >= {"readBytesPerSecond", "indexedBytesPerSecond"}
+    assert set(row["rates"]) >= {"readBytesPerSecond", "writtenBytesPerSecond"}
     names = [file["name"] for file in row["newestFiles"]]
     assert names == index_names(running.data)[:8]
     assert row["newestFiles"][0]["endPhyOffset"] <= row["phyOffset"]
@@ -151,7 +161,7 @@ def test_an_address_where_nobody_answers_or_somebody_else(running: Daemon, stopp
         (["--http", "off"], "nowhere to ask"),
         (["--http", "127.0.0.1:0"], "nowhere to ask"),
         (["--http", "127.0.0.1"], "is not HOST:PORT"),
-        (["--watch", "0.01"], "is not in 0.1 to 3600"),
+        (["--watch", "0.01"], "is not from 0.1 to 3600"),
         (["--watch", "often"], "is not a duration"),
         (["--ca", "/none/ca.pem"], "no certificates in /none/ca.pem"),
     ):
@@ -334,14 +344,12 @@ def test_a_recovery_is_drawn(tmp_path: Path) -> None:
         assert (row["phase"], row["pid"], row["findings"]) == ("opening", holder.pid, [])
         progress = {"step": "compare", "unit": "bytes", "done": 3 << 20, "total": 6 << 20}
         state = {"pid": holder.pid, "phase": "recovering", "http": None, "recovering": progress}
+        state["summary"] = summary_of(state)
         (data / "state").write_text(json.dumps(state))
         assert row_of(data)["recovering"] == progress
         drawn = status(data)
         assert drawn.startswith(f"recovering  pid {holder.pid}\n")
-        assert "50%  compare: 3.0 MiB of 6.0 MiB" in drawn
-        del state["phase"]
-        (data / "state").write_text(json.dumps(state))
-        assert row_of(data)["phase"] == "recovering"
+        assert "Recovering, compare: 50 %" in drawn
 
 
 def test_only_status_loads_what_draws() -> None:
@@ -354,3 +362,112 @@ def test_only_status_loads_what_draws() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# --- what is drawn and worked out of a row
+
+OFFSETS = st.integers(min_value=0, max_value=2**63 - 1)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["commitLogMinOffset", "durableOffset", "readOffset", "commitLogMaxOffset"]), OFFSETS
+    ),
+    OFFSETS,
+    st.lists(st.tuples(OFFSETS, OFFSETS, st.text()), max_size=3),
+)
+def test_any_row_can_be_drawn(row: dict[str, Any], built: int, gaps: list[tuple[int, int, str]]) -> None:
+    row = row | {"phyOffset": built, "uncovered": gaps, "phase": "running"}
+    look = Look(row, "here\x1b[2J", 0.0, findings=["\x1b[31m" + why for _, _, why in gaps])
+    lines = list(draw(look, {}))
+    assert sum(line.startswith("! ") for line in lines) == len(gaps)
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({}, []),
+        ({"problems": {}, "corrupt": None, "uncovered": [], "stalled": {}, "broker": {"unsafe": []}}, []),
+        (
+            {"problems": {"build": "cannot write /d: full; free space"}},
+            ["build waits: cannot write /d: full; free space"],
+        ),
+        ({"stalled": {"drain": 63.4}}, ["drain has not moved for 63 s"]),
+        ({"corrupt": {"offset": 7, "reason": "bad magic"}}, ["bytes that are no frame, at 7: bad magic"]),
+        ({"uncovered": [[0, 10, "expired"]], "commitLogMinOffset": 10}, []),
+        (
+            {"uncovered": [[0, 10, "expired"], [5, 30, "corrupt"], [40, 41, "a"]], "commitLogMinOffset": 10},
+            ["21 bytes of the log are not covered: a, corrupt"],
+        ),
+        ({"broker": {"alive": False, "unsafe": ["it indexes"]}}, ["it indexes"]),
+        ({"rowProblem": "KeyError('x')"}, ["KeyError"]),
+    ],
+)
+def test_what_needs_an_operator(row: dict[str, Any], expected: list[str]) -> None:
+    found = findings_of(row)
+    assert len(found) == len(expected)
+    assert all(text in line for text, line in zip(expected, found, strict=True))
+
+
+def look_at(seconds: float, **figures: int) -> Look:
+    return Look({"phase": "running", "pid": 1, **figures}, "", seconds)
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    looks: deque[Look] = deque()
+
+    def rate(seconds: float, **figures: int) -> dict[str, float]:
+        looks.append(look_at(seconds, **figures))
+        return rates(looks)
+
+    assert rate(100, readMessages=10) == {}
+    assert rate(100, readMessages=10) == {}, "no time has passed"
+    assert rate(102, readMessages=20, readOffset=5) == {"readMessagesPerSecond": 5.0}
+    assert rate(110, readMessages=20) == {"readMessagesPerSecond": 1.0}
+    assert rate(118, readMessages=20) == {"readMessagesPerSecond": 0.0}
+    assert rate(218, readMessages=1020) == {"readMessagesPerSecond": 10.0}, "two looks are enough, however far apart"
+    assert len(looks) == 2
+
+
+def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
+    answer = {
+        "phyOffset": "9223372036854775807", "uncovered": [["0", "12", "no. 7"]], "pid": 7, "cluster": "2024",
+        "newest": [{"name": "20261121132749727", "endPhyOffset": "-1"}], "names": ["20261121132749727"],
+        "broker": {"maxOffset": "5", "alive": None, "why": "3"}, "diskUsedRatio": 0.5, "caughtUp": True, "version": "1",
+    }  # fmt: skip
+    assert from_text64(answer) == {
+        **answer,
+        "phyOffset": 2**63 - 1,
+        "uncovered": [[0, 12, "no. 7"]],
+        "newest": [{"name": "20261121132749727", "endPhyOffset": -1}],
+        "broker": {"maxOffset": 5, "alive": None, "why": "3"},
+    }
+
+
+def test_they_are_the_numbers_that_the_daemon_has(tmp_path: Path) -> None:
+    config = Config(store={"store": tmp_path, "data": tmp_path}, node={"cluster": "5", "node_id": "6"})
+    board = Board(config)
+    board.recovering("replay", 1, 4)
+    row = board.row() | {"phyOffset": 2**63 - 1, "uncovered": [[1, 2**60, "why"]]}
+    there_and_back = from_text64(json.loads(json.dumps(text64(row))))
+    assert there_and_back == json.loads(json.dumps(row))
+
+
+def test_recovery_in_words() -> None:
+    for step, text in (
+        ({"step": "replay", "unit": "files", "done": 1, "total": 4}, "state     Recovering, replay: 25 %"),
+        ({"step": "compare", "done": 0, "total": 0}, "state     Recovering, compare: 0 %"),
+    ):
+        row = {"phase": "recovering", "recovering": step}
+        assert text in list(draw(Look(row | {"summary": summary_of(row)}, "here"), {}))
+
+
+def test_one_that_does_not_answer_is_not_said_to_run() -> None:
+    row = {"phase": "unreachable", "lastPhase": "running", "dispatchBehindBytes": 0, "caughtUp": True, "phyOffset": 1}
+    row |= {"dispatchBehindMilliseconds": 0, "dispatchBehindMessages": 0}
+    drawn = list(draw(Look(row, "/d/state", 100.0, age=45.0), {}))
+    assert drawn[0] == "does not answer (figures are 45 s old)"
+    assert "written 45 s ago, when it was running" in drawn[1]
+    assert any("caught up then" in line for line in drawn)

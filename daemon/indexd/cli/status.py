@@ -8,7 +8,6 @@ are shown, and what only an outsider can see is added: that it does not run, or 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import re
 import sys
@@ -22,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from indexd.cli.output import Parser, add_command, print_json, print_line, show_bytes, table_lines, values, wants_json
+from indexd.cli.output import Parser, add_command, print_json, print_line, table_lines, typed, values, wants_json
 from indexd.config import OFF, Config, flag_name, parse_seconds, split_address
 from indexd.config.units import printable
 from indexd.errors import DiskError, IndexdError, UsageError
 from indexd.findings import findings_of
 from indexd.index.format import FileMark
-from indexd.pages.wording import show_duration, show_local
+from indexd.pages.wording import show_duration, show_local, show_size
 from indexd.query.source import known_frontier, open_index
 from indexd.storage.disk import Disk
 from indexd.storage.lock import owner_pid
@@ -36,13 +35,11 @@ from indexd.storage.names import DataFiles
 
 Row = dict[str, Any]
 _WATCH_SECONDS = 2.0
-_WATCH_BOUNDS = (0.1, 3600.0)
 _RATE_SECONDS = 1.0
 _RATE_WINDOW_SECONDS = 10.0
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 << 20
 _REFUSED = (401, 403)
-_UNAVAILABLE = 503
 _NO_INDEXD = "what answers there is no indexd"
 _EVENTS_MAX = 8
 # Drains write the state, every few seconds; one that waits tries again after retry_max_seconds at the latest.
@@ -50,7 +47,6 @@ _STALE_SECONDS = 120.0
 _WIDTH = 100
 # What clears a terminal before each look.
 _CLEAR = "\x1b[H\x1b[2J"
-_LABEL_WIDTH = 10
 _NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 # What stays a text even if it is nothing but digits. All other texts of digits are numbers of 64 bits.
 _TEXTS = frozenset({
@@ -61,7 +57,6 @@ _TEXTS = frozenset({
 _RATES = {
     "writtenBytesPerSecond": "commitLogMaxOffset",
     "readBytesPerSecond": "readOffset",
-    "indexedBytesPerSecond": "phyOffset",
     "readMessagesPerSecond": "readMessages",
 }
 _OFFSETS = {
@@ -75,12 +70,12 @@ _OFFSETS = {
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    text = "where the daemon stands: lag, rates, files, what is the matter"
+    text = "where the daemon stands: lag, rates, files, what is the matter; of --data, or of --http HOST:PORT"
     parser = add_command(commands, "status", [common], text, ["http"])
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=_interval,
+        type=typed(parse_seconds, 0.1, 3600),
         const=_WATCH_SECONDS,
         metavar="SECONDS",
         help="look again and again until Ctrl-C (default: every 2 s)",
@@ -88,39 +83,26 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="speak https; certificates of who may vouch for the daemon, PEM"
     )
-    # The key is where a daemon listens, or off; here the flag is whom to ask. Commands share the actions of their
-    # parents, so this one needs its own, wherever argparse keeps it.
-    flag = flag_name("http")
-    shared = parser._option_string_actions[flag]
-    own = parser._option_string_actions[flag] = copy.copy(shared)
-    own.metavar, own.help = "HOST:PORT", "the daemon to ask (default: the one of --data)"
-    for actions in (parser._actions, *(group._group_actions for group in parser._action_groups)):
-        actions[:] = [own if action is shared else action for action in actions]
     parser.set_defaults(function=status)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = parse_seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
-    least, most = _WATCH_BOUNDS
-    if not least <= seconds <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not in {least:g} to {most:g}")
-    return seconds
 
 
 def status(args: argparse.Namespace, config: Config) -> int:
     """Look and show; 1 when the last look found something that needs an operator."""
     asker, looks, code = Asker(Disk(), config, Client(config, args.ca)), deque[Look](), 0
-    is_redrawn = args.watch is not None and sys.stdout.isatty() and not wants_json(args)
+    clear = _CLEAR if args.watch is not None and sys.stdout.isatty() else ""
     try:
         while True:
             looks.append(asker.look())
             is_last = args.watch is None and (len(looks) > 1 or looks[-1].phase != "running")
             if is_last or args.watch is not None:
                 code = int(bool(looks[-1].findings))
-                _show(looks[-1], rates(looks), _CLEAR if is_redrawn else "", args)
+                if wants_json(args):
+                    print_json(looks[-1].to_json() | {"rates": rates(looks)})
+                else:
+                    between = [""] if args.watch is not None and not clear else []
+                    # In one piece, so that Ctrl-C leaves a whole look on the terminal.
+                    print_line(clear + "\n".join([*draw(looks[-1], rates(looks)), *between]))
+                sys.stdout.flush()
             if is_last:
                 return code
             time.sleep(args.watch or _RATE_SECONDS)
@@ -128,22 +110,12 @@ def status(args: argparse.Namespace, config: Config) -> int:
         return code
 
 
-def _show(look: Look, speeds: Mapping[str, float], clear: str, args: argparse.Namespace) -> None:
-    if wants_json(args):
-        print_json(look.to_json() | {"rates": dict(speeds)})
-    else:
-        between = [""] if args.watch is not None and not clear else []
-        # In one piece, so that Ctrl-C leaves a whole look on the terminal.
-        print_line(clear + "\n".join([*draw(look, speeds), *between]))
-    sys.stdout.flush()
-
-
 # --- asking
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The figures of one moment: ``row`` as Board.row() has them, at ``at`` (Unix seconds), and who said so.
+    """The figures of one moment: ``row`` as the daemon's status has them, at ``at`` (Unix seconds), and who said so.
 
     ``files`` are the newest index files, newest first, ``events`` the last ones, oldest first. ``findings`` need an
     operator, ``notes`` do not. ``age`` is how many seconds before the look the figures were written down.
@@ -181,10 +153,7 @@ class Look:
 
 
 def rates(looks: deque[Look]) -> dict[str, float]:
-    """How fast figures grow over the looks of the last 10 s; forgets older ones, and those of another process.
-
-    What is indexed grows by whole drains: its rate is known after two of them, or when all of the log is indexed.
-    """
+    """How fast figures grow over the looks of the last 10 s; forgets older ones, and those of another process."""
     last = looks[-1]
     same = ("pid", "bootId", "phase")
     while any(looks[0].row.get(key) != last.row.get(key) for key in same) or (
@@ -196,9 +165,6 @@ def rates(looks: deque[Look]) -> dict[str, float]:
         before, now = first.row.get(key), last.row.get(key)
         if isinstance(before, int) and isinstance(now, int) and now >= before and last.at > first.at:
             found[name] = round((now - before) / (last.at - first.at), 1)
-    is_all_indexed = last.row.get("phyOffset") == last.row.get("commitLogMaxOffset")
-    if not is_all_indexed and last.row.get("drains", 0) - first.row.get("drains", 0) < 2:
-        found.pop("indexedBytesPerSecond", None)
     return found
 
 
@@ -222,16 +188,15 @@ class Client:
         self._token_file = config.http.http_token_file
         if config.provenance.get("http_token_file") == flag_name("http_token_file"):
             self._headers()
-        trusted = authorities or config.http.http_tls_cert
+        trusted, self._tls = authorities or config.http.http_tls_cert, None
         self.scheme = "http" if trusted is None else "https"
-        self._tls = None
-        if trusted is not None:
-            try:
-                self._tls = ssl.create_default_context(cafile=trusted)
-            except OSError as error:
-                text = f"no certificates in {trusted}: {error.strerror or error}"
-                raise UsageError(text, "it must be PEM") from error
-        if self._tls is not None and authorities is None:
+        if trusted is None:
+            return
+        try:
+            self._tls = ssl.create_default_context(cafile=trusted)
+        except OSError as error:
+            raise UsageError(f"no certificates in {trusted}: {error.strerror or error}", "it must be PEM") from error
+        if authorities is None:
             # The very certificate that this daemon shows, whatever name it has: no other one is accepted.
             self._tls.check_hostname = False
             self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -241,8 +206,8 @@ class Client:
         from http import client as http  # noqa: PLC0415 - as above
 
         headers, (host, port) = self._headers(), split_address(address)
-        plain, secured = http.HTTPConnection, partial(http.HTTPSConnection, context=self._tls)
-        with closing((plain if self._tls is None else secured)(host, port, timeout=_TIMEOUT_SECONDS)) as connection:
+        connect = http.HTTPConnection if self._tls is None else partial(http.HTTPSConnection, context=self._tls)
+        with closing(connect(host, port, timeout=_TIMEOUT_SECONDS)) as connection:
             try:
                 connection.request("GET", path, headers=headers)
                 answer = connection.getresponse()
@@ -250,10 +215,10 @@ class Client:
             except TimeoutError as error:
                 raise NoAnswerError(f"no answer within {_TIMEOUT_SECONDS:g} s") from error
             except (OSError, http.HTTPException) as error:
-                tls, reason = getattr(error, "reason", None), getattr(error, "strerror", None) or str(error)
-                if self._tls is None and isinstance(error, ConnectionResetError | http.BadStatusLine):
-                    reason += "; if it speaks https, name its certificate with --ca"
-                raise NoAnswerError(f"TLS: {tls}" if tls else reason) from error
+                words = getattr(error, "strerror", None) or str(error)
+                if isinstance(error, ConnectionResetError | http.BadStatusLine):
+                    words += "; if it speaks https, name its certificate with --ca"
+                raise NoAnswerError(words if self._tls is None else f"TLS: {words}") from error
         if answer.status != http.OK:
             raise NoAnswerError(f"{answer.status} {answer.reason}", answer.status)
         try:
@@ -306,23 +271,20 @@ class Asker:
         with suppress(DiskError, ValueError):
             state = json.loads(self._disk.read(self._files.state))
         if not isinstance(state, dict) or state.get("pid") != pid:
-            state = None
-        if state is None:
             return Look({"phase": "opening", "pid": pid, "data": str(self._files.data)}, str(self._files.lock))
-        address, notes, findings = state.get("http"), list[str](), list[str]()
+        address = state.get("http")
         if not _is_address(address):
-            notes.append("it serves no HTTP, so this is what it wrote down last")
-            return self._written(state, findings, notes)
+            return self._written(state, [], ["it serves no HTTP, so this is what it wrote down last"])
         try:
             look = self._over_http(address)
-            if look.row.get("pid") == pid:
-                return look
-            notes.append(f"HTTP at {address} is served by another process")
         except NoAnswerError as error:
-            (notes if error.status in _REFUSED else findings).append(f"HTTP at {address}: {error}")
+            said = [f"HTTP at {address}: {error}"]
+            return self._written(state, *(([], said) if error.status in _REFUSED else (said, [])))
         except UsageError as error:
-            notes.append(f"HTTP at {address} was not asked: {error}")
-        return self._written(state, findings, notes)
+            return self._written(state, [], [f"HTTP at {address} was not asked: {error}"])
+        if look.row.get("pid") == pid:
+            return look
+        return self._written(state, [], [f"HTTP at {address} is served by another process"])
 
     def _at(self, address: str) -> Look:
         try:
@@ -335,35 +297,27 @@ class Asker:
             return Look({"phase": "unreachable"}, asked, findings=[f"no answer from {asked}: {error}"])
 
     def _over_http(self, address: str) -> Look:
-        row = self._client.get(address, "/api/v1/status")
+        row, files, events = self._client.get(address, "/api/v1/status"), [], []
         if not isinstance(row, dict) or "phase" not in row:
             raise NoAnswerError(_NO_INDEXD)
-        look = Look(row, f"{self._client.scheme}://{address}", findings=list(row.get("findings") or ()))
         since = max(int(row.get("lastEvent") or 0) - _EVENTS_MAX, 0)
-        for path, name, found in (
-            (f"/api/v1/events?since={since}", "events", look.events),
-            ("/api/v1/index-files", "indexFiles", look.files),
-        ):
-            try:
-                found.extend((self._client.get(address, path).get(name) or ())[-_EVENTS_MAX:])  # the newest are last
-            except NoAnswerError as error:
-                if error.status != _UNAVAILABLE:  # while it opens there are none yet
-                    look.notes.append(f"no {name}: {error}")
-        look.files.reverse()
-        return look
+        with suppress(NoAnswerError):  # while it opens there are no files yet
+            events = self._client.get(address, f"/api/v1/events?since={since}").get("events", [])
+            files = self._client.get(address, "/api/v1/index-files").get("indexFiles", [])[-_EVENTS_MAX:]
+        findings, asked = list(row.get("findings") or ()), f"{self._client.scheme}://{address}"
+        return Look(row, asked, files=files[::-1], events=events[-_EVENTS_MAX:], findings=findings)
 
     def _written(self, state: Row, findings: list[str], notes: list[str]) -> Look:
-        row, now = {"phase": "recovering" if "recovering" in state else "running", **state}, time.time()
-        age = max(now - row.get("writtenAt", now * 1000) / 1000, 0.0)
+        now, files = time.time(), list[Row]()
+        age = max(now - state.get("writtenAt", now * 1000) / 1000, 0.0)
         if age > _STALE_SECONDS:
             findings.append(f"it last wrote down where it stands {age:.0f} s ago")
         if findings:  # it did not answer, or is silent for long: nobody knows what it does now
-            row |= {"phase": "unreachable", "lastPhase": row["phase"]}
-        findings += row.get("findings") or ()
-        files: list[Row] = []
+            state |= {"phase": "unreachable", "lastPhase": state["phase"]}
+        findings += state.get("findings") or ()
         with suppress(IndexdError):  # it has not come so far
             files = _newest(known_frontier(self._disk, self._files).index)
-        return Look(row, str(self._files.state), now, files, [], findings, notes, age)
+        return Look(state, str(self._files.state), now, files, [], findings, notes, age)
 
     def _stopped(self) -> Look:
         frontier, clean = known_frontier(self._disk, self._files), not self._disk.exists(self._files.abort)
@@ -386,7 +340,7 @@ class Asker:
             "indexEntries": sum(max(mark.header.entries, 0) for mark in frontier.index),
             "uncovered": [[gap.begin, gap.end, gap.reason] for gap in frontier.uncovered],
         }
-        look = Look(row, str(self._files.frontier), files=_newest(frontier.index))
+        notes = []
         try:
             with closing(open_index(self._disk, self._config)) as index:
                 coverage = index.look().coverage
@@ -394,10 +348,9 @@ class Asker:
             if coverage.behind is not None and coverage.behind.reason is not None:
                 row["corrupt"] = {"offset": coverage.behind.phy_offset, "reason": coverage.behind.reason}
         except IndexdError as error:
-            look.notes.append(f"the log cannot be looked at: {error.line()}")
-        look.findings.append(f"no daemon runs: {'it was stopped' if clean else crashed}")
-        look.findings.extend(findings_of(row))
-        return look
+            notes.append(f"the log cannot be looked at: {error.line()}")
+        findings = [f"no daemon runs: {'it was stopped' if clean else crashed}", *findings_of(row)]
+        return Look(row, str(self._files.frontier), files=_newest(frontier.index), findings=findings, notes=notes)
 
 
 def _is_address(address: object) -> TypeGuard[str]:
@@ -426,34 +379,25 @@ def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
     row, phase = look.row, look.phase
     if "lastPhase" in row:
         phase = f"does not answer (figures are {_span(look.age)} old)"
-    elif phase == "opening" and row.get("compiling"):
-        phase = "opening: compiling, once"
-    words = (
-        f"pid {row['pid']}" if row.get("pid") else None,
-        f"up {_span(look.at - row['startedAt'] / 1000)}" if row.get("startedAt") else None,
-        f"{row['cluster']} / {row.get('nodeId')}" if row.get("cluster") else None,
-        f"mode {row['mode']}" if row.get("mode") else None,
-        f"indexd {row['version']}" if row.get("version") else None,
-    )
+    words = [
+        f"pid {row['pid']}" if row.get("pid") else "",
+        f"up {_span(look.at - row['startedAt'] / 1000)}" if row.get("startedAt") else "",
+        f"{row['cluster']} / {row.get('nodeId')}" if row.get("cluster") else "",
+        f"mode {row['mode']}, indexd {row.get('version')}" if row.get("mode") else "",
+    ]
     yield from _folded("", "  ".join([phase, *filter(None, words)]))
-    asked = (
-        f"asked {look.asked}",
-        show_local(int(look.at * 1000)),
-        f"written {_span(look.age)} ago" if look.age else None,
-        f"when it was {row['lastPhase']}" if "lastPhase" in row else None,
-    )
-    yield from _folded("", ", ".join(filter(None, asked)))
-    for text in look.findings:
-        yield from _folded("! ", text)
-    for text in look.notes:
-        yield from _folded("  ", text)
+    when = f", written {_span(look.age)} ago, when it was {row.get('lastPhase', phase)}" if look.age else ""
+    yield from _folded("", f"asked {look.asked}, {show_local(int(look.at * 1000))}{when}")
+    for mark, texts in (("! ", look.findings), ("  ", look.notes)):
+        for text in texts:
+            yield from _folded(mark, text)
     yield ""
-    for label, text in _lines(look, speeds):
-        yield from _folded(f"{label:<{_LABEL_WIDTH}}", text)
+    for label, text in _lines(row, speeds):
+        yield from _folded(f"{label:<10}", text)
     outputs = [
         (
             *(item[name] for name in ("output", "phyOffset", "durableOffset")),
-            *(show_bytes(item[name]) for name in ("behindBytes", "bytes")),
+            *(show_size(item[name]) for name in ("behindBytes", "bytes")),
             *(f"{item[name]:,}" for name in ("files", "entries")),
         )
         for item in row.get("outputs") or ()
@@ -473,52 +417,42 @@ def draw(look: Look, speeds: Mapping[str, float]) -> Iterator[str]:
     yield from ["", "last events"] if look.events else []
     for event in look.events:
         text = f"{show_local(event['at'])}  {event.get('name')}  {values(event.get('fields') or {})}"
-        yield from _folded("", text, "    ")
+        yield from _folded("  ", text)
 
 
-def _lines(look: Look, speeds: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    row = look.row
-    if step := row.get("recovering"):
-        done, total = int(step["done"]), int(step["total"])
-        text = f"{done:,} of {total:,} files" if step.get("unit") == "files" else ""
-        text = text or f"{show_bytes(done)} of {show_bytes(total)}"
-        yield "recovery", f"{done / total if total > 0 else 0:.0%}  {step['step']}: {text}"
+def _lines(row: Row, speeds: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    if "summary" in row:
+        yield "state", row["summary"]["words"]
     if "dispatchBehindBytes" in row:
-        behind = [show_bytes(row["dispatchBehindBytes"]), _span((row.get("dispatchBehindMilliseconds") or 0) / 1000)]
-        if row.get("dispatchBehindMessages") is not None:
-            behind.append(f"{row['dispatchBehindMessages']:,} messages")
-        state = "caught up" if row.get("caughtUp") else "catching up"
-        yield "lag", ", ".join([*behind, f"{state} then" if "lastPhase" in row else state])
-        units = {name: show_bytes(value) if "Bytes" in name else f"{value:,.0f}" for name, value in speeds.items()}
+        behind = f"{show_size(row['dispatchBehindBytes'])}, {_span(row['dispatchBehindMilliseconds'] / 1000)}"
+        state = ("caught up" if row.get("caughtUp") else "catching up") + (" then" if "lastPhase" in row else "")
+        yield "lag", f"{behind}, {row['dispatchBehindMessages']:,} messages, {state}"
+        units = {name: show_size(value) if "Bytes" in name else f"{value:,.0f}" for name, value in speeds.items()}
         known = [f"{name.removesuffix('PerSecond').removesuffix('Bytes')} {text}/s" for name, text in units.items()]
         yield "rates", ", ".join(known) or "not known yet"
     if "phyOffset" in row:
         yield "offsets", ", ".join(f"{word} {row[key]}" for key, word in _OFFSETS.items() if row.get(key) is not None)
         covered = f"log bytes {row.get('beginOffset', 0)} to {row['phyOffset']}"
         if gaps := row.get("uncovered"):
-            covered += f", without {len(gaps)} of {show_bytes(sum(int(gap[1]) - int(gap[0]) for gap in gaps))}"
+            covered += f", without {len(gaps)} of {show_size(sum(int(gap[1]) - int(gap[0]) for gap in gaps))}"
         yield "covered", covered + (", all of the log" if row.get("caughtUp") else "")
-    if "messages" in row:
-        yield "holds", f"{row['messages']:,} messages"
+        yield "holds", f"{row.get('messages', 0):,} messages"
     if "queueRows" in row:
-        yield "queue", f"{row['queueRows']:,} messages, {show_bytes(row['queueBytes'])} wait to be built"
+        yield "queue", f"{row['queueRows']:,} messages, {show_size(row['queueBytes'])} wait to be built"
     if row.get("diskUsedRatio") is not None:
         used = f"disk {row['diskUsedRatio']:.0%} full, indexing waits above {row.get('diskUsedMax', 1):.0%}"
-        yield "limits", f"{used}; memory {show_bytes(row.get('memoryBytes') or 0)}"
-    for key, label in (("lastRecovery", "opening"), *((key, key) for key in _SAID)):
+        yield "limits", f"{used}; memory {show_size(row.get('memoryBytes') or 0)}"
+    # What is said member by member, as it is.
+    for key in ("lastRecovery", "scrub", "broker", "remoting", "mqtt", "store", "data"):
         if row.get(key):
-            yield label, values(row[key]) if isinstance(row[key], dict) else str(row[key])
-
-
-#: What is said member by member, as it is.
-_SAID = ("scrub", "broker", "remoting", "mqtt", "store", "data")
+            yield {"lastRecovery": "opening"}.get(key, key), values({"": row[key]}).lstrip()
 
 
 def _span(seconds: float) -> str:
     return show_duration(max(int(seconds * 1000), 0))
 
 
-def _folded(label: str, text: str, indent: str | None = None) -> Iterator[str]:
+def _folded(label: str, text: str) -> Iterator[str]:
     # Lines of at most the width; nothing that a terminal obeys.
-    behind = " " * len(label) if indent is None else indent
-    yield from textwrap.wrap(label + printable(text), _WIDTH, subsequent_indent=behind, drop_whitespace=True) or [label]
+    indent = " " * len(label)
+    yield from textwrap.wrap(label + printable(text), _WIDTH, subsequent_indent=indent, drop_whitespace=True) or [label]

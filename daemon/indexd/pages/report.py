@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 from indexd import __version__
 from indexd.config.units import printable
-from indexd.pages.markup import page_style
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def render_report(
     template = environment.from_string(_text("report.html"))
     return template.render(
         title=title, heading=heading, state=state, lines=lines, tiles=tiles, plot=plot, sections=sections,
-        footer=footer, version=__version__, style=Markup(page_style() + _text("report.css")),
+        footer=footer, version=__version__, style=Markup(_text("page.css") + _text("report.css")),
     )  # fmt: skip
 
 

@@ -120,6 +120,7 @@ class ByKey(InTimeRange):
     """Find the messages of a topic that have a key."""
 
     command = "query-key"
+    path = "by-key"
     key: Annotated[Name, Flags(("-k", "--key"))] = Field(description="one of the message's keys")
     index_type: Annotated[Literal["K", "U", "T"] | None, Flags(("--index-type",))] = Field(
         None, description="K: a key, U: the unique key, T: the tags; default K or U"
@@ -134,6 +135,7 @@ class ByUniqueKey(InTimeRange):
     """Find the message that a producer gave a unique key."""
 
     command = "query-unique-key"
+    path = "by-unique-key"
     id: Annotated[Name, Flags(("-i", "--msg-id"), "MSGID")] = Field(description="the unique key (UNIQ_KEY)")
 
     def answer(self, index: QueryIndex) -> Answer:
@@ -146,9 +148,12 @@ class ByQueueOffset(Question):
     """Show the messages of a queue from a queue offset on."""
 
     command = "query-offset"
+    path = "by-queue-offset"
     topic: Annotated[Name, _TOPIC] = Field(description="the topic")
     queue: Annotated[QueueId, _QUEUE] = Field(description="the queue's number")
-    offset: Annotated[Count, Flags(("-o", "--offset"), "OFFSET")] = Field(description="the first queue offset")
+    offset: Annotated[Count, Flags(("-o", "--offset"), "OFFSET")] = Field(
+        0, description="the first queue offset (default: 0)"
+    )
     max: Annotated[Whole, _MAX] = Field(32, ge=1, description="most messages (default: 32)")
 
     def answer(self, index: QueryIndex) -> OffsetAnswer:
@@ -160,6 +165,7 @@ class ByTime(Question):
     """Find the queue offset of a store time, or without a queue the first message of the whole log."""
 
     command = "query-time"
+    path = "by-time"
     time: Annotated[Count, Flags(("-s", "--timestamp"), "MS")] = Field(description="the store time")
     topic: Annotated[Name | None, _TOPIC] = Field(None, description="the topic")
     queue: Annotated[QueueId | None, _QUEUE] = Field(None, description="the queue's number")

@@ -194,9 +194,8 @@ class Board:
         self.remoting: str | None = None
         #: What is known of the broker, see service.broker.
         self.broker: Mapping[str, Any] = {}
-        #: What the outlets say of themselves, by name: {"mqtt": {"connected": True, "dropped": 0}}; of "remoting" with
-        #: its "address".
-        self.outlets: dict[str, Mapping[str, Any]] = {}
+        #: By name, what makes the row of an outlet in any thread: of "mqtt", and of "remoting" with its "address".
+        self.outlets: dict[str, Callable[[], Row]] = {}
         #: How the run before this one ended; None until it is known.
         self.last_shutdown_clean: bool | None = None
         #: The kernels are being compiled, at the first start of a version.
@@ -272,7 +271,7 @@ class Board:
             "stalled": {},
             "problems": dict(standing.problems),
             **self._recovery_row(standing),
-            **{name: dict(outlet) for name, outlet in tuple(self.outlets.items())},
+            **{name: outlet() for name, outlet in tuple(self.outlets.items())},
             **_source_row(standing.source),
         }
         return row | {"summary": summary_of(row), "findings": findings_of(row)}

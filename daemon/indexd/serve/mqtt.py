@@ -40,8 +40,8 @@ _STEADY_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 # Without a word for twice this long, the connection is gone.
 _KEEPALIVE_SECONDS = 20
-# Between two looks at the board; between two states, however much happens; until the same reason is said again.
-_TICK_SECONDS, _STATE_SECONDS_MIN, _SAY_SECONDS = 0.2, 1.0, 600.0
+# Between two looks at the board; between two states, however much happens.
+_TICK_SECONDS, _STATE_SECONDS_MIN = 0.2, 1.0
 # Both together are shorter than what ServeThread grants.
 _LAST_WORDS_SECONDS, _LEAVE_SECONDS = 3.0, 1.0
 _PASSWORD_MAX, _LEVEL_BYTES_MAX = 65_535, 200
@@ -75,13 +75,25 @@ _SILENT.propagate = False
 async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
     """Publish until ``stop``; ``board.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
     publisher = _Publisher(config.mqtt, board, log)
-    telling = asyncio.create_task(publisher.keep_telling())
-    try:
-        while not stop.is_set():
-            await publisher.connect_once(stop)
-    finally:
-        telling.cancel()
-        publisher.tell()
+    board.outlets["mqtt"] = publisher.row
+    shortest, longest = PAUSE_SECONDS
+    pause, said = shortest, None
+    while not stop.is_set():
+        try:
+            await publisher.connect(stop)
+        except (aiomqtt.MqttError, DiskError, TimeoutError, ValueError) as error:  # a host that cannot be a name
+            problem, since = reason(error), publisher.connected_at
+            publisher.connected_at, publisher.last_error = None, problem
+            # Longer each time, and at random, so that many nodes do not come back at once.
+            is_steady = since is not None and time.monotonic() - since >= _STEADY_SECONDS
+            pause = min(random.uniform(shortest, 3 * (shortest if is_steady else pause)), longest)
+            if since is not None or problem != said:
+                said = problem
+                publisher.say(log.warning, "mqtt_lost", problem=problem, retry_seconds=round(pause, 1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+        finally:
+            publisher.connected_at = None
 
 
 class _Publisher:
@@ -95,30 +107,21 @@ class _Publisher:
         self._client_id = "-".join(("indexd", *levels))
         #: The number of the last event that was published or lost, and of the newest that is worth a state.
         self._last = self._notable = self._published = self._dropped = 0
-        self._pause = PAUSE_SECONDS[0]
-        self._connected_at: float | None = None
-        self._last_error: str | None = None
-        self._said: tuple[str | None, float] = None, 0.0
+        self.connected_at: float | None = None
+        self.last_error: str | None = None
         # What was worth a state when the last one was published, and when that was.
         self._shown: tuple[object, float] = None, float("-inf")
-        self.tell()
 
-    def tell(self) -> None:
-        """Write down how it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published."""
-        waiting = len(self._waiting())
-        self._board.outlets["mqtt"] = {
-            "connected": self._connected_at is not None,
+    def row(self) -> dict[str, Any]:
+        """How it goes: ``published`` and ``dropped`` count events, ``waiting`` those not yet published. Any thread."""
+        waiting, most = max(self._board.events.last - self._last, 0), self._config.mqtt_queue_max
+        return {
+            "connected": self.connected_at is not None,
             "published": self._published,
-            "dropped": self._dropped,
-            "waiting": waiting,
-            "lastError": self._last_error,
+            "dropped": self._dropped + max(waiting - most, 0),
+            "waiting": min(waiting, most),
+            "lastError": self.last_error,
         }
-
-    async def keep_telling(self) -> None:
-        """Whether connected or not."""
-        while True:
-            self.tell()
-            await asyncio.sleep(_TICK_SECONDS)
 
     def _waiting(self) -> list[Event]:
         # The board keeps them, and what it could not keep counts as dropped, as does what is too much for the bus.
@@ -129,30 +132,8 @@ class _Publisher:
         self._notable = max((event.number for event in found if event.kind != _ROUTINE), default=self._notable)
         return found
 
-    async def connect_once(self, stop: asyncio.Event) -> None:
-        """One connection from its begin to its end, and the pause after one that failed: longer, and at random, so
-        that many nodes do not come back at once.
-        """
-        try:
-            await self._connect(stop)
-        except (aiomqtt.MqttError, DiskError, TimeoutError, ValueError) as error:  # a host that cannot be a name
-            now, since, self._last_error = time.monotonic(), self._connected_at, reason(error)
-            shortest, longest = PAUSE_SECONDS
-            last = shortest if since is not None and now - since >= _STEADY_SECONDS else self._pause
-            self._pause = min(random.uniform(shortest, 3 * last), longest)
-            self._connected_at = None
-            self.tell()
-            said, at = self._said
-            if self._last_error != said or now - at >= _SAY_SECONDS:
-                self._said = self._last_error, now
-                retry = {} if stop.is_set() else {"retry_seconds": round(self._pause, 1)}
-                self._say(self._log.warning, "mqtt_lost", problem=self._last_error, **retry)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._pause)
-        finally:
-            self._connected_at = None
-
-    async def _connect(self, stop: asyncio.Event) -> None:
+    async def connect(self, stop: asyncio.Event) -> None:
+        """One connection from its begin to its end."""
         password = await asyncio.to_thread(read_password, self._config.mqtt_password_file)
         client = Client(self._config, self._client_id, f"{self._root}/status", password)
         try:
@@ -174,9 +155,8 @@ class _Publisher:
         await self._send_state(client)
         await self._send_events(client)
         # Only now: a broker that takes a part and refuses the rest is no news at every try.
-        self._connected_at, self._said = time.monotonic(), (None, 0.0)
-        self.tell()
-        self._say(self._log.info, "mqtt_connected", topic=f"{self._root}/status")
+        self.connected_at = time.monotonic()
+        self.say(self._log.info, "mqtt_connected", topic=f"{self._root}/status")
         while True:
             shown, at = self._shown
             age = time.monotonic() - at
@@ -195,15 +175,16 @@ class _Publisher:
             event = waiting[0]
             await client.send(f"{self._root}/event/{topic_level(event.kind)}", event_payload(event, self._about))
             self._published += 1
-            self._dropped -= event.number <= self._last  # it was taken for lost meanwhile
-            self._last = max(self._last, event.number)
+            self._last = event.number
 
     def _worth_a_state(self) -> object:
-        return condition(self._board.row()), self._notable, self._connected_at is not None
+        # What is the matter is an event as well: stages that wait, damage, the broker.
+        return self._board.phase, self._notable, self.connected_at is not None
 
-    def _say(self, write: Any, name: str, **fields: object) -> None:
-        place = f"{self._config.mqtt_host}:{self._config.mqtt_port}"
-        write(name, broker=place, **fields, waiting=len(self._waiting()), dropped=self._dropped)
+    def say(self, write: Any, name: str, **fields: object) -> None:
+        """A line of the log, with how many events wait and were dropped."""
+        row, place = self.row(), f"{self._config.mqtt_host}:{self._config.mqtt_port}"
+        write(name, broker=place, **fields, waiting=row["waiting"], dropped=row["dropped"])
 
 
 async def _first_of(*steps: Coroutine[Any, Any, object]) -> None:
@@ -359,13 +340,6 @@ def event_payload(event: Event, board: Mapping[str, Any]) -> bytes:
     about = {name: board[name] for name in ("bootId", "cluster", "nodeId")}
     told = {"at": event.at, "kind": event.kind, "event": event.name, "fields": event.fields}
     return _json(_texts({"seq": event.number, **about, **told}))
-
-
-def condition(row: Mapping[str, Any]) -> str:
-    """What is worth a state at once when it changes: phase, problems, corruption, and what is known of the broker."""
-    broker = row.get("broker") or {}
-    seen = [row.get(key) for key in ("phase", "problems", "corrupt")]
-    return json.dumps([*seen, *(broker.get(key) for key in ("alive", "indexing", "unsafe"))], default=str)
 
 
 def _json(value: object) -> bytes:

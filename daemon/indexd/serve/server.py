@@ -7,11 +7,10 @@ outlet starts again, later each time; indexing never waits for it.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import uvloop
@@ -28,8 +27,6 @@ Logger = Any
 _RESTART_SECONDS = (1.0, 60.0)
 # A run this long makes the next restart a quick one again.
 _STEADY_SECONDS = 60.0
-# So long recovery waits for the thread to be there, which it is at once.
-_START_SECONDS = 5.0
 # What is under way at a stop may take so long.
 _LEAVE_SECONDS = 5.0
 _BACKLOG = 1024
@@ -81,54 +78,36 @@ class ServeThread:
         elif config.remoting.unused:
             log.warning("remoting_unused", keys=list(config.remoting.unused), hint="give --remoting HOST:PORT")
         self._outlets = [*self._addresses, *(["mqtt"] if config.mqtt.mqtt_host is not None else [])]
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._ready, self._leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
-        for name, address in self._addresses.items():
-            if is_number(address):
-                with suppress(UsageError):  # its outlet tries again at once, and says why it cannot
-                    self._listen(name)
+        self._loop = uvloop.new_event_loop()
         if self._outlets:
             self._thread.start()
-            self._ready.wait(_START_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave.set()
         if self._thread.is_alive():
-            if self._loop is not None:
-                with suppress(RuntimeError):  # the loop has ended by itself
-                    self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2 * _LEAVE_SECONDS)
-            if self._thread.is_alive():
-                self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
+        if self._thread.is_alive():
+            self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
+        else:
+            self._loop.close()
         for listening in self._sockets.values():
             listening.close()
 
     def _run(self) -> None:
-        # A loop that cannot be made, for want of descriptors, or that ends is made again, later each time.
-        seconds = _RESTART_SECONDS[0]
-        while not self._leave.is_set():
-            try:
-                # Not by asyncio.run, which waits for every query that still runs in a thread.
-                with closing(uvloop.new_event_loop()) as self._loop:
-                    self._loop.run_until_complete(self._serve())
-                    self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
-                self._log.error("outlet_failed", outlet="all", problem=repr(error), retry_seconds=seconds)
-            self._ready.set()
-            self._leave.wait(seconds)
-            seconds = min(2 * seconds, _RESTART_SECONDS[1])
+        # Not by asyncio.run, which waits for every query that still runs in a thread.
+        try:
+            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
+            self._log.error("outlet_failed", outlet="all", problem=repr(error))
 
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()  # of this loop
-        if self._leave.is_set():
-            return
         tasks = [asyncio.create_task(self._keep(name)) for name in self._outlets]
-        self._ready.set()
         await self._stop.wait()
         _, late = await asyncio.wait(tasks, timeout=_LEAVE_SECONDS)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
@@ -152,7 +131,7 @@ class ServeThread:
             started, problem = time.monotonic(), "it ended"
             try:
                 if name in self._addresses and name not in self._sockets:
-                    await asyncio.to_thread(self._listen, name)
+                    await asyncio.to_thread(self._listen, name)  # a name may have to be asked for
                 if name == "mqtt":
                     await publish(*given, stop)
                 else:
@@ -166,15 +145,6 @@ class ServeThread:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), seconds)
             seconds = min(2 * seconds, _RESTART_SECONDS[1])
-
-
-def is_number(address: str) -> bool:
-    """Whether the host is an address of numbers: nobody has to be asked for it, which may take long."""
-    try:
-        ipaddress.ip_address(split_address(address)[0])
-    except ValueError:
-        return False
-    return True
 
 
 def listen(address: str, key: str = "http") -> socket.socket:

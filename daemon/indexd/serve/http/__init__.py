@@ -5,7 +5,6 @@
 ``guard``       Guard: limits, access, headers, and no error unanswered
 ``endpoints``   what is answered under which path of the API
 ``answers``     how what was found is written as JSON
-``parameters``  what may be asked, and within which bounds
 ``problem``     ProblemError: every answer that is none
-``openapi``     Api: routes, and their description
+``api``         Api: routes with what may be asked, and their description
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -13,43 +12,24 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from indexd import __version__
-from indexd.config import Config
 from indexd.query import QUESTIONS, Data, NotFound
+from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, ByUniqueKey, Question, make_question
 from indexd.query.source import Look, OpenIndexFile, topics_of
 from indexd.serve.board import Board, Event
 from indexd.serve.http import answers
 from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
-from indexd.serve.http.openapi import Api
-from indexd.serve.http.parameters import (
-    ByKey,
-    ByQueueOffset,
-    ByTime,
-    ByUniqueKey,
-    NoParameters,
-    OneMessage,
-    Since,
-    Thresholds,
-    TopicsBegin,
-)
-from indexd.serve.http.problem import ProblemError, wrong_values
+from indexd.serve.http.api import Api, NoParameters, OneMessage, Since, Thresholds, TopicsBegin, over_http
+from indexd.serve.http.problem import ProblemError
 from indexd.serve.metrics import render
 from indexd.serve.queries import EMPTY_COVERED, FOUND, Queries
-
-#: An answer as it is sent, and its result as the board counts it.
-Shown = tuple[bytes, str]
 
 _WHERE = {
     "name": "where",
     "description": "Its physical offset, or its offset message id of 32 or 56 hex digits",
-    "schema": {"type": "string", "pattern": "^([0-9]{1,19}|[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"},
+    "schema": {"type": "string", "pattern": "^([0-9]{1,18}|[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})$"},
     "example": "0",
 }
-_FILE_NAME = {
-    "name": "name",
-    "description": "The file's name",
-    "schema": {"type": "string", "pattern": "^[0-9]{17}$"},
-    "example": "2" * 17,
-}
+_FILE_NAME = {"name": "name", "description": "The file's name", "schema": {"type": "string"}, "example": "2" * 17}
 _ID_LENGTH_MIN = 32
 _SEGMENTS_MAX = 1000
 _LAG = ("dispatchBehindBytes", "dispatchBehindMilliseconds")
@@ -59,77 +39,57 @@ LIVE_MAX = 32
 _LIVE_SECONDS = 1.0
 _LIVE_RETRY = 10
 _EVENT_STREAM = "text/event-stream"
+#: How an answer is written, if not as its ``to_json`` says; those with ``messages`` show bodies.
+_WRITERS: dict[type[Question], Callable[[Data, Any, Bodies], tuple[bytes, str]]] = {
+    ByKey: answers.key_answer,
+    ByUniqueKey: answers.key_answer,
+    ByQueueOffset: answers.queue_answer,
+    ByTime: answers.time_answer,
+}
 
 
-def _piece(request: Request, piece: Row) -> str:
-    # A piece of the path, as its pattern allows it.
-    value: str = request.path_params[piece["name"]]
-    if not re.fullmatch(piece["schema"]["pattern"], value, re.ASCII):
-        raise wrong_values([f"{piece['name']}: should match {piece['schema']['pattern']}, given {value[:80]!r}"])
-    return value
-
-
-def add_messages(api: Api, config: Config, queries: Queries) -> None:
+def add_messages(api: Api, queries: Queries, body_max: int) -> None:
     """Each question with how its answer is written, and the one message at a place of the log."""
-    _add_question(api, config, queries, "by-key", ByKey, answers.key_answer, 409)
-    _add_question(api, config, queries, "by-unique-key", ByUniqueKey, answers.key_answer, 409)
-    _add_question(api, config, queries, "by-queue-offset", ByQueueOffset, answers.queue_answer, 404)
-    _add_question(api, config, queries, "by-time", ByTime, answers.time_answer, 404, 409)
     for model in QUESTIONS:
         if model.path is not None:
-            _add_question(api, config, queries, model.path, model, answers.plain_answer, 409)
-    _add_one(api, queries, config.http.http_body_max)
+            _add_question(api, queries, model, body_max)
 
-
-def _add_question(
-    api: Api, config: Config, queries: Queries, path: str, model: type[Any], shown: Callable[..., Shown], *problems: int
-) -> None:
-    # The model's docstring is its summary and, behind an empty line, its description.
-    summary, _, words = (model.__doc__ or "").partition("\n\n")
-
-    async def handler(_: Request, asked: Any) -> Response:
-        if (output := getattr(asked, "output", None)) is not None:
-            _check_built(output, is_built=getattr(config.outputs, output))
-        bodies = Bodies(getattr(asked, "body", "none"), config.http.http_body_max)
-
-        def question(data: Data) -> Shown:
-            # Made into bytes where it was found: the event loop has others to serve.
-            return shown(data, asked.answer(data.index), bodies)
-
-        return json_response((await queries.query(question, lambda found: found[1]))[0])
-
-    handler.__doc__, handler.__name__ = words or summary, path.replace("-", "_")
-    api.get(f"/api/v1/messages/{path}", summary, *problems, query=model)(handler)
-
-
-def _add_one(api: Api, queries: Queries, body_max: int) -> None:
     @api.get(
         "/api/v1/messages/{where}", "The message at a physical offset, or with an offset message id", 404,
         query=OneMessage, piece=_WHERE,
     )  # fmt: skip
     async def one_message(request: Request, asked: OneMessage) -> Response:
         """Every field, the properties, and the body as text where it is such."""
-        where = _piece(request, _WHERE)
-        place: int | str = where if len(where) >= _ID_LENGTH_MIN else int(where)
+        where: str = request.path_params["where"]
+        asked_for = make_question(ByMessage, {"id" if len(where) >= _ID_LENGTH_MIN else "offset": where})
 
-        def question(data: Data) -> tuple[bytes | str, str]:
-            if isinstance(place, int) and place >= 1 << 63:
-                return f"no message at physical offset {place}: it has more than 64 bits", EMPTY_COVERED
-            found = data.message(place)
+        def find(data: Data) -> tuple[bytes | str, str]:
+            found = data.message(asked_for.id or asked_for.offset or 0)
             if isinstance(found, NotFound):
                 return found.reason, EMPTY_COVERED  # it was the log itself that was asked
             return answers.message_answer(found, Bodies(asked.body, body_max)), FOUND
 
-        body, result = await queries.query(question, lambda found: found[1])
+        body, result = await queries.query(find, lambda found: found[1])
         if isinstance(body, str):
             raise ProblemError(404, "no-message", body, {"result": result})
         return json_response(body)
 
 
-def _check_built(output: str, *, is_built: bool) -> None:
-    if not is_built:
-        what = "ConsumeQueues" if output == "consume_queue" else "sparse indexes"
-        raise ProblemError(404, "not-built", f"no {what} are built ({output} = false)")
+def _add_question(api: Api, queries: Queries, model: type[Question], body_max: int) -> None:
+    write = _WRITERS.get(model, answers.plain_answer)
+
+    async def handler(_: Request, asked: Any) -> Response:
+        bodies = Bodies(getattr(asked, "body", "none"), body_max)
+
+        def find(data: Data) -> tuple[bytes, str]:
+            # Made into bytes where it was found: the event loop has others to serve.
+            return write(data, asked.answer(data.index), bodies)
+
+        return json_response((await queries.query(find, lambda found: found[1]))[0])
+
+    handler.__name__ = str(model.path).replace("-", "_")
+    asked = over_http(model, has_bodies=write in (answers.key_answer, answers.queue_answer))
+    api.get(f"/api/v1/messages/{model.path}", str(model.__doc__), 409, query=asked)(handler)
 
 
 def add_files(api: Api, board: Board, queries: Queries) -> None:
@@ -143,11 +103,11 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
     @api.get("/api/v1/index-files/{name}", "One index file", 404, piece=_FILE_NAME)
     async def index_file(request: Request, _: NoParameters) -> Response:
         """The numbers of its header, and how full it is."""
-        name = _piece(request, _FILE_NAME)
+        name = request.path_params["name"]
         for row in (await queries.ask(_index_files))["indexFiles"]:
             if row["name"] == name:
                 return json_response(to_json(row, OF_LISTS))
-        raise ProblemError(404, "no-file", f"there is no index file {name}")
+        raise ProblemError(404, "no-file", f"there is no index file {name[:80]!r}")
 
     @api.get("/api/v1/coverage", "Which part of the log is indexed")
     async def coverage(*_: object) -> Response:
@@ -158,8 +118,9 @@ def add_files(api: Api, board: Board, queries: Queries) -> None:
     async def topics(_: Request, asked: TopicsBegin) -> Response:
         """For a field that completes what is typed; ``total`` counts those that ``max`` leaves out, too."""
         names = await queries.ask(lambda data: topics_of(data.index))
-        _check_built("consume_queue", is_built=names is not None)
-        found = [name for name in names or () if name.lower().startswith(asked.begin.lower())]
+        if names is None:
+            raise ProblemError(404, "not-built", "no ConsumeQueues are built (consume_queue = false)")
+        found = [name for name in names if name.lower().startswith(asked.begin.lower())]
         return json_response(to_json({"topics": found[: asked.max], "total": len(found)}, OF_LISTS))
 
     @api.get("/api/v1/recovery", "The recovery that is under way, and the last one")

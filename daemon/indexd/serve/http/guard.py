@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import ipaddress
 import ssl
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from indexd.config import OFF, Config, split_address
+from indexd.errors import IndexdError
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
 from indexd.serve.http.problem import ProblemError, problem_of
-from indexd.serve.queries import StoppingError
+from indexd.serve.queries import NotAnsweredError, StoppingError
 
 _TOKEN_BYTES_MIN = 8
 #: What is answered without the token: whether it is alive, and the page without figures and answers.
@@ -83,7 +83,7 @@ def read_token(path: Path) -> bytes:
 TARGET_MAX = 16_384
 HEADERS_MAX = 16_384
 _HEADERS_COUNT_MAX = 100
-HEADERS = (
+_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -97,51 +97,44 @@ _ONCE = frozenset({b"host", b"authorization", b"origin"})
 class Guard:
     """ASGI middleware. Every request ends in an answer, and everything that is none is a problem+json."""
 
-    def __init__(self, app: ASGIApp, access: Access, log: Any = None) -> None:
+    def __init__(self, app: ASGIApp, access: Access, log: Any) -> None:
         self._app, self._access, self._log = app, access, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        began, status, problem = time.perf_counter(), 0, None
+        is_answered = False
 
         async def send_guarded(message: Message) -> None:
-            nonlocal status
+            nonlocal is_answered
             if message["type"] == "http.response.start":
-                status, given = message["status"], [*message.get("headers", ())]
+                is_answered, given = True, [*message.get("headers", ())]
                 names = {name for name, _ in given}
-                message["headers"] = given + [header for header in HEADERS if header[0] not in names]
+                message["headers"] = given + [header for header in _HEADERS if header[0] not in names]
             await send(message)
 
+        problem = self._problem(scope)
         try:
-            problem = self._problem(scope)
             if problem is None:
                 await self._app(scope, receive, send_guarded)
         except asyncio.CancelledError:  # at a stop, or it would be answered in the server's own words
-            self._say("warning", "http_cut_off", scope, answered=bool(status))
-            if status:
+            self._log.warning("http_cut_off", path=scope["path"], answered=is_answered)
+            if is_answered:
                 raise
             problem = problem_of(StoppingError())
         except Exception as error:  # whatever it is, it is answered, and said in the log
             problem = problem_of(error)
-            if problem is None:
-                self._say("error", "http_failed", scope, problem=repr(error), exc_info=True)
-                problem = ProblemError(500, "internal", "a defect: the daemon's log says more", closes=True)
-            if status:
+            if not isinstance(error, IndexdError | NotAnsweredError | ProblemError):
+                self._log.error("http_failed", path=scope["path"], problem=repr(error), exc_info=True)
+            if is_answered:
                 raise
         if problem is not None:
             await problem.response(scope["path"])(scope, receive, send_guarded)
-        seconds = round(time.perf_counter() - began, 6)
-        self._say("debug", "http", scope, method=scope["method"], status=status, seconds=seconds)
-
-    def _say(self, level: str, event: str, scope: Scope, **fields: object) -> None:
-        if self._log is not None:
-            getattr(self._log, level)(event, path=scope["path"], **fields)
 
     def _problem(self, scope: Scope) -> ProblemError | None:
         # What keeps a request from being answered; its connection is not kept, which may come with more of the kind.
         path, given, headers = scope["path"], scope["headers"], dict(scope["headers"])
         scope.setdefault("state", {})["authorized"] = bears = self._access.bears_token(headers.get(b"authorization"))
-        once = [name for name, _ in given if name in _ONCE]
+        once, members = [name for name, _ in given if name in _ONCE], None
         if scope["method"] not in ("GET", "HEAD"):
             found = 405, "method-not-allowed", f"{scope['method']} is not answered here, only GET and HEAD are"
         elif len(scope["query_string"]) + len(scope.get("raw_path", b"")) > TARGET_MAX:
@@ -155,9 +148,9 @@ class Guard:
             found = 413, "content-too-large", "a request has no body here"
         elif not self._access.is_known_host(headers.get(b"host")):
             found = 421, "unknown-host", "the Host header names neither this address nor localhost"
+            members = {"hint": "ask by address, or set http_token_file"}
         elif not bears and path not in FREE and not path.startswith(FREE_BELOW):
             found = 401, "token-needed", "give the token: Authorization: Bearer TOKEN"
         else:
             return None
-        members = {"hint": "ask by address, or set http_token_file"} if found[1] == "unknown-host" else None
         return ProblemError(*found, members, closes=True)

@@ -13,8 +13,12 @@ from indexd.errors import CorruptDataError, DiskError, DisturbedError, IndexdErr
 from indexd.serve.queries import CrowdedError, NotAnsweredError, NotOpenError, StoppingError
 
 MEDIA_TYPE = "application/problem+json"
-ALLOWED = "GET, HEAD"
 _INSTANCE_MAX = 200
+#: Headers that a status asks for.
+_HEADERS = {
+    HTTPStatus.METHOD_NOT_ALLOWED: {"allow": "GET, HEAD"},
+    HTTPStatus.UNAUTHORIZED: {"www-authenticate": 'Bearer realm="indexd"'},
+}
 _NARROWER = {"hint": "ask for fewer messages (max), a shorter time (begin, end), or without bodies"}
 
 
@@ -47,11 +51,9 @@ class ProblemError(Exception):
             "detail": self.detail,
             "instance": instance[:_INSTANCE_MAX],
         }
-        headers = {} if self.retry is None else {"retry-after": str(self.retry)}
-        if self.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["allow"] = ALLOWED
-        if self.status == HTTPStatus.UNAUTHORIZED:
-            headers["www-authenticate"] = 'Bearer realm="indexd"'
+        headers = dict(_HEADERS.get(HTTPStatus(self.status), {}))
+        if self.retry is not None:
+            headers["retry-after"] = str(self.retry)
         if self.closes:
             headers["connection"] = "close"
         return Response(json.dumps(row | self.members), self.status, headers, MEDIA_TYPE)
@@ -62,29 +64,29 @@ def wrong_values(problems: list[str]) -> ProblemError:
     return ProblemError(422, "parameters", "; ".join(problems), {"problems": problems})
 
 
-def problem_of(error: Exception) -> ProblemError | None:
-    """What an error means for whoever asked; None for a defect."""
-    if isinstance(error, ProblemError):
-        return error
-    if isinstance(error, NotAnsweredError):
-        return _of_no_answer(error)
-    if not isinstance(error, IndexdError):
-        return None
-    detail, hint = str(error.args[0]), {"hint": error.hint} if error.hint else {}
-    if isinstance(error, UsageError):
-        return ProblemError(422, "parameters", detail, hint)
-    if isinstance(error, DisturbedError | UnsafeStoreError) or (isinstance(error, DiskError) and error.is_transient):
-        return ProblemError(503, "not-now", detail, hint, retry=1)
-    return ProblemError(500, "corrupt-data" if isinstance(error, CorruptDataError) else "internal", detail, hint)
-
-
-def _of_no_answer(error: NotAnsweredError) -> ProblemError:
-    detail = str(error)
-    if isinstance(error, NotOpenError):
-        members = {"phase": error.phase, "recovering": error.recovering} if error.hint is None else {"hint": error.hint}
-        return ProblemError(503, "not-open-yet", detail, members, retry=5)
-    if isinstance(error, CrowdedError):
-        return ProblemError(503, "busy", detail, retry=1)
-    if isinstance(error, StoppingError):
-        return ProblemError(503, "stopping", detail, retry=5, closes=True)
-    return ProblemError(503, "too-long", detail, _NARROWER, retry=1)
+def problem_of(error: Exception) -> ProblemError:
+    """What an error means for whoever asked; of a defect the log says more."""
+    detail = str(error.args[0]) if error.args else str(error)
+    hint = {"hint": error.hint} if getattr(error, "hint", None) else {}  # type: ignore[attr-defined]  # it has one
+    match error:
+        case ProblemError():
+            return error
+        case NotOpenError():
+            members = hint or {"phase": error.phase, "recovering": error.recovering}
+            return ProblemError(503, "not-open-yet", detail, members, retry=5)
+        case CrowdedError():
+            return ProblemError(503, "busy", detail, retry=1)
+        case StoppingError():
+            return ProblemError(503, "stopping", detail, retry=5, closes=True)
+        case NotAnsweredError():
+            return ProblemError(503, "too-long", detail, _NARROWER, retry=1)
+        case UsageError():
+            return ProblemError(422, "parameters", detail, {**hint, "problems": [detail]})
+        case DisturbedError() | UnsafeStoreError():
+            return ProblemError(503, "not-now", detail, hint, retry=1)
+        case DiskError() if error.is_transient:
+            return ProblemError(503, "not-now", detail, hint, retry=1)
+        case IndexdError():
+            slug = "corrupt-data" if isinstance(error, CorruptDataError) else "internal"
+            return ProblemError(500, slug, detail, hint)
+    return ProblemError(500, "internal", "a defect: the daemon's log says more", closes=True)

@@ -1,7 +1,7 @@
 """serve_http: the application on a socket that listens already, with bounds on what clients may keep waiting.
 
 HTTP itself is uvicorn's. A client has so many seconds for a whole request, and so many to take an answer; each
-connection is looked at once a second. Of connections beyond the bound some are told so, and all others are reset.
+connection is looked at once a second. Connections beyond the bound are reset.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -22,14 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from indexd.config import Config
 from indexd.serve.board import Board
 from indexd.serve.http.app import create_app
-from indexd.serve.http.guard import HEADERS, HEADERS_MAX, TARGET_MAX, read_access
-from indexd.serve.http.problem import ProblemError
+from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
 from indexd.serve.queries import Queries
 
 #: For a whole request, headers and all; for an answer, once it is all written.
 REQUEST_SECONDS, ANSWER_SECONDS = 10.0, 60.0
-#: Connections beyond the bound that are still answered: 503.
-SURPLUS_MAX = 32
 # Answers that clients do not take: beyond this the largest go.
 _UNTAKEN_MAX = 64 << 20
 _HEAD_MAX = TARGET_MAX + HEADERS_MAX + 1024
@@ -41,11 +36,11 @@ _OPEN = "give http_token_file, and http_tls_cert with http_tls_key, or listen on
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one client, with bounds: what is no request in time or in size is refused."""
+    """uvicorn's protocol for one client, with bounds: what is no request in time or in size is cut off."""
 
     def __init__(self, most: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._most, self._is_surplus = most, False
+        self._most = most
         # Of a request that is not whole: since when it comes, and its bytes.
         self._asking_since: float | None = self.loop.time()
         self._head_bytes = 0
@@ -54,23 +49,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of a socket
         """It is open, with TLS where that is spoken."""
         super().connection_made(transport)
-        self._is_surplus = len(self.connections) > self._most
-        if len(self.connections) > self._most + SURPLUS_MAX:
+        if len(self.connections) > self._most:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Count what a head takes before it is whole: the parser keeps all of it."""
-        if self._is_surplus:
-            self._refuse(503, "too-many-connections", f"there are {self._most} connections already", retry=5)
-            return
-        if self._is_idle and self._asking_since is None:
-            self._asking_since = self.loop.time()
-        self._head_bytes += len(data) if self._is_idle else 0
+        if self.cycle is None or self.cycle.response_complete:
+            self._asking_since = self._asking_since or self.loop.time()
+            self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > _HEAD_MAX and not self.headers:
-            self._refuse(414, "uri-too-long", f"path and query are longer than {TARGET_MAX} bytes")
-        elif self._head_bytes > _HEAD_MAX:
-            self._refuse(431, "headers-too-long", f"the headers are longer than {HEADERS_MAX} bytes")
+        if self._head_bytes > _HEAD_MAX:
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         """A request is whole: there are no bodies."""
@@ -85,24 +74,9 @@ class Connection(HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Close it if its client takes too long."""
         self._leaving_since = None if self.untaken == 0 else self._leaving_since or now
-        if self._leaving_since is not None and now - self._leaving_since > ANSWER_SECONDS:
-            self.transport.abort()
-        if self._asking_since is not None and now - self._asking_since > REQUEST_SECONDS:
-            self._refuse(408, "request-timeout", f"no request within {REQUEST_SECONDS:.0f} s")
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _refuse(self, status: int, slug: str, detail: str, retry: int | None = None) -> None:
-        # An answer to what never came to be a request.
-        if self.transport.is_closing():
-            return
-        response = ProblemError(status, slug, detail, retry=retry, closes=True).response("")
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in (*response.raw_headers, *HEADERS))
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
-        self.transport.write(head + lines + b"\r\n" + bytes(response.body))
-        self.transport.close()
+        for since, most in ((self._asking_since, REQUEST_SECONDS), (self._leaving_since, ANSWER_SECONDS)):
+            if since is not None and now - since > most:
+                self.transport.abort()
 
 
 async def serve_http(config: Config, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
@@ -143,7 +117,7 @@ async def serve_http(config: Config, board: Board, log: Any, listening: socket.s
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, but that it ends by an event, leaves signals to the daemon, and looks at its connections."""
+    """uvicorn's, but that it ends by an event, and looks at its connections."""
 
     def __init__(
         self,
@@ -155,10 +129,6 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._tls, self._listening, self._stop, self._on_stop = tls, listening.dup(), stop, on_stop
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # which is one as well
-        """Take none."""
-        return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - it has its own
         """Listen."""

@@ -352,8 +352,8 @@ class RemotingServer:
             self._show()
 
     def _show(self) -> None:
-        upstream = self.processor.row()
-        self._board.outlets["remoting"] = {**self.counts.row(self._address), "upstream": upstream}
+        row = {**self.counts.row(self._address), "upstream": self.processor.row()}
+        self._board.outlets["remoting"] = lambda: row
 
     async def _leave(self) -> None:
         for task in self._opening:

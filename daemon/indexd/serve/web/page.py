@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Mapping
@@ -31,7 +30,6 @@ ASSETS = {
     "icon.svg": "image/svg+xml",
 }
 _NAME_LENGTH_MAX = 200
-_ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}", re.ASCII)
 # What a terminal may obey, when the page is read there.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -42,40 +40,19 @@ def asset(name: str) -> bytes:
     return files("indexd.serve.web").joinpath(name).read_bytes()
 
 
-@cache
-def assets_version() -> str:
-    """Another text whenever any asset is another."""
-    return hashlib.sha256(b"".join(asset(name) for name in ASSETS)).hexdigest()[:16]
-
-
 def render(template: str, **context: object) -> Markup:
     """A template of this package; all that is put into it is escaped."""
     return Markup(_environment().get_template(template).render(**context))
 
 
-def render_page(form: SearchForm, answer: Markup | None, row: Row | None, address: str = "") -> str:
-    """The whole page. ``row`` is the board's, None for who may not see it: then there is only the form.
-
-    ``address`` is where the browser found it, as ``http://HOST:PORT``.
-    """
+def render_page(form: SearchForm, answer: Markup | None, row: Row | None) -> str:
+    """The whole page. ``row`` is the status, None for who may not see it: then there is only the form."""
     whose = "indexd" if row is None else f"indexd: {row['cluster']} / {row['nodeId']}"
-    page = render(
-        "page.html",
-        version=__version__,
-        title=(f"{form.q or form.topic} - {whose}" if form.is_anything else whose)[:200],
-        assets=f"/static/{assets_version()}",
-        whose=whose,
-        row=row,
-        form=form,
-        answer=answer,
-        address=address if _ADDRESS.fullmatch(address) else "http://HOST:PORT",
-        ways=WAYS,
-        modes=MODES,
-        of_topic=" ".join(sorted(OF_TOPIC)),
-        of_index=" ".join(sorted(BY_INDEX)),
-        most=MOST_DEFAULT,
-    )
-    return str(page)
+    title = (f"{form.q or form.topic} - {whose}" if form.is_anything else whose)[:200]
+    return render(
+        "page.html", version=__version__, title=title, whose=whose, row=row, form=form, answer=answer, ways=WAYS,
+        modes=MODES, of_topic=" ".join(sorted(OF_TOPIC)), of_index=" ".join(sorted(BY_INDEX)), most=MOST_DEFAULT,
+    )  # fmt: skip
 
 
 @cache
@@ -88,23 +65,18 @@ def _environment() -> jinja2.Environment:
         "count": "{:,}".format,
         "size": show_size,
         "utc": lambda millis: show_utc(millis, seconds=True),
-        "iso": lambda millis: show_utc(millis, seconds=True).replace(" ", "T"),
-        "has_calendar": lambda millis: not show_utc(millis, seconds=True).endswith("ms"),
         "age": _age,
         "line": printable,
         "short": lambda text: printable(text[: _NAME_LENGTH_MAX - 1]),
         "sentence": lambda words: words[:1].upper() + words[1:],
-        "noun": lambda word, count: word if count == 1 else f"{word}s",
     }
     return made
 
 
 def _finalize(value: Any) -> Any:
-    if value is None:
-        return ""
     if isinstance(value, str) and not isinstance(value, Markup):
         return _CONTROL.sub(lambda met: met[0].encode("unicode_escape").decode("ascii"), value)
-    return value
+    return "" if value is None else value
 
 
 def _age(millis: int) -> str:

@@ -1,4 +1,4 @@
-"""SearchForm: what the page's form says, as it stands in the page's address, and what it means."""
+"""SearchForm: what the page's form says, as it stands in the page's address, and the question that it means."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta, timezone
-from datetime import time as clock_time
-from typing import Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from indexd.errors import UsageError
-from indexd.query import TIME_MAX, TIME_MIN
+from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, Question, make_question
 
 #: How one may search, and what the field is called then.
 WAYS = {
@@ -27,30 +26,28 @@ WAYS = {
 #: Those that are asked within a topic, and those that know a range of time.
 OF_TOPIC = frozenset({"key", "unique", "tags", "queue"})
 BY_INDEX = frozenset({"key", "unique", "tags"})
-INDEX_TYPES: dict[str, Literal["U", "T"] | None] = {"key": None, "unique": "U", "tags": "T"}
 MODES = {"exact": "every message that matches", "rocketmq": "what the broker would answer"}
 MOST_DEFAULT = 64
 
-_HINT = "write 2026-11-22 03:15, 03:15, -15m, -1h, -7d, or milliseconds since 1970"
+_INDEX_TYPES: dict[str, Literal["U", "T"]] = {"unique": "U", "tags": "T"}
+_TIME_HINT = "write 2026-11-22 03:15, -15m, -1h, -7d, or milliseconds since 1970"
+_HINTS = {
+    "queue": "write them as 0/123",
+    "id": f"if it is what a producer printed, search for it as {WAYS['unique'].lower()}",
+    "time": _TIME_HINT,
+}
 _RELATIVE = re.compile(r"-([0-9]{1,9})\s*(ms|s|m|min|h|d)", re.ASCII)
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
-_ZONE = re.compile(r"([+-])([0-9]{2}):([0-9]{2})", re.ASCII)
-_QUEUE = re.compile(r"\s*([0-9]{1,10})\s*[/: ]\s*([0-9]{1,19})\s*", re.ASCII)
-_OFFSET_ID = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 # Names in the address -> fields.
 _PARAMETERS = {
     "by": "by", "topic": "topic", "q": "q", "from": "begin", "to": "end", "max": "most", "mode": "mode",
-    "before": "before", "view": "view", "at": "at", "zone": "zone",
+    "before": "before", "view": "view", "zone": "zone",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """Each field is the text that was typed; the properties read it and raise UsageError where it means nothing.
-
-    ``view`` and ``at``: how a body is shown, and from which byte on. ``zone`` is what times without one are in.
-    """
+    """Each field is the text that was typed. ``view``: how a body is shown; ``zone``: what times without one are in."""
 
     by: str = "key"
     topic: str = ""
@@ -61,15 +58,15 @@ class SearchForm:
     mode: str = "exact"
     before: str = ""
     view: str = ""
-    at: str = ""
     zone: str = ""
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> SearchForm:
         """From the address; what is not known there is passed over."""
         given = {field: parameters[key].strip() for key, field in _PARAMETERS.items() if parameters.get(key)}
-        asked = cls(**given)
-        return replace(asked, by=asked.by if asked.by in WAYS else "key")
+        if given.get("by") not in WAYS:
+            given["by"] = "key"
+        return cls(**given)
 
     @property
     def is_anything(self) -> bool:
@@ -87,94 +84,50 @@ class SearchForm:
         """The address of one message of the answer."""
         return SearchForm(by="offset", topic=self.topic, q=str(phy_offset), zone=self.zone).link()
 
-    def check(self) -> None:
-        """UsageError for a form that was not filled in."""
+    def question(self) -> Question:
+        """What is asked; UsageError says what to correct."""
+        what = WAYS[self.by].lower()
         if self.by in OF_TOPIC and not self.topic:
-            raise UsageError(
-                "which topic?", f"a {WAYS[self.by].lower()} is looked for within one topic; write its name"
-            )
+            raise UsageError("which topic?", f"a {what} is looked for within one topic; write its name")
         if not self.q:
-            raise UsageError("what is to be found?", f"write the {WAYS[self.by].lower()}")
+            raise UsageError("what is to be found?", f"write the {what}")
+        number, most = self.q.replace(",", "").replace(" ", ""), self.most or MOST_DEFAULT
+        if self.by == "offset":
+            return self._make(ByMessage, offset=number)
+        if self.by == "id":
+            return self._make(ByMessage, id=self.q)
+        if self.by == "time":
+            return self._make(ByTime, time=self.moment(self.q))
+        if self.by == "queue":
+            queue, _, offset = number.partition("/")
+            return self._make(ByQueueOffset, topic=self.topic, queue=queue, offset=offset, max=most)
+        given: dict[str, Any] = {"begin": self.begin, "end": self.end}
+        given = {name: self.moment(text) for name, text in given.items() if text}
+        if self.before and self.mode == "exact":
+            given["before"] = self.before
+        mode = "rocketmq" if self.mode == "rocketmq" else "exact"
+        index_type = _INDEX_TYPES.get(self.by)
+        return self._make(ByKey, topic=self.topic, key=self.q, max=most, mode=mode, index_type=index_type, **given)
 
-    def number(self, field: str, least: int = 0) -> int:
-        """A field as a whole number of 64 bits."""
-        text = getattr(self, field).replace(",", "").replace(" ", "")
-        if not _NUMBER.fullmatch(text) or not least <= int(text) < 2**63:
-            raise UsageError(f"{getattr(self, field)[:80]!r} is no whole number from {least} on", "correct it")
-        return int(text)
+    def _make(self, model: type[Question], **given: Any) -> Question:
+        try:
+            return make_question(model, given)
+        except UsageError as error:
+            raise UsageError(str(error.args[0]), _HINTS.get(self.by, "correct it")) from None
 
-    @property
-    def max_num(self) -> int:
-        """Most hits."""
-        return self.number("most", 1) if self.most else MOST_DEFAULT
-
-    @property
-    def queue(self) -> tuple[int, int]:
-        """Queue id and queue offset."""
-        found = _QUEUE.fullmatch(self.q)
-        if found is None or int(found[1]) >= 2**31 or int(found[2]) >= 2**63:
-            raise UsageError(f"{self.q[:80]!r} is no queue id and offset", "write them as 0/123")
-        return int(found[1]), int(found[2])
-
-    @property
-    def offset_id(self) -> str:
-        """An offset message id."""
-        if not _OFFSET_ID.fullmatch(self.q):
-            raise UsageError(
-                f"{self.q[:80]!r} is no offset message id: 32 or 56 hex digits",
-                f"if it is what a producer printed, search for it as {WAYS['unique'].lower()}",
-            )
-        return self.q
-
-    def times(self, now: int | None = None) -> tuple[int, int]:
-        """First and last store time in ms, both included."""
+    def moment(self, text: str, now: int | None = None) -> int:
+        """A time in ms; UsageError if it is none."""
         now = int(time.time() * 1000) if now is None else now
-        begin = TIME_MIN if not self.begin else self.moment(self.begin, now)
-        end = TIME_MAX if not self.end else self.moment(self.end, now)
-        if begin > end:
-            raise UsageError("the time range ends before it begins", "exchange From and To, or leave one empty")
-        return begin, end
-
-    def moment(self, text: str, now: int) -> int:
-        """One time in ms."""
-        found = self._moment(text, now)
-        if found < 0:
-            raise UsageError(f"{text[:80]!r} is before 1970, where no message was stored", _HINT)
-        return found
-
-    def _moment(self, text: str, now: int) -> int:
         if text.lower() == "now":
             return now
         if found := _RELATIVE.fullmatch(text):
             return now - int(found[1]) * _UNITS[found[2]]
-        if _NUMBER.fullmatch(text):
-            if -(2**63) <= int(text) < 2**63:
+        try:
+            if text.isascii() and text.isdigit():
                 return int(text)
-            raise UsageError(f"{text!r} is no time in milliseconds", _HINT)
-        zone = self._zone()
-        try:
-            return _millis(datetime.fromisoformat(text), zone)
-        except (ValueError, OverflowError):
-            return self._clock(text, now, zone)
-
-    def _clock(self, text: str, now: int, zone: timezone) -> int:
-        # 03:15 is the last time that it was so late.
-        try:
-            clock = clock_time.fromisoformat(text)
-            today: date = datetime.fromtimestamp(now / 1000, tz=zone).date()
-            found = _millis(datetime.combine(today, clock), zone)
-            return found if found <= now else found - _UNITS["d"]
-        except (ValueError, OverflowError, OSError):
-            raise UsageError(f"{text[:80]!r} is no time", _HINT) from None
-
-    def _zone(self) -> timezone:
-        found = _ZONE.fullmatch(self.zone)
-        if found is None or int(found[2]) > 23 or int(found[3]) > 59:
-            return UTC
-        offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
-        return timezone(-offset if found[1] == "-" else offset)
-
-
-def _millis(moment: datetime, zone: timezone) -> int:
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
-    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+            moment = datetime.fromisoformat(text)
+            zone = datetime.fromisoformat(f"2000-01-01T00:00{self.zone}").tzinfo or UTC
+        except ValueError:
+            raise UsageError(f"{text[:80]!r} is no time", _TIME_HINT) from None
+        aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
+        return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
