@@ -14,20 +14,18 @@ What the page asked the network for is in ``page.requests``, what it said on the
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
 import select
 import shutil
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.daemon import Daemon
@@ -35,9 +33,6 @@ from support.missing import need, requires
 from support.small_log import SEGMENT_SIZE, SIZES
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# What the browser asks for on its own account, whatever page it shows.
-_ITS_OWN = ("google.com", "googleapis.com", "gvt1.com", "gstatic.com")
-_TIMEOUT = 120
 
 
 def chromium() -> str:
@@ -48,66 +43,6 @@ def chromium() -> str:
 
 #: Marks a test that opens a page, or a module's tests: ``pytestmark = CHROMIUM``.
 CHROMIUM = requires_chromium = requires(chromium)
-
-
-class Page:
-    """One page, opened from its file: ``dom`` behind its scripts, and the hosts that it ``asked`` for."""
-
-    def __init__(self, path: Path, profile: Path, *, width: int = 1280, dark: bool = False) -> None:
-        program = chromium()
-        with _Proxy() as proxy:
-            command = [
-                program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--disable-default-apps", "--disable-domain-reliability", "--disable-dev-shm-usage",
-                f"--proxy-server=127.0.0.1:{proxy.port}", "--proxy-bypass-list=<-loopback>",
-                f"--user-data-dir={profile}", f"--window-size={width},1600", "--virtual-time-budget=10000",
-                *(["--blink-settings=preferredColorScheme=0"] if dark else []), path.as_uri(),
-            ]  # fmt: skip
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TIMEOUT,
-                check=True,
-                env=_environment(profile),
-            )
-        self.dom = done.stdout.decode("utf-8", "replace")
-        self.asked = {host for host in proxy.hosts if not host.endswith(_ITS_OWN)}
-
-
-def _environment(profile: Path) -> dict[str, str]:
-    return os.environ | {"HOME": str(profile), "DBUS_SESSION_BUS_ADDRESS": "disabled:"}
-
-
-class _Proxy:
-    """Refuses every request and keeps the host that it was for."""
-
-    def __enter__(self) -> _Proxy:
-        self.hosts: set[str] = set()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
-            with connection:
-                connection.settimeout(5)
-                line = connection.recv(4096).split(b"\r\n")[0].decode("latin-1")
-                target = [*line.split(" "), ""][1]
-                self.hosts.add(target.removeprefix("http://").split("/")[0].split(":")[0])
-                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
 
 _SECONDS = 60.0
@@ -301,28 +236,26 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def click(self, selector: str) -> None:
-        """Click on the middle of an element."""
-        self.click_at(*self.middle(selector))
-
-    def middle(self, selector: str) -> tuple[float, float]:
-        """Where an element is, scrolled into view; works without JavaScript in the page."""
+        """Click on the middle of an element, scrolled into view; works without JavaScript in the page."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         assert node, f"there is no {selector}"
         self.call("DOM.scrollIntoViewIfNeeded", nodeId=node)
         quad = self.call("DOM.getContentQuads", nodeId=node)["quads"][0]
-        return sum(quad[0::2]) / 4, sum(quad[1::2]) / 4
-
-    def click_at(self, x: float, y: float) -> None:
-        """Press and release the mouse there."""
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            place = {"x": sum(quad[0::2]) / 4, "y": sum(quad[1::2]) / 4}
+            self.call("Input.dispatchMouseEvent", type=kind, **place, button="left", clickCount=1)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """A PNG of the page, of all its height if ``whole``."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+
+class Page:
+    """One page, opened from its file: ``dom`` behind its scripts, and the hosts that it ``asked`` for."""
+
+    def __init__(self, path: Path, profile: Path, *, width: int = 1280, dark: bool = False) -> None:
+        with Browser(profile) as browser:
+            tab = browser.page(width=width, dark=dark)
+            tab.open(path.as_uri())
+            self.dom = tab.html()
+            self.asked = {urlsplit(url).hostname for url in tab.requests} - {None}
 
 
 #: Odd offsets behind it are no doubles.
@@ -332,17 +265,21 @@ BODY = '{"order": 7, "amount": 12.50, "id": 12345678901234567890, "lines": [{"sk
 
 
 class Beside:
-    """A log that a test writes on, the daemon beside it, and where its page is."""
+    """A log that a test writes on, the daemon beside it, and where its page is; the block ends both."""
 
     def __init__(self, home: Path, **env: str) -> None:
         self.writer = CommitLogWriter(home / "store" / "commitlog", SEGMENT_SIZE, start_offset=BEGIN)
         self.offsets: dict[str, list[int]] = {}
         self._home, self._env = home, env
-        self.daemon = self._daemon("127.0.0.1:0")
+        self._daemons = ExitStack()
 
-    def _daemon(self, http: str) -> Daemon:
-        env = {"INDEXD_HTTP": http, **self._env}
-        return Daemon(self._home / "store", self._home / "data", *SIZES, env=env)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._daemons:
+            self.daemon.kill()
+        self.writer.close()
 
     def write(self, topic: str, key: str, *, body: str = BODY, **properties: str) -> int:
         """One message, stored now; its physical offset."""
@@ -355,8 +292,8 @@ class Beside:
 
     def start(self, http: str = "127.0.0.1:0") -> None:
         """Start the daemon, caught up."""
-        self.daemon = self._daemon(http)
-        self.daemon.__enter__()
+        env = {"INDEXD_HTTP": http, **self._env}
+        self.daemon = self._daemons.enter_context(Daemon(self._home / "store", self._home / "data", *SIZES, env=env))
         self.caught_up()
 
     def caught_up(self) -> None:

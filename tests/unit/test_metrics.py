@@ -1,15 +1,19 @@
-"""The collector for Prometheus: what a row becomes, that nothing is made up, and that the text is well formed."""
+"""Metrics for Prometheus: what a status becomes; alert rules and dashboard name what is exported, with a runbook."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import prometheus_client
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -17,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from indexd.serve.board import RESULTS, Histogram
 from indexd.serve.metrics import PREFIX, IndexerCollector, render
+from indexd.serve.status import STAGES, STATES
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 NODE = {"cluster": "DefaultCluster", "node_type": "indexer", "node_id": "broker-a"}
@@ -187,12 +192,9 @@ def test_no_created_series_and_nobody_elses(accept: str) -> None:
 
 
 def test_each_name_stands_once_and_has_help() -> None:
-    described = list(IndexerCollector(board_of(ROW)).describe())
-    assert len({metric.name for metric in described}) == len(described)
-    assert {metric.name for metric in IndexerCollector(board_of(ROW)).collect()} <= {
-        metric.name for metric in described
-    }
-    for metric in described:
+    assert len({metric.name for metric in DESCRIBED}) == len(DESCRIBED)
+    assert {metric.name for metric in IndexerCollector(board_of(ROW)).collect()} <= {one.name for one in DESCRIBED}
+    for metric in DESCRIBED:
         assert metric.name.startswith(PREFIX)
         assert metric.documentation.endswith("."), metric.name
         assert not metric.samples
@@ -222,3 +224,88 @@ def test_any_row_of_missing_keys_is_well_formed(row: dict[str, Any], parts: list
 def samples_of(row: dict[str, Any]) -> list[Any]:
     body, _ = render(board_of(row), "")
     return [sample for family in parse_text(body.decode()) for sample in family.samples]
+
+
+# --- alert rules and dashboard
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "config" / "prometheus"
+RUNBOOK = (ROOT / "docs" / "alerts.md").read_text("utf-8")
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "indexd.rules.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+CASES = yaml.safe_load((PROMETHEUS / "indexd.rules.test.yml").read_text("utf-8"))["tests"]
+DASHBOARD = json.loads((ROOT / "config" / "grafana" / "indexd.json").read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+#: Of Prometheus itself and of its client's collectors.
+OTHERS = {"up", "process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes"}
+DESCRIBED = list(IndexerCollector(None).describe())  # type: ignore[arg-type]  # describing needs no board
+
+
+def exposed(metric: Any) -> list[str]:
+    """The names of its samples in PromQL."""
+    endings = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_sum", "_count"]}
+    return [metric.name + ending for ending in endings.get(metric.type, [""])]
+
+
+EXPORTED = {name for metric in DESCRIBED for name in exposed(metric)}
+
+
+def dashboard_expressions() -> list[str]:
+    found = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    found += [note["expr"] for note in DASHBOARD["annotations"]["list"] if "expr" in note]
+    return found + [variable["definition"] for variable in DASHBOARD["templating"]["list"] if "definition" in variable]
+
+
+EXPRESSIONS = [rule["expr"] for rule in RULES] + dashboard_expressions()
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_names_and_labels_are_those_that_are_exported(expr: str) -> None:
+    names = set(re.findall(rf"\b(?:{PREFIX}\w+|process_\w+|up(?=\{{))", expr))
+    assert names
+    assert names <= EXPORTED | OTHERS
+    for label, known in (("state", STATES), ("stage", STAGES)):
+        for values in re.findall(rf'{label}=~?"([^"]*)"', expr):
+            assert set(values.split("|")) <= set(known)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_all_that_somebody_needs_at_night_and_is_tried_both_ways(rule: dict[str, Any]) -> None:
+    assert rule["alert"].startswith("Indexd")
+    assert re.fullmatch(r"\d+m", rule["for"])
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    notes = rule["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert re.search(r"\{\{ \$labels\.(node_id|instance) \}\}", notes["summary"])
+    assert notes["description"].endswith(".")
+    assert notes["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    section = re.search(rf"^#+ {rule['alert']}\n(.+?)(?=^#|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert all(part in section[1] for part in ("**It means:**", "**Look at:**", "**Do:**"))
+    tried = [check for case in CASES for check in case["alert_rule_test"] if check["alertname"] == rule["alert"]]
+    assert {bool(check["exp_alerts"]) for check in tried} == {True, False}
+
+
+def test_no_case_is_for_an_alert_that_is_gone() -> None:
+    names = {check["alertname"] for case in CASES for check in case["alert_rule_test"]}
+    assert names == {rule["alert"] for rule in RULES}
+
+
+def test_panels_are_whole_and_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        across, down = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells = {(x, y) for x in across for y in down}
+        assert across.stop <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    for panel in PANELS:
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert all('$cluster"' in to["expr"] and '$node_id"' in to["expr"] for to in panel["targets"])
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "cluster", "node_id"]
