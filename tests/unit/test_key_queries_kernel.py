@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory takes as long as a busy machine takes."""
     monkeypatch.setattr(serve_queries, "_LOOK_SECONDS", 600.0)
-    monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", 600.0)
 
 
 @pytest.fixture

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indexd.query import QueryIndex
-    from indexd.serve.queries import Compiled
     from support.queue_store import QueueStore
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_queries, "_LOOK_SECONDS", 60.0)
-    monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def store(tmp_path: Path) -> QueueStore:
 async def test_from_the_second_query_on(store: QueueStore) -> None:
     loaded = threading.Event()
 
-    def load() -> Callable[[QueryIndex], Compiled] | None:
+    def load() -> Callable[[QueryIndex], IndexTables] | None:
         load_key_queries()
         loaded.set()
         return IndexTables
@@ -70,15 +68,6 @@ async def test_a_look_serves_for_a_moment_only(store: QueueStore, monkeypatch: p
         store.build()
         answer = await way.to.key()
         assert answer.body.endswith(frame_of(store, 6))
-
-
-async def test_what_takes_long_is_left_to_a_worker(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with both(store) as way:
-        monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", -1.0)
-        assert way.together(request())[0] == 0
-        assert (await way.to.key()).code == 0  # and what is open can still be used
-        monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", 60.0)
-        assert way.together(request())[0] == 1
 
 
 async def test_an_error_is_met_again_by_who_may_wait(store: QueueStore) -> None:

@@ -37,7 +37,6 @@ def store(tmp_path: Path) -> QueueStore:
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many were answered by each call that answered any."""
-    monkeypatch.setattr(serve_queries, "_AT_ONCE_SECONDS", 60.0)
     done: list[int] = []
     answer = KeyQueries.answer
 

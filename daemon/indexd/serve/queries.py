@@ -3,10 +3,9 @@
 Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
 
 Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
-each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
-loop is told when all of it is answered. A second thread helps when the oldest question has waited: then the first is
-held up by a disk or a long walk. A question that takes long while others wait is asked again behind those that are
-short, and such questions never have all threads.
+each other than on answers. So one thread (of Workers) answers all that comes. A second thread helps when the oldest
+question has waited: then the first is held up by a disk or a long walk. A question that takes long while others wait is
+asked again behind those that are short, and such questions never have all threads.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from indexd.commitlog.lookup import TimeUpError
 from indexd.config import Config
@@ -46,9 +46,8 @@ _HELP_SECONDS = 0.02
 _TURN_SECONDS = 0.01
 # Open files hold the space of what the broker removes.
 _KEPT_SECONDS = 10.0
-# What is answered at once, in the event loop's own thread, has no longer than this for itself, and goes by what was
-# seen of the files so long ago: everything else there waits.
-_AT_ONCE_SECONDS, _LOOK_SECONDS = 0.002, 0.1
+# What is answered at once, in the event loop's own thread, goes by what was seen of the files so long ago.
+_LOOK_SECONDS = 0.1
 #: A query that takes longer is ended: it holds a thread that others wait for. A walk keeps what it has found, and has
 #: so much longer to say it.
 QUERY_SECONDS, _SAY_SECONDS = 10.0, 2.0
@@ -64,12 +63,7 @@ def result_of(count: int, why: str | None) -> str:
 
 
 class NotAnsweredError(Exception):
-    """There is no answer now, and there may be one to whoever asks again. str(): why, one line without a hint.
-
-    ``is_refusal``: nothing failed, it was only not the time to ask.
-    """
-
-    is_refusal = False
+    """There is no answer now, and there may be one to whoever asks again. str(): why, one line without a hint."""
 
 
 class NotOpenError(NotAnsweredError):
@@ -83,13 +77,9 @@ class NotOpenError(NotAnsweredError):
 class CrowdedError(NotAnsweredError):
     """As many queries run and wait as may, or this one has waited too long."""
 
-    is_refusal = True
-
 
 class StoppingError(NotAnsweredError):
     """The daemon stops."""
-
-    is_refusal = True
 
     def __init__(self) -> None:
         super().__init__("the daemon stops: ask again when it is back")
@@ -108,27 +98,24 @@ class TurnOverError(Exception):
 
 class _Question(NamedTuple):
     call: Callable[[], Any]
-    future: asyncio.Future[Any]
+    future: Future[Any]
     asked: float
     #: It has had its first turn.
     is_long: bool = False
 
 
 class Workers:
-    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; ``close`` alone is for any thread."""
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait."""
 
     def __init__(self, threads_max: int, waiting_max: int) -> None:
         self._threads_max, self._waiting_max = threads_max, waiting_max
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[_Question] = deque()
         self._long: deque[_Question] = deque()
-        self._long_working, self._long_max = 0, max(threads_max - 1, 1)
         self._turn = threading.local()
-        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
-        # How many threads work; the others wait for a permit to.
-        self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
+        # Guards the numbers of threads that work, that answer a long question, and that look again in a moment.
+        self._changed = threading.Condition()
+        self._working = self._long_working = self._watching = 0
         self._threads: list[threading.Thread] = []
-        self._timer: asyncio.Handle | None = None
         self._is_closed = False
 
     async def ask(self, call: Callable[[], Any]) -> Any:
@@ -137,14 +124,13 @@ class Workers:
             raise StoppingError
         if len(self._waiting) + len(self._long) >= self._waiting_max:
             raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
-        loop = self._loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._waiting.append(_Question(call, future, time.monotonic()))
-        if self._timer is None or self._working == 0:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_soon(self._look, loop)
-        return await future
+        question = _Question(call, Future(), time.monotonic())
+        with self._changed:
+            self._waiting.append(question)
+            self._start()
+            if not (self._working and self._watching):
+                self._changed.notify()
+        return await asyncio.wrap_future(question.future)
 
     def check_turn(self) -> None:
         """Called again and again by a question while it is answered; TurnOverError when its first turn is over."""
@@ -153,131 +139,93 @@ class Workers:
 
     def stop(self) -> None:
         """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
-        self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._refuse(StoppingError())
-        self._permits.release(len(self._threads) + 1)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            self._refuse(StoppingError())
 
     def close(self, seconds: float) -> int:
-        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing."""
+        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing. For any thread."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Once all has come that one turn of the loop brings, and again while some thread works.
-        self._timer = None
-        self._deliver()
-        with suppress(IndexError):  # a thread empties it
-            lane = self._waiting if self._waiting or not self._may_be_long() else self._long
-            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
-            if self._working == 0 or (has_waited and self._working < self._threads_max):
-                self._activate()
-        if self._working and not self._is_closed:
-            self._timer = loop.call_later(_HELP_SECONDS, self._look, loop)
-
-    def _activate(self) -> None:
-        with self._lock:
-            self._working += 1
-            is_there = self._working <= len(self._threads)
-        if is_there:
-            self._permits.release()
-            return
-        thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
+    def _start(self) -> None:
         try:
-            thread.start()
-        except RuntimeError:  # no memory for a thread: those that are there go on, else nobody waits for nothing
-            with self._lock:
-                self._working -= 1
-            if self._working == 0:
+            while len(self._threads) < self._threads_max:
+                thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:  # no memory for a thread: those that are there go on
+            if not self._threads:
                 self._refuse(CrowdedError("there is no memory for a thread"))
-        else:
-            self._threads.append(thread)
 
     def _refuse(self, error: NotAnsweredError) -> None:
-        for lane in (self._waiting, self._long):
-            with suppress(IndexError):
-                while True:
-                    self._done.append((lane.popleft().future, None, error))
-        self._deliver()
+        for question in (*self._waiting, *self._long):
+            with suppress(InvalidStateError):  # who asked has gone
+                question.future.set_exception(error)
+        self._waiting.clear()
+        self._long.clear()
 
     def _work(self) -> None:
-        while not self._is_closed:
-            while (question := self._next()) is not None:
-                self._answer(question)
-                with self._lock:
-                    self._long_working -= question.is_long
-            self._tell()
-            with self._lock:
-                # Whoever asks looks at the number of those that work behind its question.
-                if self._waiting or self._may_be_long():
-                    continue
+        while (question := self._next()) is not None:
+            self._answer(question)
+            with self._changed:
                 self._working -= 1
-            self._permits.acquire()
-        self._tell()
+                self._long_working -= question.is_long
 
     def _next(self) -> _Question | None:
-        with suppress(IndexError):
-            return self._waiting.popleft()
-        with self._lock:
-            if self._is_closed or not self._may_be_long():
-                return None
-            self._long_working += 1
-            return self._long.popleft()
-
-    def _may_be_long(self) -> bool:
-        return bool(self._long) and self._long_working < self._long_max
+        # Waits for a question that no other thread is about to answer; None when it is closed.
+        with self._changed:
+            while not self._is_closed:
+                lane = self._waiting
+                if not lane and self._long_working < max(self._threads_max - 1, 1):
+                    lane = self._long
+                if lane and (self._working == 0 or time.monotonic() - lane[0].asked >= _HELP_SECONDS):
+                    self._working += 1
+                    question = lane.popleft()
+                    self._long_working += question.is_long
+                    if not self._watching and (self._waiting or self._long):
+                        self._changed.notify()
+                    return question
+                self._watching += bool(lane)
+                self._changed.wait(_HELP_SECONDS if lane else None)
+                self._watching -= bool(lane)
+            return None
 
     def _answer(self, question: _Question) -> None:
-        if question.future.cancelled():
+        future, is_long = question.future, question.is_long
+        if future.cancelled():
             return
-        answer, error = None, None
-        self._turn.end = math.inf if question.is_long else time.thread_time() + _TURN_SECONDS
+        self._turn.end = math.inf if is_long else time.thread_time() + _TURN_SECONDS
         try:
-            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
+            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if is_long else 1):
                 raise CrowdedError("it has waited too long for its turn")
             answer = question.call()
         except TurnOverError:
             self._long.append(question._replace(asked=time.monotonic(), is_long=True))
-            return
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
-            error = raised
-        self._done.append((question.future, answer, error))
-
-    def _tell(self) -> None:
-        if self._done and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        while self._done:
-            future, answer, error = self._done.popleft()
-            if not future.done() and error is not None:
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the question came from
+            with suppress(InvalidStateError):
                 future.set_exception(error)
-            elif not future.done():
+        else:
+            with suppress(InvalidStateError):
                 future.set_result(answer)
-
-
-class Compiled(Protocol):
-    """What compiled code needs of an open index (``remoting.key_queries.IndexTables``)."""
-
-    def prepare(self) -> Any:
-        """Its files as they are now, opened as far as the disk may be waited for."""
 
 
 class _Opened(NamedTuple):
     data: Data
     disk: Disk
-    used: float
-    compiled: Compiled | None
+    used: float = 0.0
+    #: For ``ask_compiled``; None until there is compiled code.
+    compiled: Any = None
 
 
 class Queries:
     """One for a server, of at most ``threads`` queries at once; its methods belong to the server's event loop.
 
-    ``load_compiled`` is called in a thread of its own at the first question, and returns what makes ``Compiled``.
+    ``load_compiled`` is called in a thread of its own at the first question, and returns what makes of an open index
+    that which compiled code reads (``remoting.key_queries.IndexTables``), or None; its ``prepare`` opens what it needs.
     """
 
     def __init__(
@@ -285,17 +233,16 @@ class Queries:
         config: Config,
         board: Board,
         threads: int,
-        load_compiled: Callable[[], Callable[[QueryIndex], Compiled] | None] | None = None,
+        load_compiled: Callable[[], Callable[[QueryIndex], Any] | None] | None = None,
     ) -> None:
         self.config = config
         self.board = board
         self._workers = Workers(threads, threads * _WAITING_PER_THREAD)
         #: Open and not in use, the last used at the end, with when that was.
         self._idle: list[_Opened] = []
-        self._at_once_until = 0.0
         # It may have to compile: nobody waits for that.
         self._load_compiled = load_compiled
-        self._compiled_of: Callable[[QueryIndex], Compiled] | None = None
+        self._compiled_of: Callable[[QueryIndex], Any] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -315,7 +262,7 @@ class Queries:
             self._tidying = asyncio.create_task(self._tidy())
         return answer
 
-    def ask_compiled(self, question: Callable[[Compiled], T]) -> T:
+    def ask_compiled(self, question: Callable[[Any], T]) -> T:
         """What ``question`` returns, called here and now with what a worker has prepared; else WouldWaitError.
 
         It may not take long, and the disk is not waited for. It is not counted.
@@ -326,42 +273,30 @@ class Queries:
             opened = self._idle.pop()
         except IndexError:
             raise WouldWaitError from None
-        data, disk, _, compiled = opened
-        self._at_once_until = time.monotonic() + _AT_ONCE_SECONDS
-        data.set_check(self._check_at_once)
-        disk.nonblocking, data.index.look_seconds = True, _LOOK_SECONDS
+        opened.disk.nonblocking, opened.data.index.look_seconds = True, _LOOK_SECONDS
         try:
-            if compiled is None:
+            if opened.compiled is None:
                 raise WouldWaitError
-            return question(compiled)
+            return question(opened.compiled)
         except IndexdError as error:  # it may be gone for who looks anew
             raise WouldWaitError from error
         finally:
-            disk.nonblocking, data.index.look_seconds = False, 0.0
+            opened.disk.nonblocking, opened.data.index.look_seconds = False, 0.0
             self._idle.append(opened)
-
-    def _check_at_once(self) -> None:
-        if time.monotonic() > self._at_once_until:
-            raise WouldWaitError
 
     async def query(self, question: Callable[[Data], T], result: Callable[[T], str]) -> T:
         """The same for a query proper: timed, and counted on the board by what ``result`` says of the answer.
 
         Of what was raised only failures are counted: not the caller's faults, and not what only came at a bad time.
         """
-        began, kind = time.perf_counter(), None
+        began = time.perf_counter()
         try:
             answer = await self.ask(question)
-            kind = result(answer)
-        except NotAnsweredError as error:
-            kind = None if error.is_refusal else ERROR
+        except (NotAnsweredError, IndexdError) as error:
+            if not isinstance(error, UsageError | CrowdedError | StoppingError):
+                self.count(ERROR, began)
             raise
-        except IndexdError as error:
-            kind = None if isinstance(error, UsageError) else ERROR
-            raise
-        finally:
-            if kind is not None:
-                self.count(kind, began)
+        self.count(result(answer), began)
         return answer
 
     def count(self, kind: str, began: float, queries: int = 1) -> None:
@@ -390,9 +325,9 @@ class Queries:
 
     def _call(self, question: Callable[[Data], T]) -> T:
         try:
-            data, disk, _, compiled = self._idle.pop()
+            opened = self._idle.pop()
         except IndexError:
-            (data, disk), compiled = self._open(), None
+            opened = self._open()
         end = time.monotonic() + QUERY_SECONDS
 
         def check() -> None:
@@ -404,41 +339,40 @@ class Queries:
                 end += _SAY_SECONDS
                 raise TooLongError
 
-        data.set_check(check)
+        opened.data.set_check(check)
         try:
-            answer = question(data)
-            compiled = self._prepare(data, compiled)
+            answer = question(opened.data)
+            if self._compiled_of is not None:
+                opened = self._prepare(opened, self._compiled_of)
         except BaseException:
-            data.close()
+            opened.data.close()
             raise
-        self._idle.append(_Opened(data, disk, time.monotonic(), compiled))
+        self._idle.append(opened._replace(used=time.monotonic()))
         return answer
 
-    def _prepare(self, data: Data, compiled: Compiled | None) -> Compiled | None:
+    def _prepare(self, opened: _Opened, compiled_of: Callable[[QueryIndex], Any]) -> _Opened:
         # Opens here, where the disk may be waited for, what ``ask_compiled`` needs to be open.
-        if self._compiled_of is None:
-            return None
-        data.set_check(lambda: None)
-        compiled = compiled or self._compiled_of(data.index)
-        data.index.look_seconds = _LOOK_SECONDS  # the question has just looked
+        opened.data.set_check(lambda: None)
+        index = opened.data.index
+        compiled = opened.compiled or compiled_of(index)
+        index.look_seconds = _LOOK_SECONDS  # the question has just looked
         with suppress(IndexdError):
             compiled.prepare()
-        data.index.look_seconds = 0.0
-        return compiled
+        index.look_seconds = 0.0
+        return opened._replace(compiled=compiled)
 
-    def _open(self) -> tuple[Data, Disk]:
+    def _open(self) -> _Opened:
         load_compiled, self._load_compiled = self._load_compiled, None
         if load_compiled is not None:
-
-            def load() -> None:
-                self._compiled_of = load_compiled()
-
-            threading.Thread(target=load, name="query-compile", daemon=True).start()
+            threading.Thread(target=self._compile, args=(load_compiled,), name="query-compile", daemon=True).start()
         disk = Disk()
         try:
-            return Data(open_index(disk, self.config)), disk
+            return _Opened(Data(open_index(disk, self.config)), disk)
         except UsageError as error:  # there is nothing yet; no caller can help that
             raise NotOpenError(str(error.args[0]), self.board.phase, hint=error.hint) from error
+
+    def _compile(self, load_compiled: Callable[[], Callable[[QueryIndex], Any] | None]) -> None:
+        self._compiled_of = load_compiled()
 
     async def _tidy(self) -> None:
         # Files are closed in a worker: the last one to close a file that was removed waits until it is gone.

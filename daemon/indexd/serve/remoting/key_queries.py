@@ -18,7 +18,7 @@ import numpy.typing as npt
 from indexd.errors import IndexdError
 from indexd.query import QueryIndex
 from indexd.query.source import OPEN_FILES_MAX, Look, OpenIndexFile
-from indexd.serve.queries import FOUND, Compiled, Queries
+from indexd.serve.queries import FOUND, Queries
 from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import (
     HEADER_MAX,
@@ -177,8 +177,8 @@ class KeyQueries:
         self._queries.count(FOUND, began, found.requests)
         return found
 
-    def _answer(self, compiled: Compiled, data: bytes) -> Answered:
-        tables: Tables | None = compiled.prepare()
+    def _answer(self, compiled: IndexTables, data: bytes) -> Answered:
+        tables = compiled.prepare()
         if tables is None:
             raise WouldWaitError
         rest = self._request, *self._pieces, self._said
