@@ -37,19 +37,15 @@ TOGETHER_MAX = 128
 _FRAMES_MAX = 512
 _BYTES_MAX = 256 << 10
 _SEGMENTS_MAX = 1 << 16
-_OFFSET_END = 1 << 63
 # The first bytes of the frames that are tried, behind their lengths: all clients write them so.
 _BEGIN = f'{{"code":{RequestCode.QUERY_MESSAGE:d},'.encode()
 _BEGIN_AT = 8
-_CODES = RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS
 Array = npt.NDArray[np.generic]
 
 
 class Answered(NamedTuple):
-    """Requests of one code whose answers have one code: how many, how many bytes of what came, and the answers."""
+    """Key queries that found something: how many, how many bytes of what came, and the answers."""
 
-    request_code: int
-    response_code: int
     requests: int
     size: int
     answers: bytes
@@ -96,23 +92,22 @@ class IndexTables:
         if len(look.files) > OPEN_FILES_MAX:  # the last one would close the first
             return None
         index.log.check()
-        if look is not self._look or index.files_opened != self._files_opened:
-            try:
+        try:
+            if look is not self._look or index.files_opened != self._files_opened:
                 self._list_index_files(look)
-            except (IndexdError, WouldWaitError):
-                return None
-        if index.log.files_opened != self._segments_opened:
-            self._list_segments()
+            if index.log.files_opened != self._segments_opened:
+                self._list_segments()
+        except (IndexdError, WouldWaitError, OverflowError):  # the last: a segment beyond the offset of any entry
+            return None
         return self._tables
 
     def _list_index_files(self, look: Look) -> None:
         index, sizes = self._index, self._tables.sizes
         self._look = None
         opened = list(index.newest_first(look))
-        headers = [(0, 0, 0, 1, 0) if header is None else (*header, 1) for header in map(_final_header, opened)]
         self._tables = self._tables._replace(
             files=np.array([found.reader.file.fileno() for found in opened], dtype=np.int64),
-            headers=np.array(headers, dtype=np.int64).reshape(len(headers), 5),
+            headers=np.array(list(map(_header, opened)), dtype=np.int64).reshape(-1, 5),
         )
         sizes[kernel.SLOTS], sizes[kernel.ENTRIES] = look.layout.hash_slot_num, look.layout.index_num
         self._look, self._files_opened = look, index.files_opened
@@ -120,8 +115,6 @@ class IndexTables:
     def _list_segments(self) -> None:
         log, sizes = self._index.log, self._tables.sizes
         segments, size = log.segments, log.segment_size
-        if segments and segments[-1].end > _OFFSET_END:  # no offset of an entry is that large
-            segments = ()
         first = segments[0].base if segments else 0
         count = (segments[-1].base - first) // size + 1 if segments else 0
         descriptors = np.full(count if count <= _SEGMENTS_MAX else 0, -1, dtype=np.int64)
@@ -138,12 +131,11 @@ class IndexTables:
         self._segments_opened = log.files_opened
 
 
-def _final_header(found: OpenIndexFile) -> tuple[int, int, int, int] | None:
-    # None for a file that grows: the kernel reads its header each time.
+def _header(found: OpenIndexFile) -> tuple[int, int, int, int, bool]:
     if found.mark is None or not found.mark.full:
-        return None
+        return 0, 0, 0, 1, False  # it grows: the kernel reads it each time
     header = found.mark.header
-    return header.begin_timestamp, header.end_timestamp, header.end_phy_offset, header.index_count
+    return header.begin_timestamp, header.end_timestamp, header.end_phy_offset, header.index_count, True
 
 
 class KeyQueries:
@@ -186,7 +178,7 @@ class KeyQueries:
         if not count:
             raise WouldWaitError
         taken, end = self._said.tolist()
-        return Answered(*_CODES, count, taken, tables.buffer[kernel.SCRATCH : end].tobytes())
+        return Answered(count, taken, tables.buffer[kernel.SCRATCH : end].tobytes())
 
 
 def load_key_queries() -> type[IndexTables] | None:

@@ -126,21 +126,16 @@ def _find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buf
     found = 0
     for i in range(len(files)):
         fd, header = files[i], headers[i]
-        number = np.int64(0)
+        if not _read(fd, buffer, 0, SLOT_SIZE, slot_at, work):
+            return LEFT
+        number = _int(buffer, 0)
         if not header[IS_FULL]:  # it grows: the header is read behind the slot
-            if not _read(fd, buffer, 0, SLOT_SIZE, slot_at, work):
-                return LEFT
-            number = _int(buffer, 0)
             if not _read(fd, buffer, 0, HEADER_SIZE, 0, work):
                 return LEFT
             header[BEGIN_TIME], header[END_TIME] = _long(buffer, 0), _long(buffer, 8)
             header[END_PHY], header[COUNT] = _long(buffer, 24), max(_int(buffer, 36), 1)
         first, last = header[BEGIN_TIME], header[END_TIME]
         if (begin < first and end > last) or first <= begin <= last or first <= end <= last:
-            if header[IS_FULL]:
-                if not _read(fd, buffer, 0, SLOT_SIZE, slot_at, work):
-                    return LEFT
-                number = _int(buffer, 0)
             found = _walk_chain(
                 fd,
                 entries_at,
@@ -160,21 +155,8 @@ def _find_offsets(files, headers, sizes, key_hash, most, begin, end, places, buf
                 return LEFT
         if first < begin or found >= most:
             break
-    _sort(places, found)
+    places[:found].sort()
     return found
-
-
-@numba.njit
-def _sort(places, count):  # type: ignore[no-untyped-def]
-    # They come newest first, so that turned round they are nearly ascending.
-    for i in range(count // 2):
-        places[i], places[count - 1 - i] = places[count - 1 - i], places[i]
-    for i in range(1, count):
-        place, j = places[i], i
-        while j > 0 and places[j - 1] > place:
-            places[j] = places[j - 1]
-            j -= 1
-        places[j] = place
 
 
 @numba.njit
@@ -215,12 +197,6 @@ def _read_frames(segments, sizes, places, count, at, size_max, buffer, work):  #
             return np.int64(LEFT)
         end += size
     return end
-
-
-@numba.njit
-def _refill(work):  # type: ignore[no-untyped-def]
-    # Sets how much one call may read and walk.
-    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
 
 
 #: Members of ``limits``: requests of one call; the largest frame of a request; bytes of messages in an answer; messages
@@ -414,7 +390,7 @@ def answer_together(  # type: ignore[no-untyped-def]
     four uint64 and ``request`` int64 of REQUEST_SHAPE, to work with. ``pieces`` and ``piece_ends``: what ``pack`` makes
     of the text of an answer's header around its three numbers: time and offset of the last update, opaque.
     """
-    _refill(work)
+    work[_READS], work[_STEPS] = np.uint64(_READS_MAX), np.uint64(_STEPS_MAX)
     at, out, count = np.int64(0), np.int64(SCRATCH), 0
     while count < limits[TOGETHER] and len(data) - at > _HEADS_SIZE and len(buffer) - out > _HEADER_MAX:
         size = np.int64(load_u32(data, np.uint64(at)))

@@ -25,6 +25,7 @@ from indexd.serve.remoting.access import Access, read_access
 from indexd.serve.remoting.command import (
     FrameError,
     RemotingCommand,
+    RequestCode,
     ResponseCode,
     encode_command,
     take_command,
@@ -197,7 +198,7 @@ class Connection(asyncio.Protocol):
         if inflow and not self._is_full():
             found = server.processor.answer_compiled(bytes(memoryview(inflow)[:_COMPILED_SIZE]), server.frame_max)
             if found is not None:
-                server.counts.ended(found.request_code, found.response_code, found.requests)
+                server.counts.ended(RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS, found.requests)
                 del inflow[: found.size]
                 self._write(found.answers)
         try:
