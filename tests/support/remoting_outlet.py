@@ -31,7 +31,7 @@ Brokers = dict[str, dict[int, str]]
 CLUSTER = "C"
 NAME = "broker-a"
 #: Nobody is left alone for long.
-PATIENCE = Patience(retry=0.02, fresh=0.05, missing=0.05, anew=0.02)
+PATIENCE = Patience(retry=0.02, fresh=0.05, missing=0.02)
 
 
 class Outlet(RemotingServing):

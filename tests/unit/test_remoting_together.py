@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
-from indexd.serve import queries as serve_queries
 from indexd.serve.remoting.command import RemotingCommand, decode_command, encode_command
 from indexd.serve.remoting.key_queries import KeyQueries
 from support.data_directory import T0

@@ -12,7 +12,6 @@ import asyncio
 import resource
 import socket
 import ssl
-import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,12 +47,9 @@ _WEIGHED_SIZE = 1 << 15
 # All three, and what closing the queries takes, are less than the outlet is given (serve.server).
 _LEAVE_SECONDS, _ABORT_SECONDS, _CLOSE_SECONDS = 1.5, 0.3, 0.5
 _SHUTDOWN_SECONDS = 1.0
-_ACCEPTED_AT_ONCE = 64
 # Descriptors that indexing, queries and HTTP need beside the connections.
 _DESCRIPTORS_KEPT = 512
 _CONNECTIONS_LEAST = 16
-# struct linger: closed at once, by a reset.
-_RESET = struct.pack("ii", 1, 0)
 _OPEN = (
     "give remoting_access_key with remoting_secret_key_file and TLS, or remoting_allow with the networks of your "
     "clients, or listen on 127.0.0.1"
@@ -125,10 +121,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, command: RemotingCommand) -> None:
         """See ``upstream.Client``."""
-        try:
-            self._write(encode_command(command))
-        except FrameError as error:
-            self._server.log.warning("remoting_failed", peer=self.peer, code=command.code, problem=str(error))
+        self._write(encode_command(command))
 
     def on_close(self, call: Callable[[], None]) -> None:
         """See ``upstream.Client``."""
@@ -331,13 +324,13 @@ class RemotingServer:
         self._listening = listening.dup()
         self._listening.setblocking(False)
         self._opening: set[asyncio.Task[None]] = set()
-        self._is_over, self._is_empty = False, asyncio.Event()
+        self._is_empty = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
         """Until ``stop``; then ``on_stop`` is called, and connections end as what is under way of them ends."""
         loop = asyncio.get_running_loop()
+        accepting = loop.create_task(self._accept())
         try:
-            self._listen()
             while not stop.is_set():
                 for connection in tuple(self.memory.connections):
                     connection.look(loop.time())
@@ -345,8 +338,7 @@ class RemotingServer:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self.limits.look_seconds)
         finally:
-            self._is_over = True
-            loop.remove_reader(self._listening)
+            accepting.cancel()
             self._listening.close()
             on_stop()
             await self._leave()
@@ -375,27 +367,18 @@ class RemotingServer:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), seconds)
 
-    def _listen(self) -> None:
-        if not self._is_over:
-            asyncio.get_running_loop().add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
+    async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(_ACCEPTED_AT_ONCE):
+        while True:
             try:
-                peer, place = self._listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                peer, place = await loop.sock_accept(self._listening)
             except OSError as error:  # no descriptors: they wait in the kernel meanwhile
                 self.log.warning("remoting_full", connections=self.counts.connections, problem=str(error))
-                loop.remove_reader(self._listening)
-                loop.call_later(self.limits.accept_pause, self._listen)
-                return
+                await asyncio.sleep(self.limits.accept_pause)
+                continue
             reason = self._refusal(place[0])
             if reason is not None:
                 self.counts.refused[reason] += 1
-                with suppress(OSError):
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 peer.close()
                 continue
             self.counts.connections += 1
@@ -417,7 +400,6 @@ class RemotingServer:
         tls, connection, handshake = self._access.tls, None, self.limits.handshake_seconds
         times = {} if tls is None else {"ssl_handshake_timeout": handshake, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
         try:
-            peer.setblocking(False)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(self, name, address_of(*peer.getsockname()[:2]))
             connection.on_close(self._release)

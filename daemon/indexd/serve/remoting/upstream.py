@@ -71,10 +71,9 @@ class Patience:
     refused: float = 5.0
     #: After a connection that failed, others are told so at once.
     retry: float = 1.0
-    #: The cluster is asked for again when what is known is older; while the broker is missing; when it did not answer.
+    #: The cluster is asked for again when what is known is older; while the broker is missing or does not answer.
     fresh: float = 5.0
-    missing: float = 1.0
-    anew: float = 0.5
+    missing: float = 0.5
     #: Requests that the other side does not take: beyond so many bytes further ones are refused.
     untaken_bytes: int = 32 << 20
 
@@ -216,16 +215,15 @@ class Dialer:
         raise UpstreamError(f"{why}, since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(since))}")
 
     async def close(self) -> None:
-        """Close every connection, and see them closed; TLS has a word to say at the end, and may get no answer."""
+        """Close every connection when what was written has been sent, as far as that takes a moment."""
         self.is_closed = True
-        for at_once in (False, True):
-            links = tuple(self.links)
-            for link in links:
-                link.close(at_once=at_once)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    for link in links:
-                        await link.ended.wait()
+        links = tuple(self.links)
+        for link in links:
+            link.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                for link in links:
+                    await link.ended.wait()
 
     async def _connect(self, address: str, on_request: OnRequest | None) -> Link:
         try:
@@ -237,7 +235,7 @@ class Dialer:
                 )
         except TimeoutError:
             raise UpstreamError(f"no connection within {self.timeout:g} s") from None
-        except (OSError, ValueError, OverflowError) as error:  # the last two: no host or port can be named so
+        except OSError as error:
             raise UpstreamError(_reason(error)) from error
         return link
 
@@ -277,32 +275,23 @@ class Channel:
         self._dialer, self._locate, self._on_request = dialer, locate, on_request
         self._lock = asyncio.Lock()  # requests keep their order while the connection is made
         self.link: Link | None = None
-        self._pending, self._has_left = 0, False
         self.address: str | None = None
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand | None:
         """The other side's answer, None to a one-way request; UpstreamError."""
-        self._pending += 1
-        try:
-            async with self._lock:
-                link = await self._open()
-            # Sent before anything else happens in the loop.
-            if not command.is_oneway:
-                return await link.ask(command)
-            link.tell(command)
-            return None
-        finally:
-            self._pending -= 1
-            self._close_if_left()
+        async with self._lock:
+            link = await self._open()
+        # Sent before anything else happens in the loop.
+        if not command.is_oneway:
+            return await link.ask(command)
+        link.tell(command)
+        return None
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Nobody asks any more: the connection ends when the last one-way requests are sent."""
-        self._has_left = True
-        self._close_if_left()
-
-    def _close_if_left(self) -> None:
-        if self._has_left and not self._pending and self.link is not None:
-            self.link.close()
+        async with self._lock:
+            if self.link is not None:
+                self.link.close()
 
     async def _open(self) -> Link:
         link, address = self.link, await self._locate(False)
@@ -343,26 +332,15 @@ class NameServers:
         for number, address in enumerate(tuple(self._addresses), 1):
             turn = seconds if number == count else min(seconds, self._dialer.timeout)
             try:
-                answer = await _within(seconds / count if is_short else turn, self._ask(address, command))
+                answer = await _within(seconds / count if is_short else turn, self._channels[address].ask(command))
             except UpstreamError as error:
                 problems.append(f"the name server at {address} does not answer: {error}")
             else:
                 at = self._addresses.index(address)
                 self._addresses = self._addresses[at:] + self._addresses[:at]
+                assert answer is not None  # only one-way requests get none
                 return answer
         raise UpstreamError("; ".join(problems))
-
-    async def _ask(self, address: str, command: RemotingCommand) -> RemotingCommand:
-        channel = self._channels[address]
-        try:
-            answer = await channel.ask(command)
-        except UpstreamError:
-            if channel.link is None or channel.link.is_open:
-                raise
-            # It was started anew, perhaps: whatever a name server is asked may be asked twice.
-            answer = await channel.ask(command)
-        assert answer is not None  # only one-way requests get none
-        return answer
 
 
 async def _stay(address: str, _: bool) -> str:
@@ -399,8 +377,8 @@ class BrokerLocator:
 
         A name server is waited for, ``within`` seconds, before the first answer, and ``anew``: nobody answers there.
         """
-        is_there, patience = self.known is not None and self.known.is_registered, self._patience
-        fresh = patience.anew if anew else patience.fresh if is_there else patience.missing
+        is_there = self.known is not None and self.known.is_registered and not anew
+        fresh = self._patience.fresh if is_there else self._patience.missing
         if self._asking is None and time.monotonic() - self._asked_at >= fresh:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None and (anew or self.known is None):
@@ -414,6 +392,9 @@ class BrokerLocator:
         place = await self.look(anew=anew)
         if place is None or place.address is None:
             raise UpstreamError(f"where it is is not known: {self.problem}")
+        if not is_peer(place.address):
+            given = shown(place.address)
+            raise UpstreamError(f"the name server's {given} is no address: correct brokerIP1, or give broker_address")
         return place.address
 
     def note(self, cluster: Json) -> BrokerPlace | None:
@@ -421,11 +402,6 @@ class BrokerLocator:
         found, node = find_place(cluster, self._config, self.known), self._config.node
         self._asked_at = time.monotonic()
         if found is not None:
-            if found.address is not None and not is_peer(found.address):
-                self.problem = f"what the name server gives for it is no address: {shown(found.address)}"
-                hint = "correct brokerIP1, or give broker_address"
-                self._log.warning("upstream_unread", problem=self.problem, hint=hint)
-                found = replace(found, address=None)
             if found.address is None and self.known is not None:
                 found = replace(found, address=self.known.address)
             self.known = found
@@ -481,6 +457,7 @@ class Forwarder:
         self._names = NameServers(config.remoting.upstream_namesrv, self._dialer)
         self.locator = BrokerLocator(config, self._names, self.patience, credentials, log, mark)
         self._channels: dict[Client, Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         # Who got no answer lately to a request that has another one: why, and until when others are refused at once.
         self._hung: dict[str, tuple[str, float]] = {}
         self._counts = {"forwarded": 0, "failed": 0, "dropped": 0}
@@ -532,7 +509,7 @@ class Forwarder:
         channel, asked = self._channels.get(client), replace(command, form=Form.JSON)
         if channel is None:
             channel = self._channels[client] = Channel(self._dialer, self.locator.address, client.send)
-            client.on_close(lambda: self._channels.pop(client).leave())
+            client.on_close(lambda: self._leave(client))
         is_short = is_short and not command.is_oneway
 
         async def ask() -> RemotingCommand | None:
@@ -554,6 +531,11 @@ class Forwarder:
     async def close(self) -> None:
         """Close every connection, within half a second."""
         await self._dialer.close()
+
+    def _leave(self, client: Client) -> None:
+        leaving = asyncio.create_task(self._channels.pop(client).leave())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def _seconds(self, is_short: bool) -> float:
         return self.patience.short if is_short else self.patience.answer
