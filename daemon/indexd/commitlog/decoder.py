@@ -227,7 +227,9 @@ def _head(
     if magic == 0:
         return NotYetWritten(phy_offset)
     if magic not in _MAGICS:
-        return Corrupt(phy_offset, _bad_magic(data, position, total).text)
+        inner = int.from_bytes(data[position + 52 : position + 56], "big")
+        is_dledger = inner in _MAGICS and total == frame.MAGIC_DLEDGER
+        return Corrupt(phy_offset, (Reason.DLEDGER if is_dledger else Reason.BAD_MAGIC).text)
     if not frame.FRAME_SIZE_MIN <= total <= options.frame_size_max or phy_offset + total > segment_end:
         return Corrupt(phy_offset, Reason.BAD_TOTAL_SIZE.text)
     if left < frame.HEAD_SIZE:
@@ -237,12 +239,6 @@ def _head(
     if left < total:
         return NotYetWritten(phy_offset, total)
     return total, magic
-
-
-def _bad_magic(data: bytes, position: int, total: int) -> Reason:
-    inner = data[position + 52 : position + 56]
-    known = int.from_bytes(inner, "big") in (frame.MAGIC_V1, frame.MAGIC_V2)
-    return Reason.DLEDGER if known and total == frame.MAGIC_DLEDGER else Reason.BAD_MAGIC
 
 
 def _decode_whole(data: bytes, phy_offset: int, magic: int, options: DecoderOptions) -> Message | Corrupt:

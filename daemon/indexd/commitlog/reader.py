@@ -339,11 +339,6 @@ class LogReader:
         is_wanted = self._options.take_older or timestamp >= self.last_timestamp or self._is_damaged_frame(found)
         return found if is_wanted else None
 
-    def _is_vouched(self, offset: int) -> bool:
-        limit = self.log_limit
-        vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(offset)
-        return vouched is not None and offset < vouched
-
     def _is_damaged_frame(self, end: int) -> bool:
         # Something is left of the head of a frame that ended at ``end``. Not so where a cut log ends: there the
         # position lies inside a frame of the longer one, or at the blank record that ended its segment.
@@ -542,8 +537,11 @@ class LogReader:
             target = self._segment.end
         if target is None:
             return Corrupt(self.position, reason.text, path)
-        if not self._is_closed and not self._is_vouched(target):
-            self.newest_timestamp, self._taken_until = UNREADABLE_TIMESTAMP, target
+        if not self._is_closed:
+            limit = self.log_limit
+            vouched = None if limit is None else limit.offset if limit.bounds else limit.ask(target)
+            if vouched is None or target >= vouched:
+                self.newest_timestamp, self._taken_until = UNREADABLE_TIMESTAMP, target
         self.counters.corrupt_found += 1
         return self._skip_to(Skipped(self.position, target, reason.text))
 

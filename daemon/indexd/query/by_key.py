@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.format import FLAG_TRANSACTION_MASK
-from indexd.commitlog.lookup import LogView, TimeUpError
+from indexd.commitlog.lookup import TimeUpError
 from indexd.errors import CorruptDataError, UsageError
 from indexd.index.format import (
     ENTRY_SIZE,
@@ -316,9 +316,13 @@ def query_rocketmq(index: QueryIndex, query: KeyQuery) -> Answer:
     look = index.look()
     max_num = min(query.max_num, index.config.query.max_msgs_num_batch)
     found, last_update = query_offsets(index, look, query, max_num, query.end)
+    messages = [index.log.at(offset) for offset in found]
     return Answer(
         query,
-        tuple(_hit(index.log, offset) for offset in found),
+        tuple(
+            Hit.of(message) if isinstance(message, Message) else Hit(offset)
+            for offset, message in zip(found, messages, strict=True)
+        ),
         look.coverage,
         truncated=f"max {max_num}" if found and len(found) >= max_num else None,
         last_update=last_update,
@@ -329,7 +333,8 @@ def query_offsets(
     index: QueryIndex, look: Look, query: KeyQuery, max_num: int, end: int
 ) -> tuple[list[int], LastUpdate]:
     """The physical offsets, newest first, of at most ``max_num`` entries from ``query.begin`` to ``end``."""
-    key_hash = hash_of(look, query)
+    has_tags = query.index_type == "T" and look.flavour.tags
+    key_hash = index_key_hash(query.topic, query.key, "T" if has_tags else None)
     begin, check = query.begin, index.log.check
     found: list[int] = []
     last_update: LastUpdate | None = None
@@ -352,14 +357,3 @@ def query_offsets(
         if header.begin_timestamp < begin or len(found) >= max_num:
             break
     return found, last_update or LastUpdate()
-
-
-def hash_of(look: Look, query: KeyQuery) -> int:
-    """The key hash that the broker's service would look for."""
-    has_tags = query.index_type == "T" and look.flavour.tags
-    return index_key_hash(query.topic, query.key, "T" if has_tags else None)
-
-
-def _hit(log: LogView, phy_offset: int) -> Hit:
-    message = log.at(phy_offset)
-    return Hit.of(message) if isinstance(message, Message) else Hit(phy_offset)
