@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from indexd.commitlog.format import MAGIC_BLANK, Corrupt, NotYetWritten, Reason
 from indexd.commitlog.reader import Skipped
 from support.commitlog_writer import FrameSpec, blank_record, encode_frame
-from support.damaged_log import DAMAGES, damaged_log, rows_of_whole_log
+from support.odd_log import DAMAGES, damaged_log, rows_of_whole_log
 from support.reading import READ_SIZE, SEGMENT_SIZE, Drained, drain, filled, open_reader, patch, segment
 from support.strategies import Sample
 from support.twins import encode

@@ -29,8 +29,8 @@ from indexd.spark.splits import check_chain, plan_splits
 from indexd.spark.stats.content import Selection, count_split
 from indexd.storage.disk import Disk
 from support.commitlog_writer import CommitLogWriter
-from support.damaged_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.data_directory import T0, spec
+from support.odd_log import DAMAGED_SEGMENT_SIZE, DAMAGES, damaged_log, rows_of_whole_log
 from support.queue_store import QueueStore
 from support.rows import rows_of_log
 from support.small_log import SEGMENT_SIZE, write_log

@@ -13,11 +13,11 @@ from support.commitlog_writer import CommitLogWriter
 from support.daemon import Daemon, indexd_here
 from support.data_directory import T0, spec
 from support.queue_store import QueueStore
+from support.reading import patch
 from support.serving import Serving
 from support.small_log import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from support.commitlog_writer import FrameSpec
@@ -32,9 +32,7 @@ def _spec(number: int) -> FrameSpec:
 
 
 def _damage(store: Path, phy_offset: int, data: bytes) -> None:
-    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(phy_offset)
-        file.write(data)
+    patch(store / "commitlog" / f"{0:020d}", phy_offset, data)
 
 
 # Magic overwritten, magic and size; a frame, a block and a page of zeros; the body alone.
@@ -148,39 +146,32 @@ def test_a_segment_that_ends_in_zeros_before_one_that_is_used(tmp_path: Path) ->
     assert why == f"not known behind offset {last}: zeros before the end of a segment that is closed"
 
 
-def _standing(root: Path, ask: Callable[[Daemon, httpx.Client, int], None]) -> None:
-    writer = CommitLogWriter(root / "store" / "commitlog", _SEGMENT)
-    offsets = [writer.append(_spec(number)) for number in range(150)]
-    _damage(root / "store", offsets[_DAMAGED] + 4, b"\xde\xad\xbe\xef")
-    with Daemon(root / "store", root / "data", *SIZES, env=_ENV) as daemon:
-        url = f"http://{daemon.wait_event('listening')['http']}"
-        daemon.wait_state(lambda row: row["corrupt"] is not None and row["phyOffset"] == offsets[_DAMAGED])
-        for number in range(150, _MESSAGES):
-            writer.append(_spec(number))
-        daemon.wait_state(lambda row: row["dispatchBehindBytes"] > 0)
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
-            ask(daemon, client, offsets[_DAMAGED])
-    writer.close()
-
-
 def test_a_running_daemon_says_that_it_stands_and_is_not_ready(tmp_path: Path) -> None:
-    def ask(daemon: Daemon, client: httpx.Client, damage: int) -> None:
-        for path in (
-            "by-key?topic=T&key=order-200",
-            "by-unique-key?topic=T&id=unique-200",
-            "by-queue-offset?topic=T&queue=0&offset=200",
-        ):
-            row = client.get(f"/api/v1/messages/{path}").json()
-            assert (row["result"], row["coverage"]["complete"]) == ("empty_uncovered", False)
-            _check(row, damage)
-        assert not client.get("/api/v1/coverage").json()["coverage"]["complete"]
-        ready = client.get("/readyz")
-        assert ready.status_code == 503
-        assert f"it stands at bytes that are no frame, at {damage}: " in ready.json()["detail"]
-        done = indexd_here("query-key", "--data", daemon.data, "-t", "T", "-k", "order-200")
-        assert f"no message: not known behind offset {damage}: " in done.stdout
-        assert daemon.terminate() == 0
-        done = indexd_here("query-key", "--data", daemon.data, "-t", "T", "-k", "order-200")
-        assert f"no message: not known behind offset {damage}: " in done.stdout
-
-    _standing(tmp_path, ask)
+    store = tmp_path / "store"
+    with CommitLogWriter(store / "commitlog", _SEGMENT) as writer:
+        offsets = [writer.append(_spec(number)) for number in range(150)]
+        damage = offsets[_DAMAGED]
+        _damage(store, damage + 4, b"\xde\xad\xbe\xef")
+        with Daemon(store, tmp_path / "data", *SIZES, env=_ENV) as daemon:
+            url = f"http://{daemon.wait_event('listening')['http']}"
+            daemon.wait_state(lambda row: row["corrupt"] is not None and row["phyOffset"] == damage)
+            for number in range(150, _MESSAGES):
+                writer.append(_spec(number))
+            daemon.wait_state(lambda row: row["dispatchBehindBytes"] > 0)
+            for path in (
+                "by-key?topic=T&key=order-200",
+                "by-unique-key?topic=T&id=unique-200",
+                "by-queue-offset?topic=T&queue=0&offset=200",
+            ):
+                row = httpx.get(f"{url}/api/v1/messages/{path}", timeout=30, trust_env=False).json()
+                assert (row["result"], row["coverage"]["complete"]) == ("empty_uncovered", False)
+                _check(row, damage)
+            coverage = httpx.get(f"{url}/api/v1/coverage", timeout=30, trust_env=False).json()["coverage"]
+            assert not coverage["complete"]
+            ready = httpx.get(f"{url}/readyz", timeout=30, trust_env=False)
+            assert ready.status_code == 503
+            assert f"it stands at bytes that are no frame, at {damage}: " in ready.json()["detail"]
+            words = ("query-key", "--data", daemon.data, "-t", "T", "-k", "order-200")
+            assert f"no message: not known behind offset {damage}: " in indexd_here(*words).stdout
+            assert daemon.terminate() == 0
+            assert f"no message: not known behind offset {damage}: " in indexd_here(*words).stdout
