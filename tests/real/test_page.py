@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from indexd.config import load
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread
 from support.browser import BEGIN, CHROMIUM, TOPIC, Beside, Browser, Tab
 from support.small_log import SEGMENT_SIZE
@@ -318,17 +318,17 @@ def test_theme_and_zone_are_kept(browser: Browser, one: Beside) -> None:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
+def board(tmp_path: Path) -> Iterator[DaemonStatus]:
     """What is shown without a daemon behind it; ``board.http`` is where."""
     config = load({"store": str(tmp_path), "data": str(tmp_path / "data"), "http": "127.0.0.1:0"}, None, {})
-    board = Board(config)
+    board = DaemonStatus(config)
     with ServeThread(config, board, structlog.get_logger()):
         while board.http is None:
             time.sleep(0.01)
         yield board
 
 
-def test_a_recovery_is_drawn_and_searching_waits_for_it(browser: Browser, board: Board) -> None:
+def test_a_recovery_is_drawn_and_searching_waits_for_it(browser: Browser, board: DaemonStatus) -> None:
     board.recovering("replay", 3, 10)
     tab = browser.page()
     tab.open(f"http://{board.http}/")
@@ -344,7 +344,7 @@ def test_a_recovery_is_drawn_and_searching_waits_for_it(browser: Browser, board:
     tab.wait("document.querySelector('#recovery').hidden")
 
 
-def test_events_are_said_in_words_and_what_is_well_again_is_green(browser: Browser, board: Board) -> None:
+def test_events_are_said_in_words_and_what_is_well_again_is_green(browser: Browser, board: DaemonStatus) -> None:
     board.events.tell("degraded", {"stage": "build", "problem": "cannot write <b>x</b>", "retry_seconds": 1})
     board.events.tell("healed", {"stage": "build"})
     board.events.tell("rolled", {"files": 1, "phy_offset": 2**53 + 1})
@@ -379,7 +379,7 @@ def test_topics_are_completed_as_they_are_typed(browser: Browser, one: Beside) -
     assert found == ["OrderCreated", "OrderPaid"]
 
 
-def test_a_broker_that_is_down_is_a_figure_in_mode_shadow(browser: Browser, board: Board) -> None:
+def test_a_broker_that_is_down_is_a_figure_in_mode_shadow(browser: Browser, board: DaemonStatus) -> None:
     board.running(lambda: ROW | {"corrupt": None, "problems": {}, "uncovered": []})
     board.broker = {"alive": False, "why": "its lock is free", "unsafe": []}
     tab = browser.page()
@@ -390,7 +390,7 @@ def test_a_broker_that_is_down_is_a_figure_in_mode_shadow(browser: Browser, boar
     assert tab.text("#problems") == ""
 
 
-def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browser, board: Board) -> None:
+def test_what_is_wrong_stands_at_the_top_and_the_log_shows_where(browser: Browser, board: DaemonStatus) -> None:
     board.running(lambda: ROW | {"mode": "offload"})
     board.broker = {"alive": False, "why": "<b>no lock</b>", "unsafe": ["<u>it indexes itself</u>"]}
     for script in (False, True):

@@ -48,12 +48,12 @@ def metrics(page: str) -> str:
     rows = [("metric, behind `indexd_`", "type", "unit", "meaning"), ("---",) * 4]
     for found in FAMILIES:
         labels = f"{{{','.join(found.labels)}}}" if found.labels else ""
-        kind = "gauge" if found.figure.kind == "info" else found.figure.kind
-        rows.append((f"`{exposed(found).removeprefix(PREFIX)}{labels}`", kind, found.figure.unit, found.help))
+        kind = "gauge" if found.kind == "info" else found.kind
+        rows.append((f"`{exposed(found).removeprefix(PREFIX)}{labels}`", kind, found.unit, found.help))
     rows += [(f"`{name}`", "histogram", "seconds", words) for name, words in HISTOGRAMS.items()]
     keys = [("key", "metric", "meaning"), ("---",) * 3]
     for found in FIELDS:
-        metric = "" if found.figure.kind == "text" else f"`{exposed(found).removeprefix(PREFIX)}`"
+        metric = "" if found.kind == "text" else f"`{exposed(found).removeprefix(PREFIX)}`"
         keys.append(("`" + ".".join(found.path) + "`", metric, found.help))
     for mark, table in (("metrics", rows), ("keys", keys)):
         lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)

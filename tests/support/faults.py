@@ -288,10 +288,10 @@ def _run(phase: str, gate: Path, words: list[str]) -> None:
     prepare_compiler()
     # These load numba.
     from indexd.recovery.open import load_kernels
-    from indexd.serve.board import Board
+    from indexd.serve.daemon_status import DaemonStatus
     from indexd.service import start
 
-    recovering = Board.recovering
+    recovering = DaemonStatus.recovering
 
     def wait() -> None:
         while not gate.exists():
@@ -302,14 +302,14 @@ def _run(phase: str, gate: Path, words: list[str]) -> None:
             wait()
         load_kernels(config)
 
-    def recover_and_wait(board: Board, step: str, done: int, total: int) -> None:
+    def recover_and_wait(board: DaemonStatus, step: str, done: int, total: int) -> None:
         recovering(board, step, done, total)
         if phase == "recovering" and total:
             wait()
 
     with (
         mock.patch.object(start, "load_kernels", wait_and_load),
-        mock.patch.object(Board, "recovering", recover_and_wait),
+        mock.patch.object(DaemonStatus, "recovering", recover_and_wait),
     ):
         main(words)
 

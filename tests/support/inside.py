@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from indexd.config import Config, load
 from indexd.flush.frontier import write_abort
 from indexd.recovery.open import open_data
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.service.daemon import Daemon
 from indexd.service.instance import Instance, Starts
 from indexd.service.log import Notifier, configure_log
@@ -79,7 +79,7 @@ class FakeNotifier(Notifier):
 
 def make_instance(config: Config, notifier: Notifier | None = None) -> Instance:
     """With a lock that is held."""
-    disk, files, board = Disk(), DataFiles(config.store.data), Board(config)
+    disk, files, board = Disk(), DataFiles(config.store.data), DaemonStatus(config)
     disk.make_dir(files.data)
     lock = DirectoryLock(files.lock)
     lock.acquire()

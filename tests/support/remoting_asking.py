@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from indexd.query import TIME_MAX
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
 from indexd.serve.remoting import processor
 from indexd.serve.remoting.command import Form, RemotingCommand
@@ -36,7 +36,7 @@ class Asking:
 
     def __init__(self, store: Store, row: dict[str, Any] | None = None, **keys: Any) -> None:
         self.config = config_of(store.data, **keys)
-        self.board, self.log = Board(self.config), Log()
+        self.board, self.log = DaemonStatus(self.config), Log()
         self.board.running(lambda: row or {})
         self.queries = Queries(self.config, self.board, 2)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import uvloop
 
 from indexd.config import load
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
@@ -98,7 +98,7 @@ class RemotingServing:
     def __init__(self, place: Path, processor: Any = None, limits: Limits = LIMITS, **settings: object) -> None:
         given = {"data": str(place / "data"), "store": str(place / "store"), "remoting": "127.0.0.1:0"}
         self.config = load(given | {key: str(value) for key, value in settings.items()}, None, {})
-        self.board, self.log = Board(self.config), Log()
+        self.board, self.log = DaemonStatus(self.config), Log()
         self.processor: Any = processor or Obedient()
         self.limits = limits
         self.failures: list[BaseException] = []

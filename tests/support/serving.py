@@ -16,7 +16,7 @@ import httpx
 import uvloop
 
 from indexd.config import load
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.server import serve_http
 from indexd.serve.server import listen
 
@@ -50,7 +50,7 @@ class Serving:
     def __init__(self, data: Path, store: Path, *, row: Mapping[str, Any] | None = None, **settings: object) -> None:
         given = {"data": str(data), "store": str(store), "http": "127.0.0.1:0"}
         self.config = load(given | {key: str(value) for key, value in settings.items()}, None, {})
-        self.board = Board(self.config)
+        self.board = DaemonStatus(self.config)
         self.row = dict(row or {})
         self.board.running(lambda: self.row)
         self.log = Log()

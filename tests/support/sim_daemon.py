@@ -28,7 +28,7 @@ from indexd.query import Answer, KeyQuery, open_index, query_exact
 from indexd.recovery import open as open_module
 from indexd.recovery.open import Opened
 from indexd.recovery.recover import NO_DAMAGE, Damage
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.service import start as start_module
 from indexd.service.daemon import can_wait
 from indexd.service.instance import Instance, Starts
@@ -209,7 +209,7 @@ class SimDaemon:
         return f"SimDaemon({self.pipeline}, queue={len(self.queue)}, sent={self.sent is not None})"
 
     def _open(self, forced: bool, damage: Damage) -> Opened:
-        own = _HeldLock(self.files.lock), self.starts, Board(self.config), Notifier(None, None), self.log
+        own = _HeldLock(self.files.lock), self.starts, DaemonStatus(self.config), Notifier(None, None), self.log
         instance = Instance(self.config, lambda: self.config, self.disk, self.files, *own)
         try:
             return open_for_run(instance, forced=forced, damage=damage)

@@ -19,7 +19,7 @@ from indexd.config import LogConfig
 from indexd.dispatch.reput import DispatchQueue, ReputState
 from indexd.errors import MissingStoreError
 from indexd.index.format import IndexLayout
-from indexd.serve.board import Board, Events, Histogram
+from indexd.serve.daemon_status import DaemonStatus, Events, Histogram
 from indexd.serve.status import Status
 from indexd.service.log import configure_log
 from indexd.service.state import Lag, LagMeter
@@ -42,20 +42,20 @@ ALWAYS = {
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board(config_of(tmp_path / "store", tmp_path / "data", cluster="c1", node_id="broker-a"))
+def board(tmp_path: Path) -> DaemonStatus:
+    return DaemonStatus(config_of(tmp_path / "store", tmp_path / "data", cluster="c1", node_id="broker-a"))
 
 
-def test_who_it_is(board: Board, tmp_path: Path) -> None:
+def test_who_it_is(board: DaemonStatus, tmp_path: Path) -> None:
     row = board.row()
     assert row.keys() == ALWAYS
     assert Status.model_validate(row).model_fields_set, "each key has its field"
     assert (row["cluster"], row["nodeId"], row["data"]) == ("c1", "broker-a", str(tmp_path / "data"))
-    assert row["bootId"] == board.boot_id != Board(config_of(tmp_path, tmp_path)).boot_id
+    assert row["bootId"] == board.boot_id != DaemonStatus(config_of(tmp_path, tmp_path)).boot_id
     assert row["memoryBytes"] > 1 << 20
 
 
-def test_the_phases_in_their_order_and_what_is_left_of_each(board: Board) -> None:
+def test_the_phases_in_their_order_and_what_is_left_of_each(board: DaemonStatus) -> None:
     def looks() -> tuple[str, object, object]:
         row = board.row()
         json.dumps(row)
@@ -97,7 +97,7 @@ def test_the_phases_in_their_order_and_what_is_left_of_each(board: Board) -> Non
     assert board.row()["problems"] == {}
 
 
-def test_rows_are_whole_while_everything_changes(board: Board) -> None:
+def test_rows_are_whole_while_everything_changes(board: DaemonStatus) -> None:
     """Phases, outlets, events and counts change in three threads; no row mixes two phases, none fails."""
     stop, problems = threading.Event(), []
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from indexd.serve.board import RESULTS, Histogram
+from indexd.serve.daemon_status import RESULTS, Histogram
 from indexd.serve.metrics import PREFIX, IndexerCollector, render
 from indexd.serve.status import STAGES, STATES
 

@@ -17,7 +17,7 @@ from structlog.testing import CapturingLogger
 
 from indexd.config import load
 from indexd.errors import DiskError, UsageError
-from indexd.serve.board import Board, Event
+from indexd.serve.daemon_status import DaemonStatus, Event
 from indexd.serve.mqtt import (
     Client,
     event_payload,
@@ -105,9 +105,9 @@ def config_for(tmp_path: Path, port: int, **more: object) -> Config:
 
 
 @asynccontextmanager
-async def publishing(config: Config) -> AsyncIterator[tuple[Board, list[dict[str, Any]]]]:
+async def publishing(config: Config) -> AsyncIterator[tuple[DaemonStatus, list[dict[str, Any]]]]:
     """While the block runs; what was logged, with its event's name under ``event``."""
-    board, log, stop = Board(config), CapturingLogger(), asyncio.Event()
+    board, log, stop = DaemonStatus(config), CapturingLogger(), asyncio.Event()
     said: list[dict[str, Any]] = []
     task = asyncio.create_task(publish(config, board, log, stop))
     try:
@@ -121,7 +121,7 @@ async def publishing(config: Config) -> AsyncIterator[tuple[Board, list[dict[str
         assert board.outlets["mqtt"]()["connected"] is False
 
 
-async def wait_for_error(board: Board) -> str:
+async def wait_for_error(board: DaemonStatus) -> str:
     while (error := board.row().get("mqtt", {}).get("lastError")) is None:  # noqa: ASYNC110 - a row is what it is
         await asyncio.sleep(0.01)
     return str(error)

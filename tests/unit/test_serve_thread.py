@@ -14,7 +14,7 @@ import pytest
 
 from indexd.errors import UsageError
 from indexd.serve import server
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread, listen
 from support.inside import config_of
 from support.remoting import RemotingClient
@@ -54,7 +54,7 @@ def serve_threads() -> list[threading.Thread]:
 
 
 def test_off_is_no_thread_and_no_port(tmp_path: Path) -> None:
-    board = Board(config_of(tmp_path, tmp_path / "data"))
+    board = DaemonStatus(config_of(tmp_path, tmp_path / "data"))
     with ServeThread(config_of(tmp_path, tmp_path / "data"), board, SilentLog()):
         assert serve_threads() == []
         assert board.http is None
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: 
     with listen(f"{host}:0") as taken:
         address = f"{host}:{taken.getsockname()[1]}"
         config = config_of(tmp_path, tmp_path / "data", **{name: address})
-        board = Board(config)
+        board = DaemonStatus(config)
         thread = ServeThread(config, board, log)
         with thread:
             with pytest.raises(UsageError, match=f"cannot listen on {address}: Address already in use") as caught:
@@ -84,7 +84,7 @@ def test_a_port_that_is_taken_is_tried_again(tmp_path: Path, quick: None, host: 
 
 def test_both_ports_answer(tmp_path: Path) -> None:
     config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", remoting="127.0.0.1:0")
-    board, log = Board(config), SilentLog()
+    board, log = DaemonStatus(config), SilentLog()
     with ServeThread(config, board, log):
         wait_for(lambda: board.http and board.remoting)
         assert board.row()["remoting"]["address"] == board.remoting != board.http
@@ -105,7 +105,7 @@ def test_both_ports_answer(tmp_path: Path) -> None:
 def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remoting: str) -> None:
     given = {"remoting": remoting, "upstream_namesrv": "127.0.0.1:9876", "remoting_queries_max": "4"}
     config, log = config_of(tmp_path, tmp_path / "data", **given), Log()
-    ServeThread(config, Board(config), log)
+    ServeThread(config, DaemonStatus(config), log)
     wanted = ["remoting_queries_max", "upstream_namesrv"]
     keys = [fields["keys"] for _, event, fields in log.lines if event == "remoting_unused"]
     assert keys == ([wanted] if remoting == "off" else [])
@@ -134,7 +134,7 @@ def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     monkeypatch.setattr(server, "publish", publish)
     config = config_of(tmp_path, tmp_path / "data", http="127.0.0.1:0", mqtt_host="localhost")
     log = Log()
-    with ServeThread(config, Board(config), log):
+    with ServeThread(config, DaemonStatus(config), log):
         wait_for(lambda: len(starts) == 6)
         before = ticks
         wait_for(lambda: ticks > before)
@@ -162,7 +162,7 @@ def test_a_stop_does_not_wait_for_an_outlet_that_does_not_end(
                     raise
 
     monkeypatch.setattr(server, "serve_http", serve_http)
-    with ServeThread(config, Board(config), log):
+    with ServeThread(config, DaemonStatus(config), log):
         assert hangs.wait(_WAIT_SECONDS)
         began = time.monotonic()
     assert time.monotonic() - began < 5
@@ -177,7 +177,7 @@ def test_a_stop_does_not_wait_for_an_outlet_that_does_not_end(
 def test_it_answers_before_anything_is_opened_and_clients_that_hang_do_not_keep_it(
     config: Config, sent: str | None
 ) -> None:
-    board = Board(config)
+    board = DaemonStatus(config)
     with ExitStack() as clients:
         with ServeThread(config, board, SilentLog()):
             wait_for(lambda: board.http)

@@ -17,7 +17,7 @@ from indexd.flush.frontier import Uncovered
 from indexd.query import Coverage, Hit
 from indexd.query.message import Body
 from indexd.query.questions import ByKey
-from indexd.serve.board import KINDS
+from indexd.serve.daemon_status import KINDS
 from indexd.serve.status import summary_of
 from indexd.serve.web.answer import body_view, log_strip
 from indexd.serve.web.page import ASSETS, asset, render, render_page

@@ -9,14 +9,14 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from indexd.serve.board import Board
-from indexd.serve.status import FIELDS, StatusField
+from indexd.serve.daemon_status import DaemonStatus
+from indexd.serve.status import FIELDS, Figure
 
 PREFIX = "indexd_"
 NODE_TYPE = "indexer"
 _UNITS = ("bytes", "seconds", "ratio")
 #: Fields of the status that are metrics.
-FAMILIES = tuple(found for found in FIELDS if found.figure.kind != "text")
+FAMILIES = tuple(found for found in FIELDS if found.kind != "text")
 #: Attribute of the board, and name -> help.
 HISTOGRAMS = {
     "drain_seconds": "How long a drain took: from the queue into every output.",
@@ -25,20 +25,20 @@ HISTOGRAMS = {
 }
 
 
-def exposed(family: StatusField) -> str:
+def exposed(family: Figure) -> str:
     """The name that PromQL knows."""
-    return PREFIX + family.name + {"counter": "_total", "info": "_info"}.get(family.figure.kind, "")
+    return PREFIX + family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
 
-def _empty(family: StatusField) -> Metric:
+def _empty(family: Figure) -> Metric:
     unit = family.name.rpartition("_")[2]
-    return Metric(PREFIX + family.name, family.help, family.figure.kind, unit if unit in _UNITS else "")
+    return Metric(PREFIX + family.name, family.help, family.kind, unit if unit in _UNITS else "")
 
 
 class IndexerCollector(Collector):
     """Reads ``board.row()`` once a scrape; from any thread. All samples bear cluster, node_type and node_id."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DaemonStatus) -> None:
         self._board = board
 
     def describe(self) -> Iterable[Metric]:
@@ -63,7 +63,7 @@ class IndexerCollector(Collector):
             yield timed
 
 
-def render(board: Board, accept: str | None) -> tuple[bytes, str]:
+def render(board: DaemonStatus, accept: str | None) -> tuple[bytes, str]:
     """The body and its content type for a request's Accept header: Prometheus's text, or OpenMetrics where asked for.
 
     What the process takes (CPU, memory, descriptors) comes with it. The registry is this call's own, so nothing that

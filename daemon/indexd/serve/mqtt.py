@@ -25,7 +25,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from indexd.config import Config, MqttConfig
 from indexd.errors import DiskError
-from indexd.serve.board import Board, Event
+from indexd.serve.daemon_status import DaemonStatus, Event
 from indexd.storage.disk import Disk
 
 Logger = Any
@@ -72,7 +72,7 @@ _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
 
-async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
+async def publish(config: Config, board: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
     """Publish until ``stop``; ``board.outlets["mqtt"]`` says how it goes. No network and no broker ends it."""
     publisher = _Publisher(config.mqtt, board, log)
     board.outlets["mqtt"] = publisher.row
@@ -97,7 +97,7 @@ async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event
 
 
 class _Publisher:
-    def __init__(self, config: MqttConfig, board: Board, log: Logger) -> None:
+    def __init__(self, config: MqttConfig, board: DaemonStatus, log: Logger) -> None:
         self._config, self._board, self._log = config, board, log
         self._about = board.row()
         levels = [topic_level(self._about[name]) for name in ("cluster", "nodeId")]

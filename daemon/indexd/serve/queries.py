@@ -26,7 +26,7 @@ from indexd.errors import IndexdError, UsageError
 from indexd.query import Data, QueryIndex, open_index
 from indexd.query.coverage import ABSENT, ABSENT_BEFORE, BEHIND_LAST
 from indexd.query.source import NO_FOLDER
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.storage.disk import Disk, WouldWaitError
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class Queries:
     def __init__(
         self,
         config: Config,
-        board: Board,
+        board: DaemonStatus,
         threads: int,
         load_compiled: Callable[[], Callable[[QueryIndex], Any] | None] | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ import uvloop
 
 from indexd.config import OFF, Config, split_address
 from indexd.errors import IndexdError, UsageError
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.guard import read_access
 from indexd.serve.remoting.access import read_access as read_remoting_access
 from indexd.serve.remoting.upstream import read_upstream_tls
@@ -32,7 +32,9 @@ _LEAVE_SECONDS = 5.0
 _BACKLOG = 1024
 
 
-async def serve_http(config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event) -> None:
+async def serve_http(
+    config: Config, board: DaemonStatus, log: Logger, listening: socket.socket, stop: asyncio.Event
+) -> None:
     """HTTP until ``stop``. What it is made of is a third of a start's time and memory: loaded in its own thread."""
     from indexd.serve.http import server  # noqa: PLC0415 - loads starlette and uvicorn
 
@@ -40,7 +42,7 @@ async def serve_http(config: Config, board: Board, log: Logger, listening: socke
 
 
 async def serve_remoting(
-    config: Config, board: Board, log: Logger, listening: socket.socket, stop: asyncio.Event
+    config: Config, board: DaemonStatus, log: Logger, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """RocketMQ's protocol until ``stop``."""
     from indexd.serve.remoting import server  # noqa: PLC0415 - a daemon that does not speak it need not load it
@@ -48,7 +50,7 @@ async def serve_remoting(
     await server.serve_remoting(config, board, log, listening, stop)
 
 
-async def publish(config: Config, board: Board, log: Logger, stop: asyncio.Event) -> None:
+async def publish(config: Config, board: DaemonStatus, log: Logger, stop: asyncio.Event) -> None:
     """MQTT until ``stop``."""
     from indexd.serve import mqtt  # noqa: PLC0415 - loads aiomqtt and paho
 
@@ -62,7 +64,7 @@ class ServeThread:
     said and tried again: the index must not wait for it.
     """
 
-    def __init__(self, config: Config, board: Board, log: Logger) -> None:
+    def __init__(self, config: Config, board: DaemonStatus, log: Logger) -> None:
         self._config, self._board, self._log = config, board, log
         #: Of the outlets that listen, by name, which is also the key of the address: where, and the socket once it is.
         self._addresses: dict[str, str] = {}

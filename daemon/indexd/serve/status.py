@@ -1,13 +1,13 @@
 """Status: what a daemon knows of itself, a field a figure: its key in the JSON, its metric, its line in the documents.
 
-``Board.row()`` has these keys, which /api/v1/status, DATA/state, ``indexd status``, MQTT and the page show. A new
-figure is one field here, and the one place where its value comes from. Times in metrics are in seconds, the base unit
-that promtool asks for; an offset is a position in the commitlog, in bytes.
+``DaemonStatus.row()`` has these keys, which /api/v1/status, DATA/state, ``indexd status``, MQTT and the page show. A
+new figure is one field here, and the one place where its value comes from. Times in metrics are in seconds, the base
+unit that promtool asks for; an offset is a position in the commitlog, in bytes.
 """
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,8 +26,9 @@ _MILLI = 0.001
 class Figure:
     """What a field is: ``kind`` is gauge, counter, info or text, which is no metric.
 
-    ``name`` is the metric's, if not the field's own; ``labels`` are those of a mapping's keys, or of ``samples``, which
-    makes the samples of a value and its row.
+    ``name`` is the metric's, if not the field's own. Its value is the field's, of a list its length, of a mapping the
+    values with the keys as ``labels``; else ``find`` makes the samples of a field's value and its row. ``path`` are the
+    keys that lead to it in a status; ``of_output``: the last one, in each output.
     """
 
     kind: str
@@ -35,7 +36,42 @@ class Figure:
     name: str = ""
     scale: float = 1
     labels: tuple[str, ...] = ()
-    samples: Callable[[Any, Mapping[str, Any]], Samples] | None = field(default=None, repr=False)
+    find: Callable[[Any, Mapping[str, Any]], Samples] | None = field(default=None, repr=False)
+    path: tuple[str, ...] = ()
+    help: str = ""
+    of_output: bool = False
+
+    def samples(self, row: Mapping[str, Any]) -> Samples:
+        """Those of a status; what is not there or not known has none."""
+        if not self.of_output:
+            yield from self._samples(row, self.path)
+            return
+        for output in row.get(self.path[0]) or ():
+            for labels, value in self._samples(output, self.path[1:]):
+                yield {"output": str(output.get("output"))} | labels, value
+
+    def _samples(self, row: Mapping[str, Any], path: tuple[str, ...]) -> Samples:
+        value: Any = row
+        for key in path:
+            if not isinstance(value, Mapping) or key not in value:
+                return
+            value = value[key]
+        if self.find is not None and (value is not None or self.find is _at_corrupt):
+            yield from self.find(value, row)
+        elif self.labels and isinstance(value, Mapping):
+            yield from _labelled(self.labels, value)
+        elif isinstance(value, list):
+            yield {}, len(value)
+        elif isinstance(value, int | float):
+            yield {}, value * self.scale
+
+
+def _labelled(names: tuple[str, ...], value: Mapping[str, Any]) -> Samples:
+    for key, inner in value.items():
+        if len(names) == 1:
+            yield {names[0]: str(key)}, float(inner)
+        else:
+            yield from (({names[0]: str(key)} | labels, number) for labels, number in _labelled(names[1:], inner))
 
 
 def text(help_: str) -> Any:
@@ -78,10 +114,6 @@ def _stalled(stalled: Mapping[str, float], _: Mapping[str, Any]) -> Samples:
 
 def _at_corrupt(corrupt: object, _: Mapping[str, Any]) -> Samples:
     yield {}, float(corrupt is not None)
-
-
-def _count(texts: list[str], _: Mapping[str, Any]) -> Samples:
-    yield {}, len(texts)
 
 
 def _build(version: str, _: Mapping[str, Any]) -> Samples:
@@ -147,9 +179,7 @@ class BrokerStatus(_Figures):
         "When the broker was looked at last, seconds since 1970.", "seconds", "broker_checked_timestamp_seconds",
         scale=_MILLI,
     )  # fmt: skip
-    unsafe: list[str] = gauge(
-        "Things about broker and mode that are unsafe; status says which.", "findings", samples=_count
-    )
+    unsafe: list[str] = gauge("Things about broker and mode that are unsafe; status says which.", "findings")
 
 
 class ScrubStatus(_Figures):
@@ -217,20 +247,20 @@ class RemotingStatus(_Figures):
 class Status(_Figures):
     """All of it. What only a running daemon knows is not there while it opens and recovers: no zero is made up."""
 
-    version: str = _field("The program.", Figure("info", "1", "build", labels=("version", "python"), samples=_build))
+    version: str = _field("The program.", Figure("info", "1", "build", labels=("version", "python"), find=_build))
     pid: int = text("The process.")
     boot_id: str = text("Another one for each process.")
     started_at: int = text("When it started, ms.")
     cluster: str = text("The broker's cluster, a label of every metric.")
     node_id: str = text("Which of its nodes, a label of every metric.")
-    mode: str = _field("How it runs.", Figure("info", "1", "node", labels=("mode", "flavour"), samples=_node))
+    mode: str = _field("How it runs.", Figure("info", "1", "node", labels=("mode", "flavour"), find=_node))
     flavour: str = text("Whose index files.")
     store: str = text("The broker's store.")
     data: str = text("The data directory.")
     hash_slot_num: int = text("Slots of an index file.")
     index_num: int = text("Entries of a full index file.")
     phase: str = gauge(
-        "1 for the state it is in, 0 for the others.", "0 or 1", "recovery_state", labels=("state",), samples=_states
+        "1 for the state it is in, 0 for the others.", "0 or 1", "recovery_state", labels=("state",), find=_states
     )
     compiling: bool = text("The first start of a version compiles its kernels.")
     http: str | None = text("Where HTTP is served, once it is.")
@@ -238,11 +268,11 @@ class Status(_Figures):
     findings: list[str] = text("What needs an operator; empty when nothing does.")
     problems: dict[str, str] = gauge(
         "1 while this stage waits for what is in its way; status says for what.", "0 or 1", "degraded",
-        labels=("stage",), samples=_degraded,
+        labels=("stage",), find=_degraded,
     )  # fmt: skip
     stalled: dict[str, float] = gauge(
         "How long this stage should have moved and has not; else 0.", "seconds", "stalled_seconds", labels=("stage",),
-        samples=_stalled,
+        find=_stalled,
     )  # fmt: skip
     last_event: int = counter(
         "Events since the start: rolls, flushes, recoveries, holes and so on.", "events", "events"
@@ -260,7 +290,7 @@ class Status(_Figures):
     recovery_remaining_files: int | None = gauge("The same, where it goes by files.", "files")
     recovering: Row = gauge(
         "How far the present step of the recovery is, 0 to 1.", "ratio", "recovery_done_ratio", labels=("step",),
-        samples=_done,
+        find=_done,
     )  # fmt: skip
     broker: BrokerStatus = text("What is known of the broker.")
     scrub: ScrubStatus = text("What scrubs came to.")
@@ -309,7 +339,7 @@ class Status(_Figures):
     consume_queue_gaps: int = text("Queue offsets that were skipped since the start.")
     consume_queues_moved: list[tuple[str, int, int]] = gauge(
         "Consume queues that lack messages, or have them at other offsets; the status says which, and from which "
-        "physical offset on.", "queues", samples=_count,
+        "physical offset on.", "queues",
     )  # fmt: skip
     consume_queue_repeats: int = text("Units that were there already, since the start.")
     batch_messages: int = text("Messages of batch queues, which are not built, since the start.")
@@ -325,73 +355,23 @@ class Status(_Figures):
     corrupt_bytes: int = counter("Corrupt log that was passed over since the start.", "bytes")
     expired_bytes: int = counter("Log that expired before it was read, since the start.", "bytes")
     corrupt: Row | None = gauge(
-        "1 while the reader stands at bytes that are no frame.", "0 or 1", "stopped_at_corrupt", samples=_at_corrupt
+        "1 while the reader stands at bytes that are no frame.", "0 or 1", "stopped_at_corrupt", find=_at_corrupt
     )
     row_problem: str = text("A defect: why the figures of the running daemon could not be made.")
 
 
-@dataclass(frozen=True, slots=True)
-class StatusField:
-    """A field where it stands: ``path`` are the keys that lead to it; ``of_output``: the last one, in each output."""
-
-    path: tuple[str, ...]
-    figure: Figure
-    help: str
-    of_output: bool
-
-    @property
-    def name(self) -> str:
-        """The metric's name, without prefix and without what its kind adds."""
-        return self.figure.name
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Beside those of every metric."""
-        return ("output", *self.figure.labels) if self.of_output else self.figure.labels
-
-    def samples(self, row: Mapping[str, Any]) -> Samples:
-        """Those of a status; what is not there or not known has none."""
-        if self.of_output:
-            for output in row.get(self.path[0]) or ():
-                for labels, value in self._samples(output, self.path[1:]):
-                    yield {"output": str(output.get("output"))} | labels, value
-        else:
-            yield from self._samples(row, self.path)
-
-    def _samples(self, row: Mapping[str, Any], path: tuple[str, ...]) -> Samples:
-        value: Any = row
-        for key in path:
-            if not isinstance(value, Mapping) or key not in value:
-                return
-            value = value[key]
-        if self.figure.samples is _at_corrupt or (self.figure.samples is not None and value is not None):
-            yield from self.figure.samples(value, row)
-        elif self.figure.labels and isinstance(value, Mapping):
-            yield from _labelled(self.figure.labels, value)
-        elif isinstance(value, int | float):
-            yield {}, value * self.figure.scale
-
-
-def _labelled(names: tuple[str, ...], value: Mapping[str, Any]) -> Samples:
-    for key, inner in value.items():
-        if len(names) == 1:
-            yield {names[0]: str(key)}, float(inner)
-        else:
-            yield from (({names[0]: str(key)} | labels, number) for labels, number in _labelled(names[1:], inner))
-
-
-def _fields(
-    model: type[BaseModel], path: tuple[str, ...], prefix: str, *, of_output: bool = False
-) -> Iterator[StatusField]:
+def _fields(model: type[BaseModel], path: tuple[str, ...], prefix: str, *, of_output: bool = False) -> Iterator[Figure]:
     for name, info in model.model_fields.items():
         own = next(part for part in info.metadata if isinstance(part, Figure))
-        figure = Figure(own.kind, own.unit, own.name or prefix + name, own.scale, own.labels, own.samples)
-        yield StatusField((*path, to_camel(name)), figure, info.description or "", of_output)
+        where, words = (*path, to_camel(name)), info.description or ""
+        labels = ("output", *own.labels) if of_output else own.labels
+        named = own.name or prefix + name
+        yield replace(own, name=named, labels=labels, path=where, help=words, of_output=of_output)
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 is_list = kind is OutputStatus
                 inner = "output_" if is_list else f"{prefix}{name}_"
-                yield from _fields(kind, (*path, to_camel(name)), inner, of_output=is_list)
+                yield from _fields(kind, where, inner, of_output=is_list)
 
 
 #: Every field of a status, those of its parts behind the part.

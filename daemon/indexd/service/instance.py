@@ -19,7 +19,7 @@ from pathlib import Path
 
 from indexd.config import Config, RecoveryConfig
 from indexd.errors import CrashLoopError, IndexdError
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.service.log import Logger, Notifier, configure_log
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -145,7 +145,7 @@ class Instance:
     files: DataFiles
     lock: DirectoryLock
     starts: Starts
-    board: Board
+    board: DaemonStatus
     notifier: Notifier
     log: Logger = field(repr=False)
     #: A HUP came while nobody could follow it.

@@ -34,7 +34,7 @@ from indexd.flush.frontier import remove_abort, write_abort
 from indexd.recovery.open import Opened, check_store, load_kernels, open_data, reader_options
 from indexd.recovery.recover import NO_DAMAGE, Damage, DamagedError
 from indexd.recovery.whole_log import WholeLog, once
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.server import ServeThread
 from indexd.service.around import Around
 from indexd.service.broker import suspects_limit
@@ -57,7 +57,7 @@ _COMPILING = "once: later starts load what is compiled now"
 
 def _instance_of(config: Config, reload_config: Callable[[], Config], notifier: Notifier) -> Instance:
     # With the lock; a store without a log is refused before a port is open or anything is made.
-    board, disk, files = Board(config), Disk(), DataFiles(config.store.data)
+    board, disk, files = DaemonStatus(config), Disk(), DataFiles(config.store.data)
     log = configure_log(config.log, board.events.tap)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _DESCRIPTORS_MIN:
         raise DiskError("run in", config.store.data, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from indexd.config import Config
 from indexd.errors import IndexdError
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.answers import json_response
 from indexd.serve.http.api import Api
 from indexd.serve.http.endpoints import add_figures, add_files, add_health, add_messages
@@ -34,7 +34,7 @@ _HEADERS = {"content-security-policy": _POLICY}
 
 
 def create_app(
-    config: Config, board: Board, queries: Queries, access: Access, log: Any, stop: asyncio.Event
+    config: Config, board: DaemonStatus, queries: Queries, access: Access, log: Any, stop: asyncio.Event
 ) -> ASGIApp:
     """The application; streams end when ``stop`` is set. ``queries`` are the caller's to close."""
     api = Api()

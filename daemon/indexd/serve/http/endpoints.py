@@ -15,7 +15,7 @@ from indexd import __version__
 from indexd.query import QUESTIONS, Data, NotFound
 from indexd.query.questions import ByKey, ByMessage, ByQueueOffset, ByTime, ByUniqueKey, Question, make_question
 from indexd.query.source import Look, OpenIndexFile, topics_of
-from indexd.serve.board import Board, Event
+from indexd.serve.daemon_status import DaemonStatus, Event
 from indexd.serve.http import answers
 from indexd.serve.http.answers import OF_LISTS, Bodies, Row, coverage_row, json_response, to_json
 from indexd.serve.http.api import Api, NoParameters, OneMessage, Since, Thresholds, TopicsBegin, over_http
@@ -92,7 +92,7 @@ def _add_question(api: Api, queries: Queries, model: type[Question], body_max: i
     api.get(f"/api/v1/messages/{model.path}", str(model.__doc__), 409, query=asked)(handler)
 
 
-def add_files(api: Api, board: Board, queries: Queries) -> None:
+def add_files(api: Api, board: DaemonStatus, queries: Queries) -> None:
     """What lies in the data directory: index files with their headers, coverage, recovery, frontier."""
 
     @api.get("/api/v1/index-files", "All index files with their headers")
@@ -186,7 +186,7 @@ def _frontier(data: Data) -> Row:
     return row
 
 
-def add_figures(api: Api, board: Board, stop: asyncio.Event) -> None:
+def add_figures(api: Api, board: DaemonStatus, stop: asyncio.Event) -> None:
     """Metrics, status, events, and the last two live; streams end when ``stop`` is set."""
     streams: set[object] = set()
 
@@ -242,7 +242,7 @@ class _Live(StreamingResponse):
             self._streams.discard(self)
 
 
-async def _stream(board: Board, stop: asyncio.Event) -> AsyncIterator[bytes]:
+async def _stream(board: DaemonStatus, stop: asyncio.Event) -> AsyncIterator[bytes]:
     last = board.events.last
     while not stop.is_set():
         for event in board.events.since(last):
@@ -253,7 +253,7 @@ async def _stream(board: Board, stop: asyncio.Event) -> AsyncIterator[bytes]:
             await asyncio.wait_for(stop.wait(), _LIVE_SECONDS)
 
 
-def add_health(api: Api, board: Board) -> None:
+def add_health(api: Api, board: DaemonStatus) -> None:
     """Is it alive, and is it near enough to the end of the log?"""
 
     @api.get("/livez", "Is it alive?")

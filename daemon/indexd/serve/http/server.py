@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from indexd.config import Config
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.http.app import create_app
 from indexd.serve.http.guard import HEADERS_MAX, TARGET_MAX, read_access
 from indexd.serve.queries import Queries
@@ -79,7 +79,9 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
 
-async def serve_http(config: Config, board: Board, log: Any, listening: socket.socket, stop: asyncio.Event) -> None:
+async def serve_http(
+    config: Config, board: DaemonStatus, log: Any, listening: socket.socket, stop: asyncio.Event
+) -> None:
     """Serve until ``stop``; what is under way then is finished, or broken off after seconds.
 
     ``listening`` stays open for another try. UsageError if token or certificate cannot be used.

@@ -24,7 +24,7 @@ from indexd.query import Data, KeyQuery, NotFound, QueryIndex, query_time
 from indexd.query import broker_message as broker
 from indexd.query.broker_message import FoundFrames
 from indexd.query.source import topics_of
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
@@ -231,7 +231,7 @@ async def get_broker_runtime_info(queries: Queries, command: RemotingCommand) ->
     return command.answer(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
 
 
-def indexd_figures(board: Board) -> dict[str, str]:
+def indexd_figures(board: DaemonStatus) -> dict[str, str]:
     """Every figure of the board that is one value, as ``indexdPhase``; those of a group as ``indexdQueriesFound``.
 
     To be shown beside a broker's own, none of which begins so.
@@ -298,7 +298,13 @@ class RemotingProcessor:
     """One for an outlet. UsageError if the certificates for upstream cannot be used."""
 
     def __init__(
-        self, config: Config, board: Board, log: Any, access: Access, queries: Queries, patience: Patience | None = None
+        self,
+        config: Config,
+        board: DaemonStatus,
+        log: Any,
+        access: Access,
+        queries: Queries,
+        patience: Patience | None = None,
     ) -> None:
         self._access, self._board, self._log, self._queries = access, board, log, queries
         has_upstream = bool(config.remoting.upstream_namesrv)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from indexd.config import Config
-from indexd.serve.board import Board
+from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import Queries
 from indexd.serve.remoting.access import Access, read_access
 from indexd.serve.remoting.command import (
@@ -303,7 +303,7 @@ class RemotingServer:
     def __init__(
         self,
         config: Config,
-        board: Board,
+        board: DaemonStatus,
         log: Any,
         listening: socket.socket,
         processor: RemotingProcessor,
@@ -445,7 +445,7 @@ def connections_max(wanted: int, descriptors_each: int, log: Any) -> int:
 
 async def serve_remoting(
     config: Config,
-    board: Board,
+    board: DaemonStatus,
     log: Any,
     listening: socket.socket,
     stop: asyncio.Event,

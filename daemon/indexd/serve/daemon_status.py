@@ -1,6 +1,6 @@
-"""Board: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads.
+"""DaemonStatus: all that a running daemon shows of itself. Its threads write plain figures; whoever serves them reads.
 
-Events say what happened lately, numbered and bounded: the oldest go. With the board's boot id a number says which event
+Events say what happened lately, numbered and bounded: the oldest go. With its boot id a number says which event
 it is, across restarts: numbers begin anew with each process. Histogram counts how long things took, as Prometheus does;
 any thread may write, any may read.
 """
@@ -148,33 +148,22 @@ _FILE_STEPS = frozenset({"replay"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    # A step of a recovery, and when it began (monotonic, seconds).
-    name: str
-    done: int
-    total: int
-    began: float
-
-    @property
-    def unit(self) -> str:
-        return "files" if self.name in _FILE_STEPS else "bytes"
-
-    def row(self, until: float) -> Row:
-        seconds = round(until - self.began, 3)
-        return {"step": self.name, "unit": self.unit, "done": self.done, "total": self.total, "seconds": seconds}
-
-
-@dataclass(frozen=True, slots=True)
 class _Standing:
-    # Where the process is; replaced whole, so that a reader never sees a phase with another one's figures.
+    # Where the process is; replaced whole, so that a reader never sees a phase with another one's figures. ``steps`` of
+    # a recovery are rows, each with when it began (monotonic, seconds).
     phase: str
     began: float
-    steps: tuple[_Step, ...] = ()
+    steps: tuple[tuple[Row, float], ...] = ()
     source: Callable[[], Row] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
 
+    def step_rows(self, now: float) -> list[Row]:
+        # Each step ends where the next one begins.
+        ends = [*(began for _, began in self.steps[1:]), now]
+        return [row | {"seconds": round(end - at, 3)} for (row, at), end in zip(self.steps, ends, strict=True)]
 
-class Board:
+
+class DaemonStatus:
     """One for a process, made before recovery begins; ``row()`` may be called from any thread at any time.
 
     Mappings that are handed to it are replaced by their writers, never changed.
@@ -221,11 +210,10 @@ class Board:
         """How far the recovery is; ``done`` and ``total`` are files of ``replay``, else bytes of the log."""
         now, before = time.monotonic(), self._standing
         steps, began = (before.steps, before.began) if before.phase == "recovering" else ((), now)
-        if steps and steps[-1].name == step:
-            steps = (*steps[:-1], _Step(step, done, total, steps[-1].began))
-        else:
-            steps = (*steps, _Step(step, done, total, now))
-        self._standing = _Standing("recovering", began, steps)
+        row, at = {"step": step, "unit": "files" if step in _FILE_STEPS else "bytes", "done": done, "total": total}, now
+        if steps and steps[-1][0]["step"] == step:
+            steps, at = steps[:-1], steps[-1][1]
+        self._standing = _Standing("recovering", began, (*steps, (row, at)))
 
     def waiting(self, stage: str, problem: str) -> None:
         """The opening has to wait, and will begin anew."""
@@ -233,7 +221,7 @@ class Board:
 
     def recovered(self, event: str, facts: Row) -> None:
         """An opening is over and came to ``facts``; ``event``: created, opened or recovered."""
-        steps = _step_rows(self._standing.steps, time.monotonic())
+        steps = self._standing.step_rows(time.monotonic())
         self._last_recovery = {"event": event, "endedAt": int(time.time() * 1000), **facts, "steps": steps}
         self._recoveries += 1
 
@@ -282,24 +270,14 @@ class Board:
             left = None if standing.phase == "opening" else 0
             return {"recoveryRemainingBytes": left, "recoveryRemainingFiles": left}
         now = time.monotonic()
-        step = standing.steps[-1]
-        left = max(step.total - step.done, 0)
-        is_files = step.unit == "files"
+        steps = standing.step_rows(now)
+        left = max(steps[-1]["total"] - steps[-1]["done"], 0)
+        is_files = steps[-1]["unit"] == "files"
         return {
             "recoveryRemainingBytes": left * self._index_file_size if is_files else left,
             "recoveryRemainingFiles": left if is_files else 0,
-            "recovering": {
-                **step.row(now),
-                "seconds": round(now - standing.began, 3),
-                "steps": _step_rows(standing.steps, now),
-            },
+            "recovering": {**steps[-1], "seconds": round(now - standing.began, 3), "steps": steps},
         }
-
-
-def _step_rows(steps: tuple[_Step, ...], now: float) -> list[Row]:
-    # Each step ends where the next one begins.
-    ends = [*(step.began for step in steps), now][1:]
-    return [step.row(end) for step, end in zip(steps, ends, strict=True)]
 
 
 def _source_row(source: Callable[[], Row] | None) -> Row:
