@@ -159,7 +159,7 @@ class _Standing:
 
     def step_rows(self, now: float) -> list[Row]:
         # Each step ends where the next one begins.
-        ends = [*(began for _, began in self.steps[1:]), now]
+        ends = [*(began for _, began in self.steps), now][1:]
         return [row | {"seconds": round(end - at, 3)} for (row, at), end in zip(self.steps, ends, strict=True)]
 
 
