@@ -84,10 +84,6 @@ class DisturbedError(CorruptDataError):
     """
 
 
-class IndexFullError(IndexdError):
-    """A sparse index has no slot left: its segment has to be rolled, or its file resized."""
-
-
 class CrashLoopError(IndexdError):
     """The daemon ended again and again before it had caught up: somebody has to look first."""
 

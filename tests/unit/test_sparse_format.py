@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.errors import CorruptDataError, DiskError, IndexFullError, UsageError
+from indexd.errors import CorruptDataError
 from indexd.sparse.format import (
-    TIME_ENTRY,
     ActiveMark,
     SegmentMark,
     SparseMark,
@@ -24,12 +24,9 @@ from indexd.sparse.format import (
     signed_64,
     time_index_name,
 )
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
+from indexd.sparse.sparse_index import OffsetIndex
 from indexd.storage.disk import Disk
-from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap
 
-ROOT = Path("/simulated")
 INT64S = st.integers(0, 2**63 - 1)
 
 # --- names ---
@@ -142,51 +139,14 @@ def test_a_search_on_keys_in_order_is_any_search(keys: list[int], target: int, e
 # --- files ---
 
 
-def test_extend_takes_entries_that_fit(tmp_path: Path) -> None:
-    index = OffsetIndex.create(Disk(), tmp_path / "x", 100, 3 * 8)
-    index.extend(bytes([0, 0, 0, 1, 0, 0, 0, 9]))
-    assert list(index) == [(101, 9)]
-    index.extend(bytes([0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0, 3, 0, 0, 0, 9]))
-    assert index.last_entry.offset == 103
-    with pytest.raises(IndexFullError):
-        index.extend(bytes(8))
-    for size in (-1, 23):
-        with pytest.raises(UsageError):
-            index.resize(size)
-    index.close()
-    index.close()
-    with pytest.raises(DiskError):
-        index.entry(1)
-    with pytest.raises(CorruptDataError):
-        OffsetIndex.load(Disk(), tmp_path / "x", 100, 4)
-    with OffsetIndex.load(Disk(), tmp_path / "x", 100, 2) as first:
-        assert list(first) == [(101, 9), (102, 9)]
-    with pytest.raises(UsageError):
-        OffsetIndex.create(Disk(), tmp_path / "y", 0, 7)
-    assert not (tmp_path / "y").exists()
-
-
-def test_a_file_that_cannot_be_made_leaves_nothing() -> None:
-    disk = SimDisk(ROOT, 0, FaultMap.parse("truncate:x=ENOSPC"))
-    with pytest.raises(DiskError):
-        OffsetIndex.create(disk, ROOT / "x", 0, 80)
-    assert disk.list_dir(ROOT) == []
-    with OffsetIndex.create(disk, ROOT / "x", 0, 80) as index:
-        assert index.max_entries == 10
-
-
-def test_a_write_that_fails_counts_for_nothing() -> None:
-    disk = SimDisk(ROOT, 3, FaultMap.parse("pwrite:x#2=short"))
-    index = TimeIndex.create(disk, ROOT / "x", 50, 120)
-    index.extend(TIME_ENTRY.pack(1000, 1))
-    with pytest.raises(DiskError):
-        index.extend(TIME_ENTRY.pack(2000, 2))
-    assert (index.entries, index.last_entry) == (1, (1000, 51))
-    index.extend(TIME_ENTRY.pack(2000, 3))
-    assert list(index) == [(1000, 51), (2000, 53)]
-    index.trim_to_valid_size()
-    index.close()
-    assert len(disk.read(ROOT / "x")) == 24
+def test_an_index_has_the_entries_that_it_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(struct.pack(">6i", 1, 9, 2, 9, 3, 9))
+    with Disk().open_read(path) as file:
+        assert [OffsetIndex(file, 100).entry(slot) for slot in range(3)] == [(101, 9), (102, 9), (103, 9)]
+        assert OffsetIndex(file, 100, 2).last_entry == (102, 9)
+        with pytest.raises(CorruptDataError):
+            OffsetIndex(file, 100, 4)
 
 
 def test_reading_needs_no_numpy() -> None:

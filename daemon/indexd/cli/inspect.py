@@ -328,11 +328,10 @@ class _Inspector:
             for number, _ in _used_records(file, packed.size):
                 entries = number + 1
             row = {"kind": kind, "path": str(path), "size": size, "base": base, "entries": entries}
-            with index_type.load(self.disk, path, base, entries) as index:
-                try:
-                    index.sanity_check()
-                except CorruptDataError as error:
-                    row["damage"] = error.line().partition(": ")[2] or error.line()
+            try:
+                index_type(file, base, entries).sanity_check()
+            except CorruptDataError as error:
+                row["damage"] = error.line().partition(": ")[2] or error.line()
             yield row | {"slots": size // packed.size}
             for number, raw in _records(file, packed.size, *self._chosen(entries)):
                 entry = dict(zip(names, packed.unpack(raw), strict=True))

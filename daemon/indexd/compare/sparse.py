@@ -17,7 +17,6 @@ from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.flush.frontier import Frontier
 from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, SegmentMark, SparseMark, index_name
-from indexd.sparse.kernel import new_state
 from indexd.sparse.service import GrowingSegment
 from indexd.storage.disk import Disk
 
@@ -56,9 +55,13 @@ class SparseComparison:
                     _ComparedFile(self._disk, self._directory, wanted, 0, OFFSET_ENTRY_SIZE),
                     _ComparedFile(self._disk, self._directory, wanted, 1, TIME_ENTRY_SIZE),
                 )
-                self._segment = GrowingSegment(*self._files, self._segment_size, self._mark.interval, new_state())
+                self._segment = GrowingSegment(SegmentMark(base, 0, 0, 0), self._segment_size, self._mark.interval)
             row = self._segment.put(batch.columns, row, batch.rows)
-            self._segment.write()
+            self._segment.write(self._compare)
+
+    def _compare(self, kind: int, position: int, data: bytes) -> None:
+        if self._files is not None:
+            self._files[kind].compare(position, data)
 
     def finish(self) -> Iterator[EntryDifference]:
         """No message is left: what differs in the last segment, and segments of which no message came."""
@@ -73,7 +76,10 @@ class SparseComparison:
         wanted = self._marks.pop(segment.base, None)
         is_growing = wanted is not None and wanted.base == self._mark.segments[-1].base
         active = self._mark.active if is_growing else None
-        found = segment.mark() if active is not None else segment.seal()
+        if active is None:
+            segment.end()
+        segment.write(self._compare)
+        found = segment.mark()
         if wanted is None:
             why = f"the segment has {found.messages} messages, and the frontier names no sparse indexes of it"
             yield EntryDifference(index_name(segment.base), 0, why)
@@ -93,10 +99,9 @@ class SparseComparison:
 
 
 class _ComparedFile:
-    # In the place of an OffsetIndex or a TimeIndex: what is to be written is compared with what is there, as far as the
-    # mark says that there are entries.
+    # What would be written is compared with what is there, as far as the mark says that there are entries.
     def __init__(self, disk: Disk, directory: Path, mark: SegmentMark, kind: int, entry_size: int) -> None:
-        self.base, self.entry_size, self.entries = mark.base, entry_size, 0
+        self.entry_size, self.entries = entry_size, 0
         self.name, self._size = mark.files[kind]
         self.path = directory / self.name
         self.is_gone = False
@@ -104,12 +109,11 @@ class _ComparedFile:
         self.differs_at = 0
         self._disk = disk
 
-    def extend(self, data: bytes) -> None:
+    def compare(self, position: int, data: bytes) -> None:
         """These entries come next."""
         first, self.entries = self.entries, self.entries + len(data) // self.entry_size
         if self.is_gone or self.differs_at < first:
             return
-        position = first * self.entry_size
         try:
             with self._disk.open_read(self.path) as file:
                 found = file.pread(max(min(position + len(data), self._size) - position, 0), position)
@@ -128,12 +132,6 @@ class _ComparedFile:
         if self.differs_at < self.entries:
             return f"entry {self.differs_at} of {there} is not what the log comes to"
         return f"{there} entries, but the log comes to {self.entries}" if self.entries < there else None
-
-    def trim_to_valid_size(self) -> None:
-        """Nothing is written."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class SparseFindings:

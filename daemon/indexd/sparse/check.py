@@ -7,25 +7,22 @@ so is everything behind it. Both only read, a window at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
-from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
 from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
 from indexd.sparse.format import NO_TIMESTAMP, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark, own_base
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
 _ENTRIES_PER_READ = 1 << 16
 Entries = NDArray[np.int64]
-#: What of entries (rows of two numbers) cannot be, given the ones before each: kind, place in the entry, which.
-Rules = Callable[[Entries, Entries], list[tuple[str, int, NDArray[np.bool_]]]]
 
 
 def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMark, scope: CheckScope) -> Findings:
@@ -33,29 +30,27 @@ def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMar
     findings = Findings()
     for segment in mark.segments:
         active = mark.active if segment is mark.segments[-1] else None
-        rules = _offset_rules(segment, segment_size, mark.interval), _time_rules(segment)
-        # A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
-        begins = (0, 0), (NO_TIMESTAMP, -1)
-        for (name, size), entry, rule, begin in zip(
-            segment.files, (OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE), rules, begins, strict=True
-        ):
-            try:
-                with disk.open_read(directory / name) as file:
-                    last = _check_entries(file, f"sparse/{name}", size, entry, rule, begin, active, scope, findings)
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-                findings.add(f"sparse/{name}", 0, "file-missing", "the frontier names it, but it is not there")
+        for is_time, (name, size) in enumerate(segment.files):
+            with ignore_missing(), disk.open_read(directory / name) as file:
+                there = file.size()
+                if there < size or (there > size and active is None):
+                    text = f"{there} bytes, but the entries take {size}"
+                    findings.add(f"sparse/{name}", min(there, size), "file-size", text)
+                last = _check_entries(file, size, bool(is_time), segment, segment_size, mark.interval, scope, findings)
+                if is_time and active is not None and there >= size and last != active.last_timestamp:
+                    text = f"the last entry's timestamp is {last}, not {active.last_timestamp} as the frontier says"
+                    findings.add(f"sparse/{name}", max(size - TIME_ENTRY_SIZE, 0), "segment-end", text)
+                first, count = find_nonzero(file, size, there) if scope.is_at_rest and active is not None else (0, 0)
+                if count:
+                    text = f"{count} bytes behind the last entry are not zero"
+                    findings.add(f"sparse/{name}", first, "behind-last-entry", text)
                 continue
-            if entry is TIME_ENTRY_TYPE and active is not None and last not in (None, active.last_timestamp):
-                text = f"the last entry's timestamp is {last}, not {active.last_timestamp} as the frontier says"
-                findings.add(f"sparse/{name}", max(size - TIME_ENTRY_SIZE, 0), "segment-end", text)
-    if scope.is_complete:
-        named = {segment.base for segment in mark.segments}
-        for other, _ in disk.list_dir(directory) if disk.exists(directory) else ():
-            base = own_base(other)
-            if base is not None and base not in named:
-                findings.add(f"sparse/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
+            findings.add(f"sparse/{name}", 0, "file-missing", "the frontier names it, but it is not there")
+    named = {segment.base for segment in mark.segments}
+    for other, _ in disk.list_dir(directory) if scope.is_complete and disk.exists(directory) else ():
+        base = own_base(other)
+        if base is not None and base not in named:
+            findings.add(f"sparse/{other}", 0, "file-unnamed", "the frontier does not name it, and no daemon runs")
     return findings
 
 
@@ -141,13 +136,14 @@ def _fault(
         if sizes[name] < size or (sizes[name] > size and active is None):
             return f"{name} has {sizes[name]} bytes, not {size}"
     base, (index, time_index) = segment.base, (directory / name for name, _ in segment.files)
-    with OffsetIndex.load(disk, index, base, segment.offset_entries) as offsets:
-        offset, position = offsets.last_entry
-        if offsets.entries and not (base < offset < base + segment.messages and 0 < position < segment_size):
-            return f"{index.name} ends with offset {offset} at {position}, which cannot be"
-    with TimeIndex.load(disk, time_index, base, segment.time_entries) as times:
-        timestamp, offset = times.last_entry
-    if times.entries and not base <= offset < base + segment.messages:
+    with disk.open_read(index) as file:
+        offset, position = OffsetIndex(file, base, segment.offset_entries).last_entry
+    is_possible = base < offset < base + segment.messages and 0 < position < segment_size
+    if segment.offset_entries and not is_possible:
+        return f"{index.name} ends with offset {offset} at {position}, which cannot be"
+    with disk.open_read(time_index) as file:
+        timestamp, offset = TimeIndex(file, base, segment.time_entries).last_entry
+    if segment.time_entries and not base <= offset < base + segment.messages:
         return f"{time_index.name} ends with offset {offset}, which cannot be"
     if active is not None and timestamp != active.last_timestamp:
         return f"{time_index.name} ends with timestamp {timestamp}, not {active.last_timestamp}"
@@ -156,70 +152,56 @@ def _fault(
 
 def _check_entries(
     file: DiskFile,
-    name: str,
     size: int,
-    entry: np.dtype[np.void],
-    rules: Rules,
-    begin: tuple[int, int],
-    active: ActiveMark | None,
+    is_time: bool,
+    segment: SegmentMark,
+    segment_size: int,
+    interval: int,
     scope: CheckScope,
     findings: Findings,
-) -> int | None:
-    # Returns the first number of the last entry, or of what stands for it; None if not all entries are there.
-    width, there, before = entry.itemsize, file.size(), np.array([begin], dtype=np.int64)
-    if there < size or (there > size and active is None):
-        text = f"{there} bytes, but {size // width} entries take {size}"
-        findings.add(name, min(there, size), "file-size", text)
-    end = min(size, there // width * width)
-    for position in range(0, end, _ENTRIES_PER_READ * width):
-        data = file.pread(min(end - position, _ENTRIES_PER_READ * width), position)
+) -> int:
+    # Returns the first number of the last entry, or of what stands for it.
+    entry = TIME_ENTRY_TYPE if is_time else OFFSET_ENTRY_TYPE
+    width, name = entry.itemsize, f"sparse/{file.path.name}"
+    # A segment's first message has no offset entry, but may have a time entry; a timestamp below 0 never has.
+    before = np.array([(NO_TIMESTAMP, -1) if is_time else (0, 0)], dtype=np.int64)
+    for position in range(0, size, _ENTRIES_PER_READ * width):
+        data = file.pread(min(size - position, _ENTRIES_PER_READ * width), position)
         scope.on_bytes(len(data))
         rows = np.concatenate([before, unpack_entries(data, entry)])
-        for what, at, wrong in rules(rows[1:], rows[:-1]):
+        rules = _time_rules(rows, segment) if is_time else _offset_rules(rows, segment, segment_size, interval)
+        for what, at, wrong in rules:
             found = np.flatnonzero(wrong)
             for row in found[:KEPT_MAX].tolist():
-                here, last = (
-                    ", ".join(f"{field} {value}" for field, value in zip(entry.names or (), numbers, strict=True))
-                    for numbers in (rows[row + 1].tolist(), rows[row].tolist())
-                )
-                text = f"entry {position // width + row}: {here} behind {last}"
+                text = f"entry {position // width + row}: {rows[row + 1].tolist()} behind {rows[row].tolist()}"
                 findings.add(name, position + row * width + at, what, text)
             findings.count(what, max(len(found) - KEPT_MAX, 0))
         before = rows[-1:]
-    if end < size:
-        return None
-    if scope.is_at_rest and active is not None:
-        first, count = find_nonzero(file, size, there)
-        if count:
-            text = f"{count} bytes behind the last entry, {size // width - 1}, are not zero"
-            findings.add(name, first, "behind-last-entry", text)
     return int(before[0, 0])
 
 
-def _offset_rules(segment: SegmentMark, segment_size: int, interval: int) -> Rules:
-    def rules(rows: Entries, before: Entries) -> list[tuple[str, int, NDArray[np.bool_]]]:
-        offsets, positions = rows.T
-        is_outside = (offsets < 0) | (offsets >= segment.messages)
-        least = np.where(is_outside, 1, offsets) * FRAME_SIZE_MIN
-        is_misplaced = (positions < least) | (positions > segment_size - FRAME_SIZE_MIN)
-        return [
-            ("entry-offset", 0, is_outside),
-            ("entry-position", 4, is_misplaced),
-            ("entry-order", 0, (offsets <= before[:, 0]) & ~is_outside),
-            ("entry-distance", 4, (positions - before[:, 1] <= interval) & ~is_misplaced),
-        ]
-
-    return rules
+#: What of entries cannot be, given the one before each: kind, place in the entry, which. Row 0 is the one before all.
+Broken = list[tuple[str, int, NDArray[np.bool_]]]
 
 
-def _time_rules(segment: SegmentMark) -> Rules:
-    def rules(rows: Entries, before: Entries) -> list[tuple[str, int, NDArray[np.bool_]]]:
-        timestamps, offsets = rows.T
-        is_outside = (offsets < 0) | (offsets >= segment.messages)
-        return [
-            ("entry-offset", 8, is_outside),
-            ("entry-order", 0, timestamps <= before[:, 0]),
-            ("entry-order", 8, (offsets <= before[:, 1]) & ~is_outside),
-        ]
+def _offset_rules(rows: Entries, segment: SegmentMark, segment_size: int, interval: int) -> Broken:
+    (offsets, positions), rise = rows[1:].T, np.diff(rows, axis=0)
+    is_outside = (offsets < 0) | (offsets >= segment.messages)
+    least = np.where(is_outside, 1, offsets) * FRAME_SIZE_MIN
+    is_misplaced = (positions < least) | (positions > segment_size - FRAME_SIZE_MIN)
+    return [
+        ("entry-offset", 0, is_outside),
+        ("entry-position", 4, is_misplaced),
+        ("entry-order", 0, (rise[:, 0] <= 0) & ~is_outside),
+        ("entry-distance", 4, (rise[:, 1] <= interval) & ~is_misplaced),
+    ]
 
-    return rules
+
+def _time_rules(rows: Entries, segment: SegmentMark) -> Broken:
+    offsets = rows[1:, 1]
+    is_outside = (offsets < 0) | (offsets >= segment.messages)
+    return [
+        ("entry-offset", 8, is_outside),
+        ("entry-order", 0, rows[1:, 0] <= rows[:-1, 0]),
+        ("entry-order", 8, (offsets <= rows[:-1, 1]) & ~is_outside),
+    ]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import make_columns
 from indexd.commitlog.kernel import Columns
-from indexd.sparse.format import NO_TIMESTAMP, ActiveMark
+from indexd.sparse.format import NO_TIMESTAMP
 
-BYTES_SINCE, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
+_, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIMESTAMP, MESSAGES = range(5)
 
 #: Entries as they lie in the files; offsets relative.
 OFFSET_ENTRY_TYPE = np.dtype([("offset", ">i4"), ("position", ">i4")])
@@ -45,11 +45,6 @@ def new_state() -> NDArray[np.int64]:
     entry (-1: none); messages so far.
     """
     return np.array([0, NO_TIMESTAMP, 0, NO_TIMESTAMP, 0], dtype=np.int64)
-
-
-def active_mark(state: NDArray[np.int64]) -> ActiveMark:
-    """What building goes on with."""
-    return ActiveMark(*state[:MESSAGES].tolist())
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

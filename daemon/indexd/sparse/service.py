@@ -7,46 +7,35 @@ GrowingSegment until it is written, so that a disk that refuses loses nothing.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.format import FRAME_SIZE_MIN
 from indexd.commitlog.kernel import Columns
 from indexd.config import Config
-from indexd.errors import DiskError, IndexdError
 from indexd.findings import Findings
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, ratio
 from indexd.sparse.check import check_sparse, check_sparse_mark, recover_sparse
-from indexd.sparse.format import (
-    OFFSET_ENTRY_SIZE,
-    TIME_ENTRY_SIZE,
-    ActiveMark,
-    SegmentMark,
-    SparseMark,
-    index_name,
-    time_index_name,
-)
+from indexd.sparse.format import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark
 from indexd.sparse.kernel import (
     MESSAGES,
     OFFSET_ENTRY_TYPE,
     TIME_ENTRY_TYPE,
-    active_mark,
     final_time_entry,
     load_kernels,
     message_entries,
-    new_state,
     pack_entries,
 )
-from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
 from indexd.storage.disk import Disk
 
 # Entries of either kind that are collected before they are written: 64 KiB of them.
 _ENTRIES_PER_WRITE = 8192
+_ENTRY_SIZES = OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
+_NEW = ActiveMark(0, -1, 0, -1)
 
 
 def slots(segment_size: int, interval: int) -> int:
@@ -54,84 +43,19 @@ def slots(segment_size: int, interval: int) -> int:
     return segment_size // max(interval + 1, FRAME_SIZE_MIN) + 1
 
 
-class EntryFile(Protocol):
-    """What takes the entries of a segment: an OffsetIndex or a TimeIndex, or what compares them with one."""
-
-    path: Path
-    base: int
-    entries: int
-
-    def extend(self, data: bytes) -> None:
-        """Append entries, as the bytes of the file."""
-
-    def trim_to_valid_size(self) -> None:
-        """No entry follows."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
 class GrowingSegment:
-    """Both files of the segment that grows, and the entries that are not written yet. One owner.
+    """The entries of a segment: how many of each kind have been written, and those that have not. No disk."""
 
-    ``slots`` offset entries and two more time entries (Kafka keeps a slot, the roll takes one) fit.
-    """
-
-    def __init__(
-        self, offsets: EntryFile, times: EntryFile, segment_size: int, interval: int, state: NDArray[np.int64]
-    ) -> None:
-        self.base = offsets.base
-        self.files = offsets, times
-        self._end, self._interval, self._state = self.base + segment_size, interval, state
+    def __init__(self, mark: SegmentMark, segment_size: int, interval: int, active: ActiveMark = _NEW) -> None:
+        self.base, self._end, self._interval = mark.base, mark.base + segment_size, interval
+        self._state = np.array([*active, mark.messages], dtype=np.int64)
+        self._written = [mark.offset_entries, mark.time_entries]
         # Of either kind, with a place more for the roll's; and how many are in use.
         self._pending = np.empty((2, _ENTRIES_PER_WRITE + 1, 2), dtype=np.int64)
         self._counts = [0, 0]
 
-    @classmethod
-    def create(cls, disk: Disk, directory: Path, base: int, segment_size: int, interval: int) -> Self:
-        """Make both files, over what an earlier try has left; of a try that fails nothing is left."""
-        count, path, time_path = slots(segment_size, interval), *(directory / name for name in _names(base))
-        disk.unlink(path)
-        disk.unlink(time_path)
-        offsets = OffsetIndex.create(disk, path, base, count * OFFSET_ENTRY_SIZE)
-        try:
-            times = TimeIndex.create(disk, time_path, base, (count + 2) * TIME_ENTRY_SIZE)
-        except DiskError:
-            offsets.close()
-            disk.unlink(path)
-            raise
-        return cls(offsets, times, segment_size, interval, new_state())
-
-    @classmethod
-    def load(
-        cls, disk: Disk, directory: Path, mark: SegmentMark, active: ActiveMark, segment_size: int, interval: int
-    ) -> Self:
-        """Open files that are known to hold what the marks say."""
-        count, path, time_path = slots(segment_size, interval), *(directory / name for name in _names(mark.base))
-        with ExitStack() as opened:
-            offsets = opened.enter_context(OffsetIndex.load(disk, path, mark.base, mark.offset_entries, writable=True))
-            times = opened.enter_context(TimeIndex.load(disk, time_path, mark.base, mark.time_entries, writable=True))
-            # Recovery may have been broken off between cutting a file and giving it its length again.
-            offsets.resize(count * OFFSET_ENTRY_SIZE)
-            times.resize((count + 2) * TIME_ENTRY_SIZE)
-            opened.pop_all()
-        return cls(offsets, times, segment_size, interval, np.array([*active, mark.messages], dtype=np.int64))
-
-    @property
-    def entries(self) -> int:
-        """Of both kinds, with those that are not written yet."""
-        return sum(file.entries for file in self.files) + sum(self._counts)
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether ``write`` would write."""
-        return any(self._counts)
-
     def put(self, columns: Columns, row: int, rows: int) -> int:
-        """Take rows of this segment from ``row`` on, as many as there is room for; the first that was not taken.
-
-        Never touches the disk: when nothing was taken, ``write`` makes room.
-        """
+        """Take rows of this segment from ``row`` on, as many as there is room for; the first that was not taken."""
         offsets, times = (self._pending[kind, count:_ENTRIES_PER_WRITE] for kind, count in enumerate(self._counts))
         row, *more = message_entries(
             columns, row, rows, self.base, self._end, self._interval, self._state, offsets, times
@@ -139,45 +63,29 @@ class GrowingSegment:
         self._counts = [count + new for count, new in zip(self._counts, more, strict=True)]
         return row
 
-    def write(self) -> None:
-        """Append what is collected to the files; after a DiskError the rest of it still is."""
-        for kind, entry in enumerate((OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE)):
-            if self._counts[kind]:
-                self.files[kind].extend(pack_entries(self._pending[kind, : self._counts[kind]], entry))
-                self._counts[kind] = 0
-
-    def seal(self) -> SegmentMark:
-        """What Kafka's roll does: a last time entry if there is a later timestamp, both files trimmed and closed.
-
-        After a DiskError it may be called again.
-        """
+    def end(self) -> None:
+        """No message follows: Kafka's roll adds a last time entry if there is a later timestamp."""
         last = final_time_entry(self._state)
         if last is not None:
             self._pending[1, self._counts[1]] = last
             self._counts[1] += 1
-        self.write()
-        for file in self.files:
-            file.trim_to_valid_size()
-        self.close()
-        return self.mark()
+
+    def write(self, write: Callable[[int, int, bytes], None]) -> None:
+        """Give ``write`` the kind, byte position and bytes of what is collected; where it raises, that still is."""
+        for kind, entry in enumerate((OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE)):
+            if self._counts[kind]:
+                data = pack_entries(self._pending[kind, : self._counts[kind]], entry)
+                write(kind, self._written[kind] * entry.itemsize, data)
+                self._written[kind] += self._counts[kind]
+                self._counts[kind] = 0
 
     def mark(self) -> SegmentMark:
         """What the files hold once ``write`` has written."""
-        entries = (file.entries + count for file, count in zip(self.files, self._counts, strict=True))
-        return SegmentMark(self.base, int(self._state[MESSAGES]), *entries)
+        return SegmentMark(self.base, int(self._state[MESSAGES]), *self._written)
 
     def active(self) -> ActiveMark:
         """What building goes on with."""
-        return active_mark(self._state)
-
-    def close(self) -> None:
-        """Close both files as they are; what was collected and not written is lost."""
-        for file in self.files:
-            file.close()
-
-
-def _names(base: int) -> tuple[str, str]:
-    return index_name(base), time_index_name(base)
+        return ActiveMark(*self._state[:MESSAGES].tolist())
 
 
 class SparseService(Output[SparseMark]):
@@ -223,14 +131,16 @@ class SparseService(Output[SparseMark]):
 
     def load(self, held: SparseMark) -> None:
         """Take over files that are known to be as the mark says: after a clean stop, or after recovery."""
-        if held.interval != self.interval:
-            raise IndexdError(f"{self.directory} was built with interval {held.interval}, not {self.interval}")
         self._sealed = list(held.sealed)
         self._phy_offset = held.phy_offset
         if held.active is not None:
-            self._growing = GrowingSegment.load(
-                self._disk, self.directory, held.segments[-1], held.active, self.segment_size, self.interval
-            )
+            mark = held.segments[-1]
+            self._growing = GrowingSegment(mark, self.segment_size, self.interval, held.active)
+            # Recovery may have been broken off between cutting a file and giving it its length again.
+            for (name, _), size in zip(mark.files, self._sizes(), strict=True):
+                with self._disk.open_write(self.directory / name) as file:
+                    if file.size() != size:
+                        file.truncate(size)
 
     def build(self, batch: DispatchBatch) -> None:
         """Take the messages that are not in yet."""
@@ -238,25 +148,40 @@ class SparseService(Output[SparseMark]):
         row = int(np.searchsorted(phy_offsets[: batch.rows], self._phy_offset))
         while row < batch.rows:
             growing = self._segment_of(int(phy_offsets[row]))
-            before = growing.entries
             taken = growing.put(batch.columns, row, batch.rows)
             if taken == row:
-                self._write(growing)
+                self.publish()
                 continue
-            self.entries += growing.entries - before
-            row = taken
-            self._phy_offset = int(phy_offsets[row - 1]) + int(sizes[row - 1])
+            row, self._phy_offset = taken, int(phy_offsets[taken - 1]) + int(sizes[taken - 1])
         self._phy_offset = max(self._phy_offset, batch.end_offset)
 
     def publish(self) -> None:
         """Write what has been built: readers see it from then on."""
-        if self._growing is not None:
-            self._write(self._growing)
+        if (growing := self._growing) is None:
+            return
+        paths = [self.directory / name for name, _ in growing.mark().files]
+
+        def write(kind: int, position: int, data: bytes) -> None:
+            # Before the change: where the disk refuses half way, the file was changed as well.
+            self.unsynced.add(paths[kind])
+            with self._disk.open_write(paths[kind]) as file:
+                file.pwrite(data, position)
+            self.entries += len(data) // _ENTRY_SIZES[kind]
+
+        growing.write(write)
 
     def seal(self) -> None:
-        """The segment that grows is over, though no message of a later one has come. After a DiskError try it again."""
-        if self._growing is not None:
-            self._seal(self._growing)
+        """The segment that grows is over: its last time entry, both files trimmed. After a DiskError try it again."""
+        if (growing := self._growing) is None:
+            return
+        growing.end()
+        self.publish()
+        for name, size in growing.mark().files:
+            self.unsynced.add(self.directory / name)
+            with self._disk.open_write(self.directory / name) as file:
+                file.truncate(size)
+        self._sealed.append(growing.mark())
+        self._growing = None
 
     def mark(self) -> OutputMark[SparseMark]:
         """What stands now, published."""
@@ -270,7 +195,7 @@ class SparseService(Output[SparseMark]):
         """Leave out sealed segments that end before the log begins, oldest first, and say their files' names."""
         names: list[str] = []
         while self._sealed and self._sealed[0].base + self.segment_size <= min_phy_offset:
-            names += _names(self._sealed.pop(0).base)
+            names += [name for name, _ in self._sealed.pop(0).files]
         return self._leave_out(self.directory / name for name in names)
 
     def recover(self, held: SparseMark | None, scope: RecoveryScope) -> OutputRecovery[SparseMark]:
@@ -304,38 +229,29 @@ class SparseService(Output[SparseMark]):
         return {"sparseEntries": self.entries}
 
     def close(self) -> None:
-        """Close what is open; writes nothing."""
-        if self._growing is not None:
-            self._growing.close()
-            self._growing = None
+        """Nothing is open."""
+        self._growing = None
+
+    def _sizes(self) -> tuple[int, int]:
+        # Of the files that grow: Kafka keeps a slot of a TimeIndex, the roll takes one.
+        count = slots(self.segment_size, self.interval)
+        return count * _ENTRY_SIZES[0], (count + 2) * _ENTRY_SIZES[1]
 
     def _segment_of(self, phy_offset: int) -> GrowingSegment:
         base = phy_offset - phy_offset % self.segment_size
         if self._growing is not None and self._growing.base < base:
-            self._seal(self._growing)
-        if self._growing is None and (not self._sealed or self._sealed[-1].base < base):
-            self._growing = GrowingSegment.create(self._disk, self.directory, base, self.segment_size, self.interval)
-            self._changed(self._growing)
-            self.unsynced.add_directory(self.directory)
-        if self._growing is None or self._growing.base > base:
-            raise IndexdError(f"a later segment is sealed or grows, and a message at {phy_offset} came")
+            self.seal()
+        if self._growing is None:
+            self._growing = self._create(SegmentMark(base, 0, 0, 0))
         return self._growing
 
-    def _seal(self, growing: GrowingSegment) -> None:
-        self._changed(growing)
-        before = growing.entries
-        try:
-            self._sealed.append(growing.seal())
-        finally:
-            self.entries += growing.entries - before
-        self._growing = None
-
-    def _write(self, growing: GrowingSegment) -> None:
-        if growing.has_pending:
-            self._changed(growing)
-            growing.write()
-
-    def _changed(self, growing: GrowingSegment) -> None:
-        # Before the change: where the disk refuses half way, a file was changed as well.
-        for file in growing.files:
+    def _create(self, mark: SegmentMark) -> GrowingSegment:
+        # Over what an earlier try has left.
+        for (name, _), size in zip(mark.files, self._sizes(), strict=True):
+            file, _ = self._disk.open_or_create(self.directory / name)
+            with file:
+                file.truncate(0)
+                file.truncate(size)
             self.unsynced.add(file.path)
+        self.unsynced.add_directory(self.directory)
+        return GrowingSegment(mark, self.segment_size, self.interval)
