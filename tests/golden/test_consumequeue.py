@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from indexd.consumequeue.check import check_queues
+from indexd.consumequeue.format import QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
+from indexd.output import CheckScope, Condition
 from indexd.storage.disk import Disk
 from support.goldens import GOLDENS, Golden, unpack
 from support.queues import batches_of, tree
@@ -33,18 +35,11 @@ def test_gives_every_queue_file_byte_for_byte(golden: Golden, tmp_path: Path, ro
     theirs = tree(golden.root / "consumequeue")
     assert tree(own) == theirs
     entering = [row for row in golden.messages() if row["sysFlag"] & 0xC in (0, 0x8)]
-    assert store.counters.units == len(entering)
-    assert store.counters.repeats == store.counters.gaps == 0
+    assert store.counters["units"] == len(entering)
+    assert store.counters["repeats"] == store.counters["gaps"] == 0
     marks = store.mark().held.queues
     assert len(marks) == len({path.rpartition("/")[0] for path in theirs})
     store.close()
-    found = check_queues(
-        Disk(),
-        golden.root / "consumequeue",
-        QUEUE_FILE_SIZE,
-        marks,
-        is_at_rest=True,
-        is_owned=False,
-        on_bytes=lambda _: None,
-    )
+    scope = CheckScope(Condition.AT_REST, True, lambda _: None)
+    found = check_queues(Disk(), golden.root / "consumequeue", QueuesMark(QUEUE_FILE_SIZE, marks), scope)
     assert found.kept == []

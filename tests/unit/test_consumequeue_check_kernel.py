@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from indexd.consumequeue.check import check_queues
-from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark
+from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
 from indexd.findings import Finding, Findings
+from indexd.output import CheckScope, Condition
 from indexd.storage.disk import Disk
 from support.queues import batches, stream
 
@@ -44,11 +45,9 @@ class Built:
         return f"{self.name}/{path.name}"
 
     def check(self, on_bytes: Callable[[int], None] = lambda _: None, **how: bool) -> Findings:
-        how = {"is_at_rest": True, "is_owned": False} | how
-        return check_queues(
-            Disk(), self.root, self.file_size, self.marks,
-            is_at_rest=how["is_at_rest"], is_owned=how["is_owned"], on_bytes=on_bytes,
-        )  # fmt: skip
+        condition = Condition.AT_REST if how.get("is_at_rest", True) else Condition.GROWING
+        scope = CheckScope(condition, how.get("is_complete", True), on_bytes)
+        return check_queues(Disk(), self.root, QueuesMark(self.file_size, tuple(self.marks)), scope)
 
 
 @pytest.fixture
@@ -129,12 +128,7 @@ def test_files_that_no_mark_names_are_found_unless_a_daemon_may_have_made_them(b
         "consumequeue/Topic0/0/00000000000000099920",
         f"consumequeue/Topic0/99/{NAME}",
     ]
-    assert built.check(is_owned=True).kept == []
-
-
-def test_a_mark_that_contradicts_itself_is_found(built: Built) -> None:
-    built.marks = [built.mark._replace(first_offset=1), built.mark._replace(min_offset=1 << 40)]
-    assert [finding.what for finding in built.check(is_owned=True).kept] == ["queue-mark"] * 2
+    assert built.check(is_complete=False).kept == []
 
 
 def test_a_queue_that_is_wrong_all_over_is_found_in_bounded_memory(tmp_path: Path) -> None:
@@ -142,9 +136,8 @@ def test_a_queue_that_is_wrong_all_over_is_found_in_bounded_memory(tmp_path: Pat
     (root / "T/0").mkdir(parents=True)
     (root / "T/0" / NAME).write_bytes(UNIT.pack(7, -1, 0) * 50_000)
     mark = QueueMark("T", 0, 0, 0, 50_000, 1)
-    found = check_queues(
-        Disk(), root, 1_000_000, [mark], is_at_rest=True, is_owned=False, on_bytes=lambda _: None
-    )  # fmt: skip
+    scope = CheckScope(Condition.AT_REST, True, lambda _: None)
+    found = check_queues(Disk(), root, QueuesMark(1_000_000, (mark,)), scope)
     assert found.counts == {"unit-size": 50_000}
     assert len(found.kept) <= 1000
 

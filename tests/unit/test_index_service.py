@@ -80,9 +80,8 @@ def test_any_log_in_any_batches_makes_the_naive_files(
         service.flush()
         last = len(naive.files) - 1
         assert contents(directory) == [file.to_bytes(number == last) for number, file in enumerate(naive.files)]
-        assert service.counters.entries == sum(file.index_count - 1 for file in naive.files)
-        assert service.counters.messages == len(samples)
-        assert service.counters.rolls == max(last, 0)
+        assert service.entries == sum(file.index_count - 1 for file in naive.files)
+        assert service.rolls == max(last, 0)
 
 
 @given(st.data(), logs(max_size=20), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)))
@@ -228,7 +227,7 @@ def test_expired_files_go_from_the_front_and_never_the_last(count: int, entries:
         service.synced(mark)
         assert service.mark().expired == ()
         assert sorted(path.name for path in directory.iterdir()) == [kept.name for kept in before[len(expected) :]]
-        assert service.counters.expired_files == len(expected)
+        assert service.expired_files == len(expected)
         if again:
             assert service.expire(least) == []
 
@@ -296,4 +295,4 @@ def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
                     disk.room = room
         service.publish()
         assert contents(directory) == [file.to_bytes() for file in naive.files]
-        assert service.counters.entries == sum(file.index_count - 1 for file in naive.files)
+        assert service.entries == sum(file.index_count - 1 for file in naive.files)

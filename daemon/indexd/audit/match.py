@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from indexd.audit.plan import NEVER, BrokerFile, phy_offsets
 from indexd.audit.result import FileSeen, Notes, Orphans, Part
 from indexd.commitlog.batcher import DispatchBatch
 from indexd.errors import MissingOk
-from indexd.index.check import ENTRY_KINDS, Condition, Place, judge_slot
+from indexd.index.check import ENTRY_KINDS, judge_slot
 from indexd.index.check_kernel import (
     FOUND,
     LAST_PHY_OFFSET,
@@ -49,7 +49,7 @@ from indexd.index.entries import (
     read_slots,
     time_diff_of,
 )
-from indexd.index.format import ENTRY_SIZE, FLAVOURS, HEADER_SIZE, FileMark, IndexHeader, IndexLayout
+from indexd.index.format import ENTRY_SIZE, FLAVOURS, HEADER_SIZE, IndexHeader, IndexLayout
 from indexd.storage.disk import Disk, DiskFile
 
 #: What the kernel's codes are called, and where in the entry the number stands that is wrong.
@@ -201,11 +201,9 @@ class _FileChecker:
 
     def _note_slots(self, slots: NDArray[np.int32], wrong: NDArray[np.int64]) -> None:
         file, layout = self._file, self._layout
-        mark = FileMark(file.name, replace(file.header, index_count=file.count), full=file.is_full)
-        place = Place(file.path, mark, None, layout, FLAVOURS["5.4"], Condition.AT_REST)
         for slot in wrong[:NOTED_MAX].tolist():
             wanted = int(self._wanted[slot : slot + 1].byteswap()[0])
-            what, text = judge_slot(self._opened, place, slot, int(slots[slot]), wanted)
+            what, text = judge_slot(layout, file.count, int(slots[slot]), wanted)
             self._notes.add(file.path, layout.slot_position(slot), what, f"slot {slot}: {text}")
         if len(wrong) > NOTED_MAX:
             self._notes.counts["slot"] += len(wrong) - NOTED_MAX

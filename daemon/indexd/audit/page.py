@@ -41,7 +41,6 @@ MEANINGS = {
     "log-unreadable": "bytes of the log that are no message: whether keys there are findable cannot be told",
     "slot-behind-last": "a slot names an entry that is not written yet: its chain is not found",
     "slot-old": "a slot names an older entry than its newest: newer ones are not found",
-    "slot-other": "a slot names an entry of another slot: its own chain is not found",
     "slot-range": "a slot names no entry of this file: its chain is not found",
     "slot-wiped": "a slot is empty but has entries: none of them is found",
     "slot": "further wrong slots of the file",

@@ -7,7 +7,6 @@ says is built again from the log's begin. Both only read, by pread, a window at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +23,9 @@ from indexd.consumequeue.format import (
     unnamed_files,
 )
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import DiskError
 from indexd.findings import KEPT_MAX, Findings
-from indexd.output import LogBounds, OutputRecovery, RecoveryScope, find_nonzero
-from indexd.storage.disk import Disk
+from indexd.output import CheckScope, LogBounds, OutputRecovery, RecoveryScope, find_nonzero
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
 #: A unit as it lies in a file.
 UNIT_TYPE = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -75,41 +73,23 @@ class _Units:
         return kinds, np.where(kinds == _SIZE, size, phy), least
 
 
-def check_queues(
-    disk: Disk,
-    directory: Path,
-    file_size: int,
-    marks: Sequence[QueueMark],
-    *,
-    is_at_rest: bool,
-    is_owned: bool,
-    on_bytes: Callable[[int], None],
-) -> Findings:
-    """Everything that does not hold; ``on_bytes`` is told how many bytes of units more have been looked at.
-
-    ``is_at_rest``: no daemon runs and the last one stopped cleanly, so zeros stand behind the last unit of each queue.
-    ``is_owned``: a daemon runs or died, so there may be files that ``marks`` do not name yet.
-    """
-    findings, file_units = Findings(), file_size // UNIT_SIZE
+def check_queues(disk: Disk, directory: Path, held: QueuesMark, scope: CheckScope) -> Findings:
+    """Everything that does not hold; queues whose marks cannot be are left out."""
+    findings, file_size, marks = Findings(), held.file_size, sound_marks(held, scope.bounds)
     for mark in marks:
         name, before, units = f"consumequeue/{mark.topic}/{mark.queue_id}", len(findings), _Units(mark.min_offset)
-        if mark.first_offset % file_units or not 0 <= mark.first_offset <= mark.min_offset <= mark.max_offset:
-            findings.add(name, 0, "queue-mark", f"units {mark[2:5]} of the frontier contradict each other")
-            continue
-        for first in range(mark.first_offset, mark.max_offset, file_units):
-            path = queue_directory(directory, mark.topic, mark.queue_id) / file_name(first * UNIT_SIZE)
-            try:
-                _check_file(
-                    disk, path, f"{name}/{path.name}", file_size, mark, first, units, findings, on_bytes, is_at_rest
-                )
-            except DiskError as error:
-                if not error.is_missing:
-                    raise
-                findings.add(f"{name}/{path.name}", 0, "file-missing", "the frontier names it, but it is not there")
+        folder = queue_directory(directory, mark.topic, mark.queue_id)
+        for first in range(mark.first_offset, mark.max_offset, file_size // UNIT_SIZE):
+            path = folder / file_name(first * UNIT_SIZE)
+            with ignore_missing(), disk.open_read(path) as file:
+                _check_file(file, f"{name}/{path.name}", file_size, mark, first, units, findings, scope)
+                continue
+            findings.add(f"{name}/{path.name}", 0, "file-missing", "the frontier names it, but it is not there")
         if mark.max_offset > mark.first_offset and len(findings) == before and units.end != mark.max_phy_offset:
             text = f"the newest message ends at {units.end}, not at {mark.max_phy_offset} as the frontier says"
             findings.add(name, 0, "queue-end", text)
-    if not is_owned:
+    # A daemon that runs or died may have made files that the marks do not name yet.
+    if scope.is_complete and len(marks) == len(held.queues):
         for path in unnamed_files(directory, file_size, marks, queue_folders(disk, directory)):
             text = "the frontier does not name it, and no daemon runs"
             findings.add(f"consumequeue/{path.relative_to(directory)}", 0, "file-unnamed", text)
@@ -117,41 +97,36 @@ def check_queues(
 
 
 def _check_file(
-    disk: Disk,
-    path: Path,
+    file: DiskFile,
     name: str,
     file_size: int,
     mark: QueueMark,
     first: int,
     units: _Units,
     findings: Findings,
-    on_bytes: Callable[[int], None],
-    is_at_rest: bool,
+    scope: CheckScope,
 ) -> None:
-    end = min(mark.max_offset - first, file_size // UNIT_SIZE) * UNIT_SIZE
-    with disk.open_read(path) as file:
-        size = file.size()
-        # Recovery that was broken off between cutting the last file and giving it its size again mends it.
-        is_cut = not is_at_rest and first + end // UNIT_SIZE == mark.max_offset and size >= end
-        if size > file_size or (size < file_size and not is_cut):
-            findings.add(name, min(size, file_size), "file-size", f"{size} bytes, not {file_size}")
-        for position in range(0, end, _UNITS_PER_READ * UNIT_SIZE):
-            data = file.pread(min(end - position, _UNITS_PER_READ * UNIT_SIZE), position)
-            on_bytes(len(data))
-            offset = first + position // UNIT_SIZE
-            kinds, values, least = units.judge(data, offset)
-            wrong = np.flatnonzero(kinds >= 0)
-            for row in wrong[:KEPT_MAX].tolist():
-                what, at, text = _UNIT_KINDS[kinds[row]]
-                words = f"unit {offset + row}: {text.format(value=values[row], least=least[row])}"
-                findings.add(name, position + row * UNIT_SIZE + at, what, words)
-            for kind, count in zip(*np.unique(kinds[wrong[KEPT_MAX:]], return_counts=True), strict=True):
-                findings.count(_UNIT_KINDS[kind][0], int(count))
-        if is_at_rest:
-            at, count = find_nonzero(file, end, min(size, file_size))
-            if count:
-                text = f"{count} bytes behind the last unit, {mark.max_offset - 1}, are not zero"
-                findings.add(name, at, "behind-last-unit", text)
+    end, size = min(mark.max_offset - first, file_size // UNIT_SIZE) * UNIT_SIZE, file.size()
+    # Recovery that was broken off between cutting the last file and giving it its size again mends it.
+    is_cut = not scope.is_at_rest and first + end // UNIT_SIZE == mark.max_offset and size >= end
+    if size > file_size or (size < file_size and not is_cut):
+        findings.add(name, min(size, file_size), "file-size", f"{size} bytes, not {file_size}")
+    for position in range(0, end, _UNITS_PER_READ * UNIT_SIZE):
+        data = file.pread(min(end - position, _UNITS_PER_READ * UNIT_SIZE), position)
+        scope.on_bytes(len(data))
+        offset = first + position // UNIT_SIZE
+        kinds, values, least = units.judge(data, offset)
+        wrong = np.flatnonzero(kinds >= 0)
+        for row in wrong[:KEPT_MAX].tolist():
+            what, at, text = _UNIT_KINDS[kinds[row]]
+            words = f"unit {offset + row}: {text.format(value=values[row], least=least[row])}"
+            findings.add(name, position + row * UNIT_SIZE + at, what, words)
+        for kind, count in zip(*np.unique(kinds[wrong[KEPT_MAX:]], return_counts=True), strict=True):
+            findings.count(_UNIT_KINDS[kind][0], int(count))
+    at, count = find_nonzero(file, end, min(size, file_size)) if scope.is_at_rest else (0, 0)
+    if count:
+        text = f"{count} bytes behind the last unit, {mark.max_offset - 1}, are not zero"
+        findings.add(name, at, "behind-last-unit", text)
 
 
 def sound_marks(held: QueuesMark, bounds: LogBounds | None = None) -> tuple[QueueMark, ...]:
@@ -258,8 +233,7 @@ class _Keeping:
     def _fault(self, mark: QueueMark, sizes: dict[int, int]) -> str | None:
         # Why the queue is not what its mark says; ``sizes``: bytes of its files, by the file's name.
         first, end = mark.first_offset, mark.max_offset
-        is_empty = first == end and mark.begin_offset >= first
-        if first < 0 or first % self._file_units or not first <= mark.min_offset <= end or is_empty:
+        if not _can_be(mark, self._file_size, None) or (first == end and mark.begin_offset >= first):
             return "its mark contradicts itself"
         for begin in range(first, end, self._file_units):
             name, size = file_name(begin * UNIT_SIZE), sizes.get(begin * UNIT_SIZE)

@@ -7,15 +7,12 @@ moves them on.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
-from contextlib import ExitStack
 from pathlib import Path
 
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
 from indexd.errors import CorruptDataError, DiskError
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk, DiskFile, ignore_missing
 
-_OPEN_FILES_MAX = 4
 # Units that one read brings at most: 1 MiB.
 _UNITS_PER_READ = 52_428
 
@@ -23,18 +20,27 @@ _UNITS_PER_READ = 52_428
 class ConsumeQueueReader:
     """Reads units ``[min_offset, max_offset)`` of one queue; close it after use.
 
-    Raises CorruptDataError where a unit that must be there is not, DiskError (``is_missing``) when a file has gone.
+    ``bounds`` are the first unit of its oldest file and these two. Raises CorruptDataError where a unit that must be
+    there is not, DiskError (``is_missing``) when a file has gone.
     """
 
-    def __init__(self, disk: Disk, root: Path, topic: str, queue_id: int, file_size: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        file_size: int,
+        bounds: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        self.topic, self.queue_id = topic, queue_id
         self.file_units = file_size // UNIT_SIZE
-        self.first_offset = self.min_offset = self.max_offset = 0
-        self._file_size = file_size
+        self.first_offset, self.min_offset, self.max_offset = bounds
         self._disk = disk
         self._directory = queue_directory(root, topic, queue_id)
-        self._files: OrderedDict[int, DiskFile] = OrderedDict()
+        # The file that was read last, and its first unit.
+        self._file: DiskFile | None = None
+        self._begin = -1
 
     @classmethod
     def of_mark(
@@ -44,13 +50,9 @@ class ConsumeQueueReader:
 
         ``published`` is the physical offset up to which a running daemon says that everything is written; None without.
         """
-        with ExitStack() as opened:
-            reader = opened.enter_context(cls(disk, root, mark.topic, mark.queue_id, file_size))
-            reader.first_offset, reader.min_offset = mark.first_offset, mark.min_offset
-            reader.max_offset = mark.max_offset
-            if published is not None:
-                reader._follow(published)
-            opened.pop_all()
+        reader = cls(disk, root, mark.topic, mark.queue_id, file_size, mark[2:5])
+        if published is not None:
+            reader._follow(published)
         return reader
 
     @classmethod
@@ -58,22 +60,24 @@ class ConsumeQueueReader:
         cls, disk: Disk, root: Path, topic: str, queue_id: int, file_size: int, published: int
     ) -> ConsumeQueueReader | None:
         """Our own queue that a running daemon has made since the last mark; None if there is none."""
-        with ExitStack() as opened:
-            reader = opened.enter_context(cls(disk, root, topic, queue_id, file_size))
-            offsets = reader._list()
-            if not offsets:
-                return None
-            reader.first_offset = offsets[0]
-            # Blank units stand at the front of the first file alone.
-            reader.min_offset = reader.first_offset + bisect_left(
-                range(reader.file_units), True, key=lambda i: not _is_blank(reader._peek(reader.first_offset + i))
-            )
-            reader.max_offset = reader.min_offset
-            reader._follow(published)
-            if reader.max_offset == reader.min_offset:
-                return None
-            opened.pop_all()
-        return reader
+        reader = cls(disk, root, topic, queue_id, file_size)
+        rows: list[tuple[str, int]] = []
+        with ignore_missing():
+            rows = disk.list_dir(reader._directory)
+        starts = (file_offset(name) for name, size in rows if size > 0)
+        first = min((start for start in starts if start is not None and start % file_size == 0), default=None)
+        if first is None:
+            return None
+        reader.first_offset = first // UNIT_SIZE
+        # Blank units stand at the front of the first file alone.
+        units = range(reader.first_offset, reader.first_offset + reader.file_units)
+        blanks = bisect_left(units, True, key=lambda at: (unit := reader._peek(at)) is None or not unit.is_blank)
+        reader.min_offset = reader.max_offset = reader.first_offset + blanks
+        reader._follow(published)
+        if reader.max_offset > reader.min_offset:
+            return reader
+        reader.close()
+        return None
 
     def file_offsets(self) -> range:
         """The first unit of each file, oldest first."""
@@ -108,10 +112,10 @@ class ConsumeQueueReader:
         self.min_offset += bisect_left(units, min_phy_offset, key=lambda offset: self.unit(offset).phy_offset)
 
     def close(self) -> None:
-        """Close every file."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Close what is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> ConsumeQueueReader:
         return self
@@ -139,6 +143,7 @@ class ConsumeQueueReader:
         try:
             data = self._read(offset, 1)
         except DiskError as error:
+            self.close()
             if not error.is_missing:
                 raise
             return None
@@ -146,40 +151,22 @@ class ConsumeQueueReader:
 
     def _read(self, first: int, count: int) -> bytes:
         # Fewer bytes than asked where a file is shorter than it should be.
-        parts = []
+        data = b""
         while count > 0:
             position = first % self.file_units
             here = min(count, self.file_units - position)
-            data = self._open(first - position).pread(here * UNIT_SIZE, position * UNIT_SIZE)
-            parts.append(data)
-            if len(data) < here * UNIT_SIZE:
+            part = self._open(first - position).pread(here * UNIT_SIZE, position * UNIT_SIZE)
+            data += part
+            if len(part) < here * UNIT_SIZE:
                 break
-            first += here
-            count -= here
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            first, count = first + here, count - here
+        return data
 
-    def _list(self) -> list[int]:
-        try:
-            rows = self._disk.list_dir(self._directory)
-        except DiskError as error:
-            if not error.is_missing:
-                raise
-            return []
-        starts = [file_offset(name) for name, size in rows if size > 0]
-        return [start // UNIT_SIZE for start in starts if start is not None and start % self._file_size == 0]
-
-    def _open(self, offset: int) -> DiskFile:
-        if offset in self._files:
-            self._files.move_to_end(offset)
-            return self._files[offset]
-        if len(self._files) >= _OPEN_FILES_MAX:
-            self._files.popitem(last=False)[1].close()
-        file = self._files[offset] = self._disk.open_read(self._directory / file_name(offset * UNIT_SIZE))
-        return file
+    def _open(self, begin: int) -> DiskFile:
+        if self._file is None or begin != self._begin:
+            self.close()
+            self._file, self._begin = self._disk.open_read(self._directory / file_name(begin * UNIT_SIZE)), begin
+        return self._file
 
     def _missing(self, offset: int) -> CorruptDataError:
         return CorruptDataError(f"queue {self._directory} has no unit {offset}, but units up to {self.max_offset}")
-
-
-def _is_blank(unit: Unit | None) -> bool:
-    return unit is not None and unit.is_blank

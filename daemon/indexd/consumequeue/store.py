@@ -9,7 +9,7 @@ ConsumeQueueExt is off in a broker unless it is asked for, and is not built eith
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,9 +20,10 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.check import check_queue_marks, check_queues, recover_queues, sound_marks
-from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueueMark, QueuesMark, file_name
-from indexd.consumequeue.kernel import LEFT_OUT, MOVED_FROM, NEW_QUEUE
-from indexd.consumequeue.queues import PendingUnits, Queues, expire_queue, load_kernels
+from indexd.consumequeue.format import BLANK_UNIT, UNIT_SIZE, QueuesMark, file_name
+from indexd.consumequeue.kernel import LEFT_OUT, MAX_PHY_OFFSET, MOVED_FROM, NEW_QUEUE, group_units, put_units
+from indexd.consumequeue.queues import FIRST, MIN, MIN_PHY, WRITTEN, Queues, load_kernels
+from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import DiskError
 from indexd.findings import Findings
 from indexd.output import CheckScope, LogBounds, Output, OutputMark, OutputRecovery, RecoveryScope, Row, Unsynced
@@ -40,7 +41,6 @@ class QueueFiles:
 
     def __init__(self, disk: Disk, root: Path, file_size: int, unsynced: Unsynced) -> None:
         self._disk, self._root, self._file_size, self._unsynced = disk, root, file_size, unsynced
-        self._has_root = False
 
     def write(self, directory: Path, offset: int, units: Buffer) -> None:
         """Write whole units, all of one file, at unit ``offset`` of the queue; a file that begins there is made."""
@@ -54,13 +54,10 @@ class QueueFiles:
         return directory / file_name(offset * UNIT_SIZE // self._file_size * self._file_size)
 
     def _made(self, path: Path) -> DiskFile:
-        if not self._has_root:
-            self._disk.make_dir(self._root)
-            self._has_root = True
         # Thousands of queues may appear at once: their directories are synced by the next flush, together. That goes
         # for those that are there already, too: whoever made them may have died before.
         self._disk.make_dir(path.parent, durable=False)
-        for directory in (path.parent.parent, self._root, path.parent):
+        for directory in (path.parent.parent, self._root, path.parent, self._root.parent):
             self._unsynced.add_directory(directory)
         # Left of an attempt that failed, it holds nothing.
         file, _ = self._disk.open_or_create(path)
@@ -74,30 +71,13 @@ class QueueFiles:
 
 
 _MOVED_SHOWN = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounters:
-    """Plain numbers that only grow. ``messages`` that were given, and what they came to, one of these each.
-
-    ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
-    were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can be
-    named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in none.
-    """
-
-    messages: int = 0
-    units: int = 0
-    repeats: int = 0
-    gaps: int = 0
-    batch_messages: int = 0
-    nameless: int = 0
-    left_out: int = 0
-    expired_files: int = 0
-
-    @property
-    def without_unit(self) -> int:
-        """Messages that enter a queue at the broker and have no unit here."""
-        return self.batch_messages + self.nameless + self.left_out
+#: What becomes of messages, in the order of the kernel's counters.
+_COUNTED = ("units", "repeats", "gaps", "batch_messages", "nameless", "left_out")
+# Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
+# write are worth it. The memory of the longest buffers is the system's until it is used.
+UNITS_PER_WRITE = 1 << 18
+_UNITS_A_QUEUE = 128
+_UNITS_MAX = 1 << 20
 
 
 class ConsumeQueueStore(Output[QueuesMark]):
@@ -115,23 +95,20 @@ class ConsumeQueueStore(Output[QueuesMark]):
         self._queues = Queues(directory, self._file_units, queues_max)
         #: Takes what is written.
         self._files = QueueFiles(disk, directory, file_size, self.unsynced) if files is None else files
-        self._pending = PendingUnits()
+        # What the kernel collects, and the same sorted by queue, the bytes of the files.
+        self._units = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
+        self._grouped = np.empty((_UNITS_MAX, 5), dtype=np.uint32)
+        self._slots = np.empty(_UNITS_MAX, dtype=np.int32)
+        self._touched = np.empty(_UNITS_MAX, dtype=np.int32)
+        self._used = np.zeros(2, dtype=np.int64)
+        self._counts = np.zeros(len(_COUNTED), dtype=np.int64)
         # (slot, first and last row of ``grouped``) of what was sorted and not written, the next one last.
         self._runs: list[tuple[int, int, int]] = []
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int] | None = None
-        self._marks: list[QueueMark] = []
-        self._marked: tuple[QueueMark, ...] | None = ()
-        self._changed: set[int] = set()
-        self._min_phy_offset = 0
-        # Queues that have a new last file: the one before may have expired long ago.
-        self._rolled: set[int] = set()
         self._unreported: list[str] = []
         self._messages = 0
-        self._expired_files = 0
         self._limit: int | None = None
-        # Of so many queues as there may be, counted once while they stay the same.
-        self._totals: tuple[tuple[QueueMark, ...], Row] = ((), {})
 
     @classmethod
     def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
@@ -146,12 +123,15 @@ class ConsumeQueueStore(Output[QueuesMark]):
     load_kernels = staticmethod(load_kernels)
 
     @property
-    def counters(self) -> QueueCounters:
-        """What has been done so far."""
-        units, repeats, gaps, batch_messages, nameless, left_out = self._pending.counts.tolist()
-        return QueueCounters(
-            self._messages, units, repeats, gaps, batch_messages, nameless, left_out, self._expired_files
-        )
+    def counters(self) -> Counter[str]:
+        """What has been done so far: ``messages`` that were given, and what they came to, one of these each.
+
+        ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
+        were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can
+        be named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in
+        none.
+        """
+        return Counter(messages=self._messages, **dict(zip(_COUNTED, self._counts.tolist(), strict=True)))
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -170,71 +150,78 @@ class ConsumeQueueStore(Output[QueuesMark]):
         self._limit = held.limit
         for mark in held.queues:
             self._queues.load(mark)
-            self._marks.append(mark)
-        self._marked = None
 
     def build(self, batch: DispatchBatch) -> None:
         """RocketMQ's putMessagePositionInfo for each row, in order; the columns of a queue must be filled.
 
         After a DiskError the same batch may be given again: it goes on where it stopped.
         """
-        row = 0
+        row, queues = 0, self._queues
         if self._interrupted is not None and self._interrupted[0] is batch:
             row = self._interrupted[1]
-            self._write_runs()
-        numbers = self._queues.numbers(batch)
+        numbers = queues.numbers(batch)
         while True:
-            status, row = self._pending.put(batch, row, self._queues, numbers)
+            room = max(UNITS_PER_WRITE, min(_UNITS_A_QUEUE * len(queues), _UNITS_MAX))
+            status, row = put_units(
+                batch.columns, batch.rows, row, numbers, queues.table_keys, queues.table_slots, queues.is_closed,
+                queues.state, self._units[:room], self._slots, self._used, self._touched, self._counts,
+            )  # fmt: skip
             if row == batch.rows:
                 break
             if status == NEW_QUEUE:
-                row += not self._begin_queue(batch, row)
+                row += not self._begin_queue(batch, int(row))
                 continue
-            self._interrupted = (batch, row)
+            self._interrupted = (batch, int(row))
             self.publish()
         self._interrupted = None
         self._messages += batch.rows
-        if self._queues.is_closed and self._pending.counts[LEFT_OUT]:
-            self._limit = len(self._queues)
+        if queues.is_closed and self._counts[LEFT_OUT]:
+            self._limit = len(queues)
 
     def publish(self) -> None:
         """Write what has been collected: every reader sees it. After a DiskError it goes on where it stopped."""
         self._write_runs()
-        self._runs = self._pending.group(self._queues)
+        touched, lengths = self._touched[: self._used[1]].tolist(), np.empty(self._used[1], dtype=np.int64)
+        group_units(self._units, self._slots, self._used, self._touched, self._queues.state, self._grouped, lengths)
+        ends = np.cumsum(lengths).tolist()
+        self._runs = list(zip(touched, [0, *ends], ends, strict=False))[::-1]
         self._write_runs()
 
     def mark(self) -> OutputMark[QueuesMark]:
-        """What stands now, published; a queue that has not changed keeps its QueueMark."""
+        """What stands now, published."""
         self.publish()
-        for slot in sorted(self._changed):
-            mark = self._queues.mark(slot)
-            if slot < len(self._marks):
-                self._marks[slot] = mark
-            else:
-                self._marks.append(mark)
-        if self._changed or self._marked is None:
-            self._marked = tuple(self._marks)
-            self._changed.clear()
-        return self._mark(QueuesMark(self.file_size, self._marked, self._limit))
+        return self._mark(QueuesMark(self.file_size, self._queues.marks(), self._limit))
 
     def expire(self, min_phy_offset: int) -> list[str]:
         """The log begins at ``min_phy_offset`` now: leave out what only points before it (spec 5.5, 5.8).
 
-        Each queue keeps its last file, whatever is in it.
+        Most queues are decided without a look at the disk, by where their newest message ends and where the first one
+        that counts stands. Each queue keeps its last file, whatever is in it.
         """
         self.publish()
-        is_later = min_phy_offset > self._min_phy_offset
-        for slot in range(len(self._queues)) if is_later else sorted(self._rolled):
-            paths = expire_queue(self._disk, self._queues, slot, min_phy_offset)
-            if paths is None:
-                continue
-            self._changed.add(slot)
-            self._unreported += self._leave_out(paths)
-        self._min_phy_offset = max(min_phy_offset, self._min_phy_offset)
-        self._rolled.clear()
+        known = self._queues.places[: len(self)]
+        for slot in np.flatnonzero((known[:, MIN_PHY] < min_phy_offset) & (known[:, MIN] < known[:, WRITTEN])).tolist():
+            self._unreported += self._leave_out(self._expire_queue(slot, min_phy_offset))
         names, self._unreported = self._unreported, []
-        self._expired_files += len(names)
         return names
+
+    def _expire_queue(self, slot: int, min_phy_offset: int) -> list[Path]:
+        # A message never reaches over the begin of a segment, so the one that ends at or before ``min_phy_offset`` also
+        # stands before it. All units are written.
+        queues = self._queues
+        old, minimum, _, end, _ = queues.places[slot].tolist()
+        phy_offset = -1
+        if queues.state[slot, MAX_PHY_OFFSET] > min_phy_offset:
+            queue = self._disk, self.directory, *queues.names[slot], self.file_size
+            with ConsumeQueueReader(*queue, (old, minimum, end)) as reader:
+                reader.correct_min_offset(min_phy_offset)
+                minimum, phy_offset = reader.min_offset, reader.unit(reader.min_offset).phy_offset
+        else:
+            minimum = end
+        # The last file stays, whatever is in it.
+        first = min(minimum, end - 1) // self._file_units * self._file_units
+        queues.places[slot, [FIRST, MIN, MIN_PHY]] = first, minimum, phy_offset
+        return [self._files.path(queues.directories[slot], at) for at in range(old, first, self._file_units)]
 
     def begin_anew(self) -> None:
         """The log from here on goes on behind messages that nobody has read and that have expired.
@@ -243,17 +230,13 @@ class ConsumeQueueStore(Output[QueuesMark]):
         lost ones. So all files expire, and each queue begins with its next message, as one that starts late.
         """
         queues = self._queues
-        for slot in range(len(queues)):
-            offsets = range(queues.first[slot], queues.written[slot], self._file_units)
-            self._unreported += self._leave_out(self._files.path(queues.directories[slot], at) for at in offsets)
+        for directory, (first, _, _, end, _) in zip(queues.directories, queues.places.tolist(), strict=False):
+            offsets = range(first, end, self._file_units)
+            self._unreported += self._leave_out(self._files.path(directory, at) for at in offsets)
         self._queues = Queues(self.directory, self._file_units, queues.queues_max)
-        self._pending.clear()
-        self._rolled.clear()
+        self._used[:] = 0
         self._runs.clear()
         self._interrupted = None
-        self._marks.clear()
-        self._changed.clear()
-        self._marked = None
 
     def close(self) -> None:
         """Nothing is open."""
@@ -264,12 +247,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
 
     def check(self, held: QueuesMark, scope: CheckScope) -> Findings:
         """Every unit of every queue; nothing else there."""
-        marks = sound_marks(held, scope.bounds)
-        is_owned = not scope.is_complete or len(marks) < len(held.queues)
-        return check_queues(
-            self._disk, self.directory, held.file_size, marks,
-            is_at_rest=scope.is_at_rest, is_owned=is_owned, on_bytes=scope.on_bytes,
-        )  # fmt: skip
+        return check_queues(self._disk, self.directory, held, scope)
 
     def check_mark(self, held: QueuesMark, bounds: LogBounds) -> list[str]:
         """Each queue's numbers."""
@@ -282,42 +260,35 @@ class ConsumeQueueStore(Output[QueuesMark]):
     def totals(self, held: QueuesMark) -> Row:
         """A queue has as many files as its units take."""
         marks = held.queues
-        if self._totals[0] is not marks or not self._totals[1]:
-            row = {
-                "files": sum(-(-(mark.max_offset - mark.first_offset) // self._file_units) for mark in marks),
-                "entries": sum(mark.max_offset - mark.min_offset for mark in marks),
-                "bytes": UNIT_SIZE * sum(mark.max_offset - mark.first_offset for mark in marks),
-                "fillRatio": None,
-            }
-            self._totals = (marks, row)
-        return self._totals[1]
+        return {
+            "files": sum(-(-(mark.max_offset - mark.first_offset) // self._file_units) for mark in marks),
+            "entries": sum(mark.max_offset - mark.min_offset for mark in marks),
+            "bytes": UNIT_SIZE * sum(mark.max_offset - mark.first_offset for mark in marks),
+            "fillRatio": None,
+        }
 
     def figures(self) -> Row:
         """Units, and the messages that got none, by why."""
-        counters = self.counters
+        counters, moved = self.counters, self._queues.state[: len(self), MOVED_FROM]
+        slots = np.flatnonzero(moved >= 0)[:_MOVED_SHOWN].tolist()
         return {
             "consumeQueues": len(self),
-            "consumeQueueUnits": counters.units,
-            "consumeQueueGaps": counters.gaps,
-            "consumeQueuesMoved": self._moved(),
-            "consumeQueueRepeats": counters.repeats,
-            "batchMessages": counters.batch_messages,
-            "leftOutMessages": counters.nameless + counters.left_out,
+            "consumeQueueUnits": counters["units"],
+            "consumeQueueGaps": counters["gaps"],
+            # Topic, queue id and from where on in the log.
+            "consumeQueuesMoved": [(*self._queues.names[slot], int(moved[slot])) for slot in slots],
+            "consumeQueueRepeats": counters["repeats"],
+            "batchMessages": counters["batch_messages"],
+            "leftOutMessages": counters["nameless"] + counters["left_out"],
         }
-
-    def _moved(self) -> list[tuple[str, int, int]]:
-        # Topic, queue id and from where on in the log; the first ones, for a status.
-        moved = self._queues.state[: len(self), MOVED_FROM]
-        slots = np.flatnonzero(moved >= 0)[:_MOVED_SHOWN].tolist()
-        return [(*self._queues.names[slot], int(moved[slot])) for slot in slots]
 
     def left_out(self) -> dict[str, int]:
         """How many messages have no unit, by why."""
         counters = self.counters
         return {
-            "its topic is no folder's name": counters.nameless,
-            "queues_max is reached, or its queue offset is none that a file can hold": counters.left_out,
-            "its topic has batch consume queues, which are not built": counters.batch_messages,
+            "its topic is no folder's name": counters["nameless"],
+            "queues_max is reached, or its queue offset is none that a file can hold": counters["left_out"],
+            "its topic has batch consume queues, which are not built": counters["batch_messages"],
         }
 
     def _begin_queue(self, batch: DispatchBatch, row: int) -> bool:
@@ -330,34 +301,25 @@ class ConsumeQueueStore(Output[QueuesMark]):
             int(columns.phy_offset[row]),
         )
         if not is_new:
-            self._pending.counts[LEFT_OUT] += 1
+            self._counts[LEFT_OUT] += 1
         return is_new
 
     def _write_runs(self) -> None:
         while self._runs:
             slot, row, last = self._runs[-1]
-            self._write_blanks(slot)
-            offset = self._queues.written[slot]
+            _, minimum, _, offset, _ = self._queues.places[slot].tolist()
+            if offset < minimum:
+                # A queue that starts late: what its first file holds before its first unit (spec 5.2, step 3).
+                blanks = np.frombuffer(BLANK_UNIT * (minimum - offset), dtype=np.uint32).reshape(-1, 5)
+                self._write(slot, offset, blanks)
+                continue
             count = min(last - row, self._file_units - offset % self._file_units)
-            self._write(slot, self._pending.grouped[row : row + count])
-            if row + count == last:
-                self._runs.pop()
-                self._changed.add(slot)
-            else:
-                self._runs[-1] = (slot, row + count, last)
+            self._write(slot, offset, self._grouped[row : row + count])
+            self._runs[-1:] = [(slot, row + count, last)] if row + count < last else []
 
-    def _write_blanks(self, slot: int) -> None:
-        # A queue that starts late: what its first file holds before its first unit (spec 5.2, step 3).
-        count = self._queues.min[slot] - self._queues.written[slot]
-        if count > 0:
-            self._write(slot, np.frombuffer(BLANK_UNIT * count, dtype=np.uint32).reshape(-1, 5))
-
-    def _write(self, slot: int, units: NDArray[np.uint32]) -> None:
-        queues = self._queues
-        directory, offset = queues.directories[slot], queues.written[slot]
+    def _write(self, slot: int, offset: int, units: NDArray[np.uint32]) -> None:
+        directory = self._queues.directories[slot]
         if self._expired and offset % self._file_units == 0:
             self._expired.pop(self._files.path(directory, offset), None)  # of the same name, and made anew
-        if offset % self._file_units == 0 and offset > queues.first[slot]:
-            self._rolled.add(slot)
         self._files.write(directory, offset, units.data)
-        queues.written[slot] += len(units)
+        self._queues.places[slot, WRITTEN] = offset + len(units)

@@ -7,6 +7,7 @@ as they were at that moment, and slots and header are written again where they d
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -41,13 +42,9 @@ def first_entry_at(file: DiskFile, layout: IndexLayout, low: int, high: int, phy
 
     Offsets never fall along a file.
     """
-    while low < high:
-        middle = (low + high) // 2
-        if phy_offset_of(read_entries(file, layout, middle, 1)[0]) < phy_offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(
+        range(high), phy_offset, low, high, key=lambda number: phy_offset_of(read_entries(file, layout, number, 1)[0])
+    )
 
 
 def phy_offset_of(entry: NDArray[np.uint32]) -> int:

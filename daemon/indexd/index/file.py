@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -175,16 +174,6 @@ def load_kernels() -> None:
     match_batch(columns, 0, 0, -1, 0, entries, 0, state)
 
 
-@dataclass(slots=True)
-class IndexCounters:
-    """Plain numbers that only grow."""
-
-    messages: int = 0
-    entries: int = 0
-    rolls: int = 0
-    expired_files: int = 0
-
-
 class IndexService(Output[tuple[FileMark, ...]]):
     """The key index: of all its files only the last is open. New files are named by ``names``, else by ``clock``."""
 
@@ -212,7 +201,8 @@ class IndexService(Output[tuple[FileMark, ...]]):
         self._last_name: str | None = None
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
-        self.counters = IndexCounters()
+        #: Since it was opened.
+        self.entries = self.rolls = self.expired_files = 0
 
     @classmethod
     def of(cls, config: Config, disk: Disk, directory: Path) -> Self:
@@ -255,7 +245,7 @@ class IndexService(Output[tuple[FileMark, ...]]):
             file = self._open
             count = file.header.index_count
             status, row, key = file.put_batch(batch, self.flavour, row, key)
-            self.counters.entries += file.header.index_count - count
+            self.entries += file.header.index_count - count
             # Up to here it is in the file's buffer, whatever the disk says next.
             self._interrupted = (batch, row, key)
             if status == FILE_FULL:
@@ -263,7 +253,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
             elif status == BUFFER_FULL:
                 file.write_entries()
         self._interrupted = None
-        self.counters.messages += batch.rows
 
     def publish(self) -> None:
         """Let every reader see what has been built: once a drain, for a batch touches slots all over the file."""
@@ -314,7 +303,7 @@ class IndexService(Output[tuple[FileMark, ...]]):
             if len(self._full) == 1 and self._open is None:
                 break
             names.append(self._full.pop(0).name)
-        self.counters.expired_files += len(names)
+        self.expired_files += len(names)
         return self._leave_out(self.directory / name for name in names)
 
     def close(self) -> None:
@@ -352,10 +341,10 @@ class IndexService(Output[tuple[FileMark, ...]]):
     def figures(self) -> Row:
         """Since it was opened; ``indexFiles`` are those that are there."""
         return {
-            "indexEntries": self.counters.entries,
+            "indexEntries": self.entries,
             "indexFiles": len(self._full) + (self._open is not None),
-            "rollOvers": self.counters.rolls,
-            "expiredFiles": self.counters.expired_files,
+            "rollOvers": self.rolls,
+            "expiredFiles": self.expired_files,
         }
 
     def _create_file(self) -> IndexFile:
@@ -377,4 +366,4 @@ class IndexService(Output[tuple[FileMark, ...]]):
         self._rolled.append(file)
         file.release_memory()
         self._open = None
-        self.counters.rolls += 1
+        self.rolls += 1

@@ -32,9 +32,6 @@ class IndexFileReader:
     def __init__(self, file: DiskFile, layout: IndexLayout) -> None:
         self.file = file
         self.layout = layout
-        # As it was read last: most files are full, and the others quiet for most of the time.
-        self._raw_header = b""
-        self._header = IndexHeader()
         self.check_size()
 
     def check_size(self) -> None:
@@ -49,11 +46,7 @@ class IndexFileReader:
 
     def header(self) -> IndexHeader:
         """The header as it stands in the file now."""
-        raw = self.file.pread(HEADER_SIZE, 0)
-        if raw != self._raw_header:
-            self._header = IndexHeader.unpack(raw)
-            self._raw_header = raw
-        return self._header
+        return IndexHeader.unpack(self.file.pread(HEADER_SIZE, 0))
 
     def slot(self, number: int) -> int:
         """The newest entry of a slot, 0 = none."""

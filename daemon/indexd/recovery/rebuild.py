@@ -185,7 +185,7 @@ class _Syncer(ThreadPoolExecutor):
 
     def after_batch(self) -> None:
         """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
-        rolled, entries = self._index.rolled, self._index.counters.entries
+        rolled, entries = self._index.rolled, self._index.entries
         if rolled or (entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done()):
             self.last.result()
             self._synced_entries = entries

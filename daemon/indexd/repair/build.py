@@ -134,7 +134,7 @@ def build_range(
                 on_bytes(part.position - done)
                 done = part.position
         service.flush()
-        return BuiltRange(tuple(made), service.counters.entries, tuple(gaps))
+        return BuiltRange(tuple(made), service.entries, tuple(gaps))
     finally:
         service.close()
 

@@ -198,7 +198,7 @@ class Daemon:
             self._tell.drains += 1
             self._tell.drain_seconds = time.monotonic() - started
             self._board.drain_seconds.observe(self._tell.drain_seconds)
-        if self._tell.has_rolled(self._index.counters.rolls, self.pipeline.built.phy_offset):
+        if self._tell.has_rolled(self._index.rolls, self.pipeline.built.phy_offset):
             self._flush_due.set()
 
     def _build_now(self, items: list[Item]) -> None:

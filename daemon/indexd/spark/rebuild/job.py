@@ -258,7 +258,7 @@ class _Rebuild:
         left_out = 0
         if marks["consumeQueue"] is not None:
             marks["consumeQueue"], counters = marks["consumeQueue"]
-            left_out = counters.without_unit
+            left_out = sum(counters[why] for why in ("batch_messages", "nameless", "left_out"))
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from indexd.commitlog.batcher import DispatchBatch
 from indexd.commitlog.decoder import decode_utf8
 from indexd.config import Config
 from indexd.consumequeue.format import QueueMark, QueuesMark, is_topic_name, queue_directory
-from indexd.consumequeue.store import ConsumeQueueStore, QueueCounters
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import IndexdError
 from indexd.flush.pipeline import sync_dirs, sync_files
 from indexd.index.file import IndexFile
@@ -217,7 +217,7 @@ class QueuesTask:
         directory: Path,
         runs: Sequence[Run],
         config: Config,
-    ) -> tuple[QueuesMark, QueueCounters]:
+    ) -> tuple[QueuesMark, Counter[str]]:
         """Move the queues that the tasks have made into ``directory``, durably: in order of appearance.
 
         IndexdError where one is not what was planned.
@@ -226,9 +226,9 @@ class QueuesTask:
         marks: dict[QueueName, QueueMark] = {}
         for task, done in zip(tasks, built, strict=True):
             mine, counted = done.mark
-            if counted.messages != task.rows or len(mine) != task.queues:
+            if counted["messages"] != task.rows or len(mine) != task.queues:
                 raise IndexdError(
-                    f"{done.directory} holds {len(mine)} queues of {counted.messages} rows, "
+                    f"{done.directory} holds {len(mine)} queues of {counted['messages']} rows, "
                     f"planned were {task.queues} of {task.rows}"
                 )
             for mark in mine:
@@ -239,10 +239,9 @@ class QueuesTask:
                 marks[mark.topic, mark.queue_id] = mark
         sync_dirs(disk, sorted(topics))
         queues_max = config.outputs.queues_max
-        counts = zip(*(astuple(done.mark[1]) for done in built), strict=True)
-        counters = QueueCounters(*(sum(column) for column in counts))
+        counters = sum((done.mark[1] for done in built), Counter[str]())
         first = first_queues(runs, queues_max)
-        limit = queues_max if len(first) == queues_max and counters.left_out else None
+        limit = queues_max if len(first) == queues_max and counters["left_out"] else None
         return QueuesMark(config.store.consume_queue_file_size, tuple(marks[name] for name in first), limit), counters
 
 
