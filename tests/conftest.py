@@ -61,8 +61,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 _LONG = (
     *("test_broker", "test_remoting_through", "test_modes", "test_page", "test_repair_real", "test_rewritten_real"),
     *("test_broker_alive", "test_removed_real", "test_beside_shapes", "test_mqtt", "test_real_faults_disk"),
-    *("test_daemon_limits", "test_disturbed", "test_scrub", "test_every_operation", "test_install", "test_kill"),
-    *("test_kafka_broker", "test_soak", "test_damaged_stores", "test_state_machine", "test_faults"),
+    *("test_daemon_limits", "test_disturbed", "test_scrub", "test_simulated", "test_install", "test_kill"),
+    *("test_kafka_broker", "test_soak", "test_damaged_stores"),
     *("test_http_fuzz", "test_live", "test_prometheus", "test_answers", "test_rebuild", "test_real_faults_process"),
 )
 

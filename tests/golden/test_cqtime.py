@@ -1,27 +1,25 @@
-"""Queue offsets by store time on the stores that RocketMQ's own code wrote: each of its answers, both boundaries."""
+"""ConsumeQueues of the stores that RocketMQ's own code wrote: byte for byte, and each of its answers by store time."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from indexd.commitlog.decoder import DecoderOptions
-from indexd.commitlog.lookup import LogView
+from indexd.consumequeue.check import check_queues
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import write_frontier
+from indexd.output import CheckScope, Condition
 from indexd.query import open_data
-from indexd.query.by_time import offset_by_time
 from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.data_directory import make_golden_data
 from support.goldens import GOLDENS, Golden, unpack
-from support.queue_goldens import broker_queue, cq_times, queue_file_size
-from support.queues import batches_of
+from support.queues import batches_of, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,18 +30,10 @@ if TYPE_CHECKING:
 INTERVAL = 4096
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_the_brokers_own_queues_give_the_brokers_own_answers(name: str, tmp_path: Path) -> None:
-    golden = unpack(name, tmp_path)
-    rows = cq_times(golden)
-    assert len(rows) == 200
-    size = queue_file_size(golden)
-    with closing(LogView(Disk(), (golden.root / "commitlog",), golden.segment_size, DecoderOptions())) as log:
-        for row in rows:
-            with broker_queue(golden, row["topic"], row["queueId"], size, log.begin or 0) as queue:
-                for boundary in ("lower", "upper"):
-                    found = offset_by_time(queue, log.store_timestamp, row["timestamp"], boundary, log.begin or 0)
-                    assert found == row[boundary], row
+def cq_times(golden: Golden) -> list[dict[str, Any]]:
+    """200 rows of topic, queueId, timestamp, and the offsets lower and upper."""
+    text = (golden.root / "cqtime.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 @pytest.fixture(scope="module", params=GOLDENS)
@@ -56,9 +46,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     files, disk = DataFiles(data), Disk()
     disk.make_dir(files.consumequeue)
     disk.make_dir(files.sparse)
-    queues = ConsumeQueueStore(disk, files.consumequeue, queue_file_size(golden), 1000)
+    queues = ConsumeQueueStore(disk, files.consumequeue, golden.queue_file_size, 1000)
     sparse = SparseService(disk, files.sparse, golden.segment_size, INTERVAL)
-    for batch in batches_of(golden.root / "commitlog", golden.segment_size):
+    for batch in batches_of(golden.root / "commitlog", golden.segment_size, rows_max=700):
         queues.build(batch)
         sparse.build(batch)
     held = {output.name: output.mark().held for output in (queues, sparse)}
@@ -68,6 +58,18 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield golden, opened
     queues.close()
     sparse.close()
+
+
+# A killed store's tree is whole, too: its broker had dispatched all it had stored, and what is written to a mapped
+# file outlives the process.
+def test_gives_every_queue_file_byte_for_byte(built: tuple[Golden, Data], tmp_path: Path) -> None:
+    golden, data = built
+    theirs = tree(golden.root / "consumequeue")
+    assert tree(data.index.files.consumequeue) == theirs
+    held = data.index.look().frontier.outputs["consumeQueue"]
+    assert len(held.queues) == len({path.rpartition("/")[0] for path in theirs})
+    scope = CheckScope(Condition.AT_REST, True, lambda _: None)
+    assert check_queues(Disk(), golden.root / "consumequeue", held, scope).kept == []
 
 
 def test_our_own_queues_give_the_brokers_answers(built: tuple[Golden, Data]) -> None:

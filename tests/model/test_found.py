@@ -36,44 +36,6 @@ def query_all(world: World) -> None:
             world.do(lambda daemon, query=query: check_answer(daemon.query(query), world.log, (), world.shape.flavour))
 
 
-def test_the_power_fails_while_a_recovery_cuts_the_open_file(tmp_path: Path) -> None:
-    """Cut off and allocated again are two changes: in between, the file is too short to be taken for one of ours."""
-    world = built(tmp_path)
-    world.log.append(10)
-    assert world.catch_up()
-    world.kill()
-    for seed in range(CRASHES):
-        twin = world.fork()
-        twin.rand = random.Random(seed)
-        twin.disk.faults = FaultMap.parse("fsync:index/*=crash")
-        assert not twin.start()
-        twin.finish()
-
-
-def test_the_disk_is_full_while_a_recovery_cuts_the_open_file(tmp_path: Path) -> None:
-    """What was cut off cannot be allocated again; the start after it must still find what was durable."""
-    world = built(tmp_path)
-    world.kill()
-    world.disk.faults = FaultMap.parse("allocate:index/*=ENOSPC")
-    world.start()
-    if world.is_up:
-        world.kill()
-    world.finish()
-
-
-def test_a_write_that_fails_inside_a_batch_is_tried_again_without_repeats(tmp_path: Path) -> None:
-    """The batch goes on where it stopped, not at its first message, whichever write of it failed."""
-    for nth in range(1, 30):
-        world = World(tmp_path / str(nth), 1, Shape(hash_slot_num=50, index_num=20, window=7))
-        assert world.start()
-        world.log.append(40)
-        world.disk.faults = FaultMap.parse(f"pwrite:index/*#{nth}=ENOSPC")
-        world.catch_up()
-        assert world.catch_up()
-        world.check_live()
-        world.finish()
-
-
 def test_what_could_not_be_published_is_not_said_to_be_covered(tmp_path: Path) -> None:
     """The last write of a drain fails, so its entries are in memory alone; DATA/state must not speak for them."""
     world = built(tmp_path)

@@ -16,8 +16,8 @@ from indexd.errors import DiskError
 from indexd.storage import disk as disk_module
 from indexd.storage.disk import Disk
 from support.sim_disk import SimDisk
-from support.sim_fault import OPERATIONS, FaultMap, SimCrash
-from support.sim_inode import PAGE_SIZE, SECTOR_SIZE
+from support.sim_fault import OPERATIONS, FaultMap
+from support.sim_inode import PAGE_SIZE
 
 
 def every_call(disk: Disk, root: Path) -> None:
@@ -95,19 +95,6 @@ def test_of_what_was_not_synced_any_subset_of_pages_survives() -> None:
     assert len(after_crashes(disk, pages)) == 16
 
 
-def test_an_intermediate_state_of_a_page_can_survive_and_a_write_can_tear_at_sectors() -> None:
-    disk = made()
-    file = disk.open_write(FILE)
-    file.pwrite(b"1" * PAGE_SIZE, 0)
-    file.pwrite(b"2" * PAGE_SIZE, 0)
-    found = after_crashes(disk, lambda twin: content(twin)[:PAGE_SIZE])
-    assert {b"o" * PAGE_SIZE, b"1" * PAGE_SIZE, b"2" * PAGE_SIZE} < found
-    for page in found:
-        assert isinstance(page, bytes)
-        sectors = {page[at : at + SECTOR_SIZE] for at in range(0, PAGE_SIZE, SECTOR_SIZE)}
-        assert all(len(set(sector)) == 1 for sector in sectors)
-
-
 def test_sizes_are_durable_after_a_sync_only() -> None:
     def sizes(change: str, size: int, *, sync: bool) -> set[object]:
         disk = made()
@@ -121,16 +108,6 @@ def test_sizes_are_durable_after_a_sync_only() -> None:
     assert sizes("allocate", 9 * PAGE_SIZE, sync=True) == {9 * PAGE_SIZE}
     assert sizes("truncate", 100, sync=False) == {4 * PAGE_SIZE, 100}
     assert sizes("truncate", 100, sync=True) == {100}
-
-
-def test_what_is_cut_off_reads_as_zeros_when_the_file_grows_again() -> None:
-    disk = made()
-    with disk.open_write(FILE) as file:
-        file.truncate(100)
-        file.allocate(4 * PAGE_SIZE)
-        assert file.pread(5 * PAGE_SIZE, 0) == b"o" * 100 + bytes(4 * PAGE_SIZE - 100)
-        file.fsync()
-    assert after_crashes(disk, content) == {b"o" * 100 + bytes(4 * PAGE_SIZE - 100)}
 
 
 def names(disk: SimDisk) -> object:
@@ -153,21 +130,6 @@ def test_of_changes_in_a_directory_any_subset_survives() -> None:
     assert len(after_crashes(disk, names)) == 8
 
 
-def test_a_file_that_was_synced_is_lost_with_its_name() -> None:
-    disk = SimDisk(ROOT)
-    with disk.open_write(FILE, create=True) as file:
-        file.pwrite(b"data", 0)
-        file.fsync()
-    assert after_crashes(disk, names) == {(), (("file", 4),)}
-
-
-def test_a_name_that_was_synced_survives_without_its_content() -> None:
-    disk = SimDisk(ROOT)
-    disk.open_write(FILE, create=True).pwrite(b"data", 0)
-    disk.sync_dir(ROOT)
-    assert {b"", b"data", bytes(4)} == after_crashes(disk, content)
-
-
 def test_after_a_failed_sync_a_later_one_brings_nothing_out() -> None:
     disk = made("fsync:file=EIO")
     file = disk.open_write(FILE)
@@ -187,97 +149,6 @@ def test_after_a_failed_sync_a_later_one_brings_nothing_out() -> None:
         disk.crash()
         kept.add(content(disk)[:1])
     assert kept == {b"o", b"n"}
-
-
-def test_a_process_that_dies_leaves_the_cache_and_dead_handles() -> None:
-    disk = made()
-    file = disk.open_write(FILE)
-    file.pwrite(b"n", 0)
-    disk.kill()
-    assert content(disk)[:1] == b"n"
-    with pytest.raises(AssertionError, match="process that died"):
-        file.fsync()
-
-
-def test_a_fork_shares_nothing() -> None:
-    disk = made()
-    twin = disk.fork()
-    twin.open_write(FILE).pwrite(b"n", 0)
-    twin.unlink(FILE)
-    assert content(disk)[:1] == b"o"
-    assert names(disk) != names(twin)
-
-
-def test_crash_is_before_and_crash_after_is_behind_the_call() -> None:
-    for fault, written in (("crash", b"o"), ("crash-after", b"n")):
-        disk = made(f"fsync={fault}")
-        file = disk.open_write(FILE)
-        file.pwrite(b"n", 0)
-        with pytest.raises(SimCrash):
-            file.fsync()
-        with pytest.raises(SimCrash):  # the machine is off
-            disk.exists(FILE)
-        found = after_crashes(disk, lambda twin: content(twin)[:1])
-        assert (found == {b"n"}) == (written == b"n")
-
-
-def test_the_change_with_the_given_number_is_not_reached() -> None:
-    disk = made()
-    disk.crash_at = disk.changes + 1
-    disk.unlink(FILE)
-    disk.exists(FILE)
-    with pytest.raises(SimCrash):
-        disk.sync_dir(ROOT)
-    assert after_crashes(disk, names) == {(), (("file", 4 * PAGE_SIZE),)}
-
-
-def test_a_short_write_leaves_a_part_and_says_that_the_disk_is_full() -> None:
-    sizes = set()
-    for seed in range(50):
-        disk = made("pwrite#2=short")
-        disk.rand.seed(seed)
-        file = disk.open_write(FILE)
-        file.pwrite(b"x", 0)
-        with pytest.raises(DiskError) as caught:
-            file.pwrite(b"n" * 20, 0)
-        assert caught.value.errno == errno.ENOSPC
-        sizes.add(content(disk).count(b"n"))
-    assert len(sizes) > 10
-
-
-def test_rules_choose_calls_by_operation_place_and_number() -> None:
-    disk = made("create:a*#2=EMFILE; rename:b=EROFS; exists@all=EIO; list_dir:nowhere=EIO")
-    disk.open_write(ROOT / "a1", create=True)
-    with pytest.raises(DiskError, match="create /simulated/a2") as caught:
-        disk.open_write(ROOT / "a2", create=True)
-    assert caught.value.errno == errno.EMFILE
-    disk.open_write(ROOT / "a2", create=True)
-    with pytest.raises(DiskError, match="rename /simulated/a1 to /simulated/b"):
-        disk.rename(ROOT / "a1", ROOT / "b")
-    for _ in range(3):
-        with pytest.raises(DiskError, match="stat"):
-            disk.exists(FILE)
-    assert names(disk) == (("a1", 0), ("a2", 0), ("file", 4 * PAGE_SIZE))
-    assert disk.faults.injected == {"create=EMFILE": 1, "rename=EROFS": 1, "exists=EIO": 3}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("pwrite", "is not operation"),
-        ("pwrite:#3=EIO", "is not operation"),
-        ("pwrite#x=EIO", "is not operation"),
-        ("pwrite#1@all=EIO", "is not operation"),
-        ("pwrite#0=EIO", "counted from 1"),
-        ("write=EIO", "is none of open_read"),
-        ("pwrite=EWHAT", "is no errno"),
-        ("fsync=short", "only a pwrite"),
-    ],
-)
-def test_a_bad_fault_map_says_what_is_wrong_with_it(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
-        FaultMap.parse(f"unlink=EIO; {text}")
-    assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -302,27 +173,6 @@ def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:
     assert after_crashes(disk, inodes) == {now, now[::-1]}
     disk.sync_dir(ROOT / "d")  # one of the two is enough: it is one transaction
     assert after_crashes(disk, inodes) == {now}
-
-
-def test_a_linked_file_is_one_file_with_two_names() -> None:
-    disk = made()
-    disk.make_dir(ROOT / "d")
-    disk.link(FILE, ROOT / "d" / "twin")
-    with disk.open_write(FILE) as file:
-        file.pwrite(b"n", 0)
-    assert disk.read(ROOT / "d" / "twin")[:2] == b"no"
-    assert after_crashes(disk, lambda twin: twin.exists(ROOT / "d" / "twin")) == {True, False}
-    disk.sync_dir(ROOT / "d")
-    disk.unlink(FILE)
-    assert after_crashes(disk, lambda twin: twin.exists(ROOT / "d" / "twin")) == {True}
-
-
-def test_other_paths_are_the_real_disk_s(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path / "simulated")
-    every_call(disk, tmp_path)
-    disk.write_atomically(tmp_path / "file", b"data")
-    assert (tmp_path / "file").read_bytes() == b"data"
-    assert disk.operations == 0
 
 
 def test_the_real_disk_makes_the_same_calls_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

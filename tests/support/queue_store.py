@@ -1,26 +1,23 @@
-"""A store whose data directory also holds ConsumeQueues and sparse indexes, each message put in by hand."""
+"""A store whose data directory also holds ConsumeQueues and sparse indexes."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from indexd.consumequeue.format import BLANK_UNIT, UNIT, UNIT_SIZE, QueueMark, file_name, queue_directory
+from indexd.commitlog.batcher import DispatchBatch, TopicTable
+from indexd.consumequeue.format import UNIT_SIZE, QueueMark, QueuesMark, file_name
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.flush.frontier import Frontier, write_frontier
-from indexd.sparse.format import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
-    ActiveMark,
-    SegmentMark,
-    SparseMark,
-    index_name,
-    time_index_name,
-)
+from indexd.output import Output
+from indexd.sparse.format import SparseMark
+from indexd.sparse.service import SparseService
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.data_directory import Store
+from support.naive_queue import NaiveMessage as QueueMessage
+from support.queues import batch_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
 
 FILE_UNITS = 8
 INTERVAL = 300
-_PREPARED_AND_ROLLBACK = (0x4, 0xC)
-# More entries than a segment of a test ever has.
-_SLOTS = 400
 
 
 class QueueStore(Store):
@@ -64,24 +58,35 @@ class QueueStore(Store):
 
 
 def build_queues(data: Path, messages: list[NaiveMessage], marked: list[NaiveMessage]) -> tuple[QueueMark, ...]:
-    """Files with the units of ``messages``; the marks count those of ``marked``."""
-    queues: dict[tuple[str, int], list[NaiveMessage]] = defaultdict(list)
-    for message in messages:
-        if message.sys_flag & 0xC not in _PREPARED_AND_ROLLBACK:
-            queues[message.topic, message.queue_id].append(message)
-    known = {message.phy_offset for message in marked}
-    marks = []
-    for (topic, queue_id), rows in queues.items():
-        begin = rows[0].cq_offset
-        first = begin - begin % FILE_UNITS
-        content = BLANK_UNIT * (begin - first)
-        content += b"".join(UNIT.pack(row.phy_offset, row.size, row.tags_code) for row in rows)
-        write_queue(queue_directory(DataFiles(data).consumequeue, topic, queue_id), first, content)
-        count = sum(row.phy_offset in known for row in rows)
-        if count:
-            last = rows[count - 1]
-            marks.append(QueueMark(topic, queue_id, first, begin, begin + count, last.phy_offset + last.size))
-    return tuple(marks)
+    """Files with the units of ``messages``; the marks count those of ``marked``, the first of them."""
+    store = ConsumeQueueStore(Disk(), DataFiles(data).consumequeue, FILE_UNITS * UNIT_SIZE, 1000)
+    held: QueuesMark = _built(store, messages, marked)
+    return held.queues
+
+
+def build_sparse(data: Path, messages: list[NaiveMessage], marked: list[NaiveMessage], segment_size: int) -> SparseMark:
+    """The same for sparse indexes."""
+    held: SparseMark = _built(SparseService(Disk(), DataFiles(data).sparse, segment_size, INTERVAL), messages, marked)
+    return held
+
+
+def _built(output: Output[Any], messages: list[NaiveMessage], marked: list[NaiveMessage]) -> Any:
+    output.directory.mkdir(parents=True, exist_ok=True)
+    table = TopicTable(64)
+    output.build(queue_batch(marked, table))
+    held = output.mark().held
+    output.build(queue_batch(messages[len(marked) :], table))
+    output.publish()
+    output.close()
+    return held
+
+
+def queue_batch(messages: list[NaiveMessage], table: TopicTable) -> DispatchBatch:
+    """These messages as a reader hands them on to queues and sparse indexes."""
+    names = "topic", "queue_id", "cq_offset", "phy_offset", "size", "tags_code", "sys_flag"
+    batch = batch_of([QueueMessage(*(getattr(message, name) for name in names)) for message in messages], table)
+    batch.columns.store_timestamp[:] = [message.store_timestamp for message in messages]
+    return batch
 
 
 def write_queue(directory: Path, first: int, content: bytes) -> None:
@@ -91,56 +96,3 @@ def write_queue(directory: Path, first: int, content: bytes) -> None:
     for at in range(0, len(content), size):
         part = content[at : at + size]
         (directory / file_name(first * UNIT_SIZE + at)).write_bytes(part.ljust(size, b"\0"))
-
-
-def build_sparse(data: Path, messages: list[NaiveMessage], marked: list[NaiveMessage], segment_size: int) -> SparseMark:
-    """Kafka's per-batch rule, each message a batch; a segment is sealed once a message stands behind it."""
-    folder = DataFiles(data).sparse
-    folder.mkdir(parents=True, exist_ok=True)
-    for rows in _by_segment(messages, segment_size):
-        is_last = rows[-1] is messages[-1]
-        base, offsets, times, _ = _entries(rows, segment_size, is_sealed=not is_last)
-        slots = _SLOTS if is_last else 0
-        raw = b"".join(OFFSET_ENTRY.pack(*entry) for entry in offsets)
-        (folder / index_name(base)).write_bytes(raw.ljust(slots * OFFSET_ENTRY.size, b"\0"))
-        raw = b"".join(TIME_ENTRY.pack(*entry) for entry in times)
-        (folder / time_index_name(base)).write_bytes(raw.ljust(slots * TIME_ENTRY.size, b"\0"))
-    segments, active = [], None
-    for rows in _by_segment(marked, segment_size):
-        is_last = rows[-1] is marked[-1]
-        base, offsets, times, active = _entries(rows, segment_size, is_sealed=not is_last)
-        segments.append(SegmentMark(base, len(rows), len(offsets), len(times)))
-    end = marked[-1].phy_offset + marked[-1].size if marked else 0
-    return SparseMark(INTERVAL, end, tuple(segments), active)
-
-
-def _by_segment(messages: list[NaiveMessage], segment_size: int) -> list[list[NaiveMessage]]:
-    rows: dict[int, list[NaiveMessage]] = defaultdict(list)
-    for message in messages:
-        rows[message.phy_offset // segment_size].append(message)
-    return list(rows.values())
-
-
-def _entries(
-    rows: list[NaiveMessage], segment_size: int, *, is_sealed: bool
-) -> tuple[int, list[tuple[int, int]], list[tuple[int, int]], ActiveMark]:
-    base = rows[0].phy_offset // segment_size * segment_size
-    offsets: list[tuple[int, int]] = []
-    times: list[tuple[int, int]] = []
-    since, largest, ordinal_of_largest = 0, -1, 0
-
-    def add_time() -> None:
-        if largest > (times[-1][0] if times else -1):
-            times.append((largest, ordinal_of_largest))
-
-    for ordinal, row in enumerate(rows):
-        if row.store_timestamp > largest:
-            largest, ordinal_of_largest = row.store_timestamp, ordinal
-        if since > INTERVAL:
-            offsets.append((ordinal, row.phy_offset - base))
-            add_time()
-            since = 0
-        since += row.size
-    if is_sealed:
-        add_time()
-    return base, offsets, times, ActiveMark(since, largest, ordinal_of_largest, times[-1][0] if times else -1)

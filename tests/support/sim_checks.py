@@ -7,13 +7,14 @@ import random
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.segments import list_segments
 from indexd.config import Config
+from indexd.consumequeue.format import QueueMark
 from indexd.flush.frontier import Frontier, StoreCheckpoint, read_frontier
 from indexd.index.format import HEADER_SIZE, FileMark, IndexHeader, IndexLayout
 from indexd.query import Answer, KeyQuery
@@ -21,7 +22,10 @@ from indexd.query.coverage import ABSENT
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.kafka_model import Entries
 from support.naive import NaiveIndexFile, NaiveIndexService, NaiveMessage, exact_oracle, naive_frames, split_keys
+from support.naive_queue import NaiveConsumeQueueStore
+from support.naive_queue import NaiveMessage as QueueMessage
 from support.sim_disk import SimDisk
 from support.small_log import BASE_TIME, messages
 
@@ -280,68 +284,30 @@ def _entries(files: list[bytes], layout: IndexLayout) -> Counter[tuple[int, int]
     return counted
 
 
-_UNIT = struct.Struct(">qiq")
-_BLANK = _UNIT.pack(0, 2147483647, 0)
-_OFFSET_ENTRY = struct.Struct(">ii")
-_TIME_ENTRY = struct.Struct(">qi")
-_PREPARED, _ROLLBACK = 4, 12
-_FRAME_SIZE_MIN = 91
-
-
-@dataclass(slots=True)
-class _Queue:
-    """``begin``: the number of the first unit of ``units``; ``phys`` are their physical offsets, 0 of a blank one."""
-
-    begin: int
-    units: list[bytes] = field(default_factory=list)
-    phys: list[int] = field(default_factory=list)
-    max_phy_offset: int = -1
-
-
 def naive_queues(
     messages: list[NaiveMessage], file_units: int, gaps: Gaps, anew: tuple[int, ...]
-) -> dict[tuple[str, int], _Queue]:
-    """The ConsumeQueues after exactly these messages (spec rocketmq-store 5.2); behind what expired they begin anew."""
-    queues: dict[tuple[str, int], _Queue] = {}
+) -> NaiveConsumeQueueStore:
+    """The ConsumeQueues after exactly these messages; behind what expired they begin anew."""
+    store = NaiveConsumeQueueStore(file_units)
     ends = sorted({*(end for _, end in gaps), *anew}, reverse=True)
     for message in messages:
         while ends and message.phy_offset >= ends[-1]:
             ends.pop()
-            queues.clear()
-        if message.sys_flag & 12 in (_PREPARED, _ROLLBACK):
-            continue
-        name = message.topic, message.queue_id
-        if name not in queues:
-            blanks = message.cq_offset % file_units
-            begin = message.cq_offset - blanks
-            queues[name] = _Queue(begin, [_BLANK] * blanks, [0] * blanks)
-        queue = queues[name]
-        is_there = message.phy_offset + message.size <= queue.max_phy_offset
-        if is_there or (message.cq_offset and message.cq_offset < queue.begin + len(queue.units)):
-            continue
-        queue.units.append(_UNIT.pack(message.phy_offset, message.size, message.tags_code))
-        queue.phys.append(message.phy_offset)
-        queue.max_phy_offset = message.phy_offset + message.size
-    return queues
+            store.queues.clear()
+        names = "topic", "queue_id", "cq_offset", "phy_offset", "size", "tags_code", "sys_flag"
+        store.put(QueueMessage(*(getattr(message, name) for name in names)))
+    return store
 
 
 def naive_pair(messages: list[NaiveMessage], base: int, interval: int, *, sealed: bool) -> tuple[bytes, bytes]:
-    """One segment's OffsetIndex and TimeIndex, trimmed (spec kafka-index 8)."""
-    offsets, times = b"", b""
-    since, largest, last = 0, (-1, 0), -1
+    """One segment's OffsetIndex and TimeIndex, trimmed."""
+    entries = Entries(interval)
     for ordinal, message in enumerate(messages):
-        if message.store_timestamp > largest[0]:
-            largest = message.store_timestamp, ordinal
-        if since > interval:
-            offsets += _OFFSET_ENTRY.pack(ordinal, message.phy_offset - base)
-            if largest[0] > last:
-                times += _TIME_ENTRY.pack(*largest)
-                last = largest[0]
-            since = 0
-        since += message.size
-    if sealed and largest[0] > last:
-        times += _TIME_ENTRY.pack(*largest)
-    return offsets, times
+        entries.put(message.phy_offset - base, message.size, ordinal, message.store_timestamp)
+    if sealed:
+        entries.roll()
+    packed = (struct.pack(">ii", *entry) for entry in entries.offsets), (struct.pack(">qi", *e) for e in entries.times)
+    return b"".join(packed[0]), b"".join(packed[1])
 
 
 def check_beside(world: World, end: int, stood: Frontier) -> None:
@@ -367,27 +333,23 @@ def check_beside(world: World, end: int, stood: Frontier) -> None:
                 raise BrokenError("differs", f"{base}{suffix}: {len(found) // size} of {len(wanted) // size}; {world}")
 
 
-def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[tuple[object, ...], ...]) -> None:
-    units = world.shape.queue_units
-    wanted = naive_queues(messages, units, world.gaps, world.anew)
-    for topic, queue_id, first, _, end, max_phy_offset, *_ in marks:
-        assert isinstance(first, int)
-        queue = wanted.pop((str(topic), int(str(queue_id))), None)
-        name = f"queue {topic}/{queue_id}"
+def _check_queues(world: World, messages: list[NaiveMessage], marks: tuple[QueueMark, ...]) -> None:
+    wanted = naive_queues(messages, world.shape.queue_units, world.gaps, world.anew).queues
+    for mark in marks:
+        name, queue = f"queue {mark.topic}/{mark.queue_id}", wanted.pop(mark[:2], None)
         if queue is None:
             raise BrokenError("invented", f"{name} is of no message; {world}")
-        ends = queue.begin + len(queue.units), queue.max_phy_offset
         # Where all of it has expired nobody knows where the last one ended.
-        if end != ends[0] or (end > first and max_phy_offset != ends[1]):
-            raise BrokenError("lost", f"{name} ends at {end, max_phy_offset}, not {ends}; {world}")
-        if any(phy >= world.log.begin for phy in queue.phys[: first - queue.begin]):
-            raise BrokenError("lost", f"{name} begins at unit {first}; {world}")
-        for begin in range(first, queue.begin + len(queue.units), units):
-            path = world.data / "consumequeue" / str(topic) / str(queue_id) / f"{begin * 20:020d}"
-            bytes_ = b"".join(queue.units[begin - queue.begin :][:units]).ljust(units * 20, b"\0")
-            if world.disk.peek(path) != bytes_:
-                raise BrokenError("differs", f"{name} differs in {path.name}; {world}")
-    lost = [name for name, queue in wanted.items() if any(phy >= world.log.begin for phy in queue.phys)]
+        is_left = mark.max_offset > mark.first_offset
+        if mark.max_offset != queue.end or (is_left and mark.max_phy_offset != queue.max_phy_offset):
+            raise BrokenError("lost", f"{mark} should end at {queue.end, queue.max_phy_offset}; {world}")
+        if any(phy >= world.log.begin for phy, _, _ in queue.units[: mark.first_offset - queue.first]):
+            raise BrokenError("lost", f"{name} begins at unit {mark.first_offset}; {world}")
+        for file, data in queue.files().items():
+            path = world.data / "consumequeue" / mark.topic / str(mark.queue_id) / file
+            if int(file) >= mark.first_offset * 20 and world.disk.peek(path) != data:
+                raise BrokenError("differs", f"{name} differs in {file}; {world}")
+    lost = [name for name, queue in wanted.items() if any(phy >= world.log.begin for phy, _, _ in queue.units)]
     if lost:
         raise BrokenError("lost", f"queues {lost} are not there; {world}")
 

@@ -10,142 +10,22 @@ from __future__ import annotations
 import errno
 import os
 import random
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 from weakref import WeakSet
 
 from indexd.errors import DiskError
 from indexd.storage.disk import Disk, DiskFile, Stamp
 from support.sim_fault import CHANGES, WORDS, FaultMap, SimCrash, errno_of
-from support.sim_inode import Change, Memo, Pair, SimDirectory, SimInode
+from support.sim_inode import Change, Pair, SimDirectory, SimInode
 
 if TYPE_CHECKING:
     from indexd.storage.disk import Buffer
-
-
-class SimTree(Disk):
-    """The tree below ``root``."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._tree = SimDirectory(1)
-        # As text: a simulation asks a million times, and Path's own ways are long.
-        self._prefix = f"{root}/"
-
-    def holds(self, path: Path) -> bool:
-        """Whether ``path`` is simulated."""
-        return f"{path}/".startswith(self._prefix)
-
-    def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
-        """The error that the real call raises."""
-        return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
-
-    def _names(self, path: Path) -> list[str]:
-        # From below the root to what ``path`` names.
-        text = f"{path}/"
-        assert text.startswith(self._prefix), path
-        return text[len(self._prefix) :].split("/")[:-1]
-
-    def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
-        try:
-            return self._tree.find(self._names(path))
-        except NotADirectoryError:
-            raise self.error(operation, path, errno.ENOTDIR, words) from None
-
-    def _parent(self, operation: str, path: Path, words: str | None = None) -> SimDirectory:
-        self._find(operation, path, words)  # so that an error names what was asked for
-        found = self._find(operation, path.parent, words)
-        if not isinstance(found, SimDirectory):
-            raise self.error(operation, path, errno.ENOENT, words)
-        return found
-
-    def _directory(self, operation: str, path: Path) -> SimDirectory:
-        found = self._find(operation, path)
-        if not isinstance(found, SimDirectory):
-            raise self.error(operation, path, errno.ENOENT if found is None else errno.ENOTDIR)
-        return found
-
-    def _files(self, operation: str, path: Path) -> list[tuple[str, SimInode]]:
-        names = self._directory(operation, path).names
-        return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]
-
-
-class SimLinks(SimTree):
-    """The calls ``link``, ``exchange``, ``stamp``, ``free`` and ``give`` of a SimDisk."""
-
-    #: What ``free`` says.
-    space = 1 << 50
-
-    @abstractmethod
-    def meet(self, operation: str, path: Path, words: str | None = None) -> str | None:
-        """As SimDisk does."""
-
-    @abstractmethod
-    def leave(self, fault: str | None) -> None:
-        """As SimDisk does."""
-
-    def link(self, source: Path, target: Path) -> None:
-        if not self.holds(target):
-            super().link(source, target)
-            return
-        words = f"link {source} to"
-        fault = self.meet("link", target, words)
-        # The real disk opens both directories before it looks for the file: the source's, then the target's.
-        try:
-            here, parent = (self._parent("link", path, words) for path in (source, target))
-        except DiskError as error:
-            raise self.error("link", target, error.errno or 0, words) from None
-        node = here.names.get(source.name)
-        if node is None:
-            raise self.error("link", target, errno.ENOENT, words)
-        if target.name in parent.names:
-            raise self.error("link", target, errno.EEXIST, words)
-        if isinstance(node, SimDirectory):
-            raise self.error("link", target, errno.EPERM, words)
-        parent.change(Change(None, target.name, node))
-        self.leave(fault)
-
-    def exchange(self, one: Path, other: Path) -> None:
-        if not self.holds(other):
-            super().exchange(one, other)
-            return
-        words = f"exchange {one} with"
-        fault = self.meet("exchange", other, words)
-        try:
-            parents = [self._parent("exchange", path, words) for path in (one, other)]
-        except DiskError as error:
-            raise self.error("exchange", other, error.errno or 0, words) from None
-        nodes = [parent.names.get(path.name) for parent, path in zip(parents, (one, other), strict=True)]
-        if nodes[0] is None or nodes[1] is None:
-            raise self.error("exchange", other, errno.ENOENT, words)
-        if one in other.parents or other in one.parents:
-            raise self.error("exchange", other, errno.EINVAL, words)
-        pair = Pair()
-        for parent, path, node in ((parents[0], one, nodes[1]), (parents[1], other, nodes[0])):
-            parent.change(Change(None, path.name, node, pair))
-        self.leave(fault)
-
-    def stamp(self, path: Path) -> Stamp:
-        if not self.holds(path):
-            return super().stamp(path)
-        self.meet("stamp", path)
-        node = self._find("stamp", path)
-        if node is None:
-            raise self.error("stamp", path, errno.ENOENT)
-        return stamp_of(node) if isinstance(node, SimInode) else Stamp(0, 0, node.number)
-
-    def free(self, path: Path) -> int:
-        return self.space if self.holds(path) else super().free(path)
-
-    def give(self, path: Path, like: Path, rights: int | None = None) -> None:
-        if not self.holds(path):  # owners are not simulated
-            super().give(path, like, rights)
 
 
 def stamp_of(inode: SimInode) -> Stamp:
@@ -254,11 +134,34 @@ class SimFile(DiskFile):
             raise self._sim.error("pread", self.path, errno.EBADF)
 
 
-class SimDisk(SimLinks):
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def simulated(call: Callable[Concatenate[SimDisk, Path, P], T]) -> Callable[Concatenate[SimDisk, Path, P], T]:
+    """A call of Disk on a path below ``root``; on others it is the real disk's."""
+
+    def either(disk: SimDisk, path: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if disk.holds(path):
+            return call(disk, path, *args, **kwargs)
+        real = getattr(Disk, call.__name__)(disk, path, *args, **kwargs)
+        if call.__name__ == "open_read":
+            disk._real.add(real)
+        return cast(T, real)
+
+    return either
+
+
+class SimDisk(Disk):
     """``rand`` decides what a failed or interrupted call leaves; ``limit`` ends a run that does not end by itself."""
 
     def __init__(self, root: Path, seed: int = 0, faults: FaultMap | None = None) -> None:
-        super().__init__(root)
+        self.root = root
+        self._tree = SimDirectory(1)
+        # As text: a simulation asks a million times, and Path's own ways are long.
+        self._prefix = f"{root}/"
+        #: What ``free`` says.
+        self.space = 1 << 50
         self.rand = random.Random(seed)
         self.faults = faults or FaultMap()
         #: Calls so far, of each kind and in all.
@@ -308,24 +211,108 @@ class SimDisk(SimLinks):
         """A second disk in the same state, without faults, handles or hooks."""
         twin = SimDisk(self.root)
         twin.rand.setstate(self.rand.getstate())
-        memo: Memo = {}
-        twin._tree = self._tree.copy(memo)
+        twin._tree = deepcopy(self._tree)
         twin.ticks, twin.lives = copy(self.ticks), self.lives + 1
         twin._words = copy(self._words)
         return twin
 
+    def holds(self, path: Path) -> bool:
+        """Whether ``path`` is simulated."""
+        return f"{path}/".startswith(self._prefix)
+
+    def error(self, operation: str, path: Path, number: int, words: str | None = None) -> DiskError:
+        """The error that the real call raises."""
+        return DiskError(words or WORDS.get(operation, operation), path, OSError(number, os.strerror(number)))
+
+    def _names(self, path: Path) -> list[str]:
+        # From below the root to what ``path`` names.
+        text = f"{path}/"
+        assert text.startswith(self._prefix), path
+        return text[len(self._prefix) :].split("/")[:-1]
+
+    def _find(self, operation: str, path: Path, words: str | None = None) -> SimInode | SimDirectory | None:
+        try:
+            return self._tree.find(self._names(path))
+        except NotADirectoryError:
+            raise self.error(operation, path, errno.ENOTDIR, words) from None
+
+    def _parent(self, operation: str, path: Path, words: str | None = None) -> SimDirectory:
+        self._find(operation, path, words)  # so that an error names what was asked for
+        found = self._find(operation, path.parent, words)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT, words)
+        return found
+
+    def _directory(self, operation: str, path: Path) -> SimDirectory:
+        found = self._find(operation, path)
+        if not isinstance(found, SimDirectory):
+            raise self.error(operation, path, errno.ENOENT if found is None else errno.ENOTDIR)
+        return found
+
+    def _files(self, operation: str, path: Path) -> list[tuple[str, SimInode]]:
+        names = self._directory(operation, path).names
+        return [(name, node) for name, node in names.items() if isinstance(node, SimInode)]
+
     # The calls of Disk.
 
+    @simulated
+    def link(self, source: Path, target: Path) -> None:
+        words = f"link {source} to"
+        fault = self.meet("link", target, words)
+        # The real disk opens both directories before it looks for the file: the source's, then the target's.
+        try:
+            here, parent = (self._parent("link", path, words) for path in (source, target))
+        except DiskError as error:
+            raise self.error("link", target, error.errno or 0, words) from None
+        node = here.names.get(source.name)
+        if node is None:
+            raise self.error("link", target, errno.ENOENT, words)
+        if target.name in parent.names:
+            raise self.error("link", target, errno.EEXIST, words)
+        if isinstance(node, SimDirectory):
+            raise self.error("link", target, errno.EPERM, words)
+        parent.change(Change(None, target.name, node))
+        self.leave(fault)
+
+    @simulated
+    def exchange(self, one: Path, other: Path) -> None:
+        words = f"exchange {one} with"
+        fault = self.meet("exchange", other, words)
+        try:
+            parents = [self._parent("exchange", path, words) for path in (one, other)]
+        except DiskError as error:
+            raise self.error("exchange", other, error.errno or 0, words) from None
+        nodes = [parent.names.get(path.name) for parent, path in zip(parents, (one, other), strict=True)]
+        if nodes[0] is None or nodes[1] is None:
+            raise self.error("exchange", other, errno.ENOENT, words)
+        if one in other.parents or other in one.parents:
+            raise self.error("exchange", other, errno.EINVAL, words)
+        pair = Pair()
+        for parent, path, node in ((parents[0], one, nodes[1]), (parents[1], other, nodes[0])):
+            parent.change(Change(None, path.name, node, pair))
+        self.leave(fault)
+
+    @simulated
+    def stamp(self, path: Path) -> Stamp:
+        self.meet("stamp", path)
+        node = self._find("stamp", path)
+        if node is None:
+            raise self.error("stamp", path, errno.ENOENT)
+        return stamp_of(node) if isinstance(node, SimInode) else Stamp(0, 0, node.number)
+
+    def free(self, path: Path) -> int:
+        return self.space if self.holds(path) else super().free(path)
+
+    def give(self, path: Path, like: Path, rights: int | None = None) -> None:
+        if not self.holds(path):  # owners are not simulated
+            super().give(path, like, rights)
+
+    @simulated
     def open_read(self, path: Path) -> DiskFile:
-        if not self.holds(path):
-            file = super().open_read(path)
-            self._real.add(file)
-            return file
         return self._open("open_read", path, is_writable=False)
 
+    @simulated
     def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
-        if not self.holds(path):
-            return super().open_write(path, create=create)
         if not create:
             return self._open("open_write", path, is_writable=True)
         fault = self.meet("create", path)
@@ -334,9 +321,8 @@ class SimDisk(SimLinks):
             raise self.error("create", path, errno.EEXIST)
         return self._create(path, parent, fault)
 
+    @simulated
     def exists(self, path: Path) -> bool:
-        if not self.holds(path):
-            return super().exists(path)
         self.meet("exists", path)
         with suppress(NotADirectoryError):
             return self._tree.find(self._names(path)) is not None
@@ -345,10 +331,8 @@ class SimDisk(SimLinks):
     def random_word(self) -> str:
         return f"{next(self._words):016x}"
 
+    @simulated
     def rename(self, source: Path, target: Path) -> None:
-        if not self.holds(target):
-            super().rename(source, target)
-            return
         words = f"rename {source} to"
         fault = self.meet("rename", target, words)
         if source.parent != target.parent:
@@ -366,10 +350,8 @@ class SimDisk(SimLinks):
             parent.change(Change(source.name, target.name, node))
         self.leave(fault)
 
+    @simulated
     def unlink(self, path: Path) -> None:
-        if not self.holds(path):
-            super().unlink(path)
-            return
         fault = self.meet("unlink", path)
         found = self._find("unlink", path)
         if isinstance(found, SimDirectory):
@@ -378,39 +360,32 @@ class SimDisk(SimLinks):
             self._parent("unlink", path).change(Change(None, path.name, None))
         self.leave(fault)
 
+    @simulated
     def remove_dir(self, path: Path) -> None:
-        if not self.holds(path):
-            super().remove_dir(path)
-            return
         fault = self.meet("remove_dir", path)
         if self._directory("remove_dir", path).names:
             raise self.error("remove_dir", path, errno.ENOTEMPTY)
         self._parent("remove_dir", path).change(Change(None, path.name, None))
         self.leave(fault)
 
+    @simulated
     def list_dir(self, path: Path) -> list[tuple[str, int]]:
-        if not self.holds(path):
-            return super().list_dir(path)
         self.meet("list_dir", path)
         return sorted((name, node.size) for name, node in self._files("list_dir", path))
 
+    @simulated
     def list_dirs(self, path: Path) -> list[str]:
-        if not self.holds(path):
-            return super().list_dirs(path)
         self.meet("list_dir", path)
         names = self._directory("list_dir", path).names
         return sorted(name for name, node in names.items() if isinstance(node, SimDirectory))
 
+    @simulated
     def stamps(self, path: Path) -> dict[str, Stamp]:
-        if not self.holds(path):
-            return super().stamps(path)
         self.meet("stamps", path)
         return {name: stamp_of(node) for name, node in sorted(self._files("stamps", path))}
 
+    @simulated
     def make_dir(self, path: Path, *, durable: bool = True) -> None:
-        if not self.holds(path):
-            super().make_dir(path, durable=durable)
-            return
         missing = []
         step = path
         while not self.exists(step):
@@ -431,10 +406,8 @@ class SimDisk(SimLinks):
         if not isinstance(self._find("make_dir", path), SimDirectory):
             raise DiskError("use", path, OSError(errno.ENOTDIR, "it is not a directory"))
 
+    @simulated
     def sync_dir(self, path: Path) -> None:
-        if not self.holds(path):
-            super().sync_dir(path)
-            return
         fault = self.meet("sync_dir", path)
         self._directory("sync_dir", path).sync()
         self.leave(fault)

@@ -18,8 +18,6 @@ _ZEROS = bytes(PAGE_SIZE)
 _KEPT_SHARES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _TORN = 0.25
 
-Memo = dict[int, "SimInode | SimDirectory | Pair"]
-
 
 @dataclass(slots=True)
 class SimInode:
@@ -110,17 +108,6 @@ class SimInode:
         self.sizes.clear()
         self.mtimes_ns.clear()
 
-    def copy(self, memo: Memo) -> SimInode:
-        """A twin that shares nothing that changes; ``memo`` keeps one twin an inode."""
-        found = memo.get(id(self))
-        if not isinstance(found, SimInode):
-            versions = {page: list(states) for page, states in self.versions.items()}
-            found = memo[id(self)] = SimInode(
-                *(self.number, self.size, self.mtime_ns, dict(self.pages), versions),
-                *(list(self.sizes), dict(self.disk_pages), self.disk_size, list(self.mtimes_ns), self.disk_mtime_ns),
-            )
-        return found
-
     def _change(self, page: int, data: bytes) -> None:
         self.pages[page] = data
         self.versions.setdefault(page, []).append(data)
@@ -152,12 +139,6 @@ class Change(NamedTuple):
             names.pop(self.target, None)
         else:
             names[self.target] = self.node
-
-    def copy(self, memo: Memo) -> Change:
-        """The same of a twin."""
-        pair = memo.setdefault(id(self.pair), Pair(self.pair.is_kept)) if self.pair is not None else None
-        assert pair is None or isinstance(pair, Pair)
-        return Change(self.source, self.target, self.node.copy(memo) if self.node is not None else None, pair)
 
 
 @dataclass(slots=True)
@@ -212,13 +193,3 @@ class SimDirectory:
                 change.apply(self.disk_names)
         self.pending.clear()
         self.names = dict(self.disk_names)
-
-    def copy(self, memo: Memo) -> SimDirectory:
-        """A twin that shares nothing that changes, all that it names included."""
-        found = memo.get(id(self))
-        if not isinstance(found, SimDirectory):
-            found = memo[id(self)] = SimDirectory(self.number)
-            found.names = {name: node.copy(memo) for name, node in self.names.items()}
-            found.disk_names = {name: node.copy(memo) for name, node in self.disk_names.items()}
-            found.pending = [change.copy(memo) for change in self.pending]
-        return found

@@ -22,7 +22,7 @@ from indexd.index.kernel import BUFFER_FULL, DONE, FILE_FULL, MISMATCH, match_ba
 from indexd.index.reader import IndexFileReader
 from indexd.storage.disk import Disk
 from support.naive import NaiveIndexFile, key_hash
-from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, queries, store_timestamps, topics
+from support.strategies import BASE_TIME, ZERO_HASH, Sample, logs, pieces, store_timestamps, topics
 from support.twins import batches, encode, put_key
 
 FOREVER = (0, 2**63 - 1)
@@ -154,26 +154,6 @@ def test_answers_are_the_naive_files(puts: list[tuple], slots: int, begin: int, 
                     )
                     == wanted
                 )
-
-
-@given(st.data(), logs(max_size=12))
-def test_queries_meet_what_a_log_holds(data: st.DataObject, samples: list[Sample]) -> None:
-    """As above, but over a file that a batch filled, with queries made for it."""
-    naive = NaiveIndexFile(5, 400)
-    with new_file(5, 400) as file:
-        for batch in batches(encode(samples), "5.4", [7]):
-            file.put_batch(batch, FLAVOURS["5.4"], 0, -1)
-        file.publish()
-        naive = NaiveIndexFile.from_bytes(file.path.read_bytes(), 5, 400)
-        query = data.draw(queries(samples))
-        text = f"{query.topic}#T#{query.key}" if query.index_type == "T" else f"{query.topic}#{query.key}"
-        wanted: list[int] = []
-        naive.select_phy_offset(wanted, text, query.max_num, query.begin, query.end)
-        hashed = index_key_hash(query.topic, query.key, query.index_type)
-        assert (
-            IndexFileReader(file.file, file.layout).select_phy_offset(hashed, query.max_num, query.begin, query.end)
-            == wanted
-        )
 
 
 def test_only_changed_pages_of_slots_are_written_and_all_of_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +14,15 @@ from hypothesis import strategies as st
 from indexd.errors import DiskError
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, IndexHeader, IndexLayout
-from indexd.storage.disk import Disk, DiskFile
-from indexd.storage.names import is_index_name
+from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
-from support.goldens import GOLDENS, unpack
 from support.naive import NaiveIndexService
+from support.sim_disk import SimDisk
+from support.sim_fault import FaultMap
 from support.strategies import BASE_TIME, Sample, logs
 from support.twins import batches, encode, naive_messages
 
+ROOT = Path("/simulated")
 LAYOUTS = st.tuples(st.integers(1, 50), st.integers(2, 60))
 SPLITS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
@@ -104,21 +104,6 @@ def test_messages_given_again_are_treated_as_rocketmq_does(
         assert contents(directory) == [file.to_bytes() for file in naive.files]
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_the_goldens_index_files(name: str, tmp_path: Path) -> None:
-    golden = unpack(name, tmp_path)
-    with new_service(golden.hash_slot_num, golden.index_num, golden.flavour) as (service, directory):
-        for path in golden.segments():
-            data = path.read_bytes()
-            rows = [row for row in golden.messages() if row["phyOffset"] // len(data) * len(data) == int(path.name)]
-            if rows:
-                end = rows[-1]["phyOffset"] + rows[-1]["size"] - int(path.name)
-                for batch in batches(data[:end], golden.flavour, [700], int(path.name)):
-                    service.build(batch)
-        service.publish()
-        assert contents(directory) == [path.read_bytes() for path in golden.index_files()]
-
-
 def test_the_entries_of_one_message_straddle_files() -> None:
     data = encode(specs(2, keys=7))
     with new_service(3, 4) as (service, directory):
@@ -149,62 +134,7 @@ def test_a_full_last_file_has_no_successor_until_the_next_message_of_any_kind() 
 # --- names ---
 
 
-@given(st.lists(st.sampled_from([0.0, 1.7e9, 1.7e9 + 0.0004, 1.7e9 + 3600, 1.5e9, 2.0e9]), min_size=8, max_size=30))
-def test_names_only_grow_whatever_the_clock_does(times: list[float]) -> None:
-    data = encode(specs(8, keys=2))
-    ticks = iter(times)
-    with new_service(2, 3, clock=lambda: next(ticks, times[-1])) as (service, directory):
-        for batch in batches(data, "5.4", [3]):
-            service.build(batch)
-        names = [mark.name for mark in service.mark().held]
-        assert len(set(names)) == len(names) == 8
-        assert names == sorted(names) == sorted(path.name for path in directory.iterdir())
-        assert all(is_index_name(name) for name in names)
-        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 2, 3).files]
-
-
 # --- stop, start, expiry ---
-
-
-@given(st.data(), logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)))
-def test_a_service_goes_on_from_what_another_left(
-    data: st.DataObject, samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str
-) -> None:
-    log = encode(samples)
-    parts = batches(log, flavour, split)
-    stop = data.draw(st.integers(0, len(parts)))
-    with new_service(*layout, flavour) as (service, directory):
-        for batch in parts[:stop]:
-            service.build(batch)
-        service.flush()
-        marks = service.mark().held
-        service.close()
-        # A clock that stands before the names that are there.
-        later = IndexService(Disk(), directory, IndexLayout(*layout), FLAVOURS[flavour], lambda: -1e9)
-        later.load(marks)
-        assert later.mark().held == marks
-        for batch in parts[stop:]:
-            later.build(batch)
-        later.flush()
-        naive = naive_service(log, *layout, flavour)
-        last = len(naive.files) - 1
-        # A flush in between leaves its mark only in a file that stayed empty, and that is the last one.
-        assert contents(directory) == [file.to_bytes(number == last) for number, file in enumerate(naive.files)]
-        later.close()
-
-
-def test_unsynced_files_are_those_that_no_flusher_has_made_durable() -> None:
-    data = encode(specs(7, keys=1))
-    with new_service(3, 4) as (service, directory):
-        for batch in batches(data, "5.4", [4]):
-            service.build(batch)
-        mark = service.mark()
-        assert [file.path.name for file in service.writing] == [found.name for found in mark.held]
-        for file in service.writing:
-            file.fsync()
-        service.synced(mark)
-        assert [file.path.name for file in service.writing] == [mark.held[-1].name]
-        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
 
 
 @given(st.integers(1, 30), st.integers(2, 6), st.integers(-100, 5000), st.booleans())
@@ -247,52 +177,8 @@ def test_the_only_file_stays_even_when_it_is_full_and_expired() -> None:
 # --- a disk without room for the next file ---
 
 
-class FullDisk(Disk):
-    """A disk with room for so many files."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def open_write(self, path: Path, *, create: bool = False) -> DiskFile:
-        file = super().open_write(path, create=create)
-        if not create:
-            return file
-        self.room -= 1
-        return file if self.room >= 0 else _FullFile(path, file)
-
-
-class _FullFile(DiskFile):
-    def __init__(self, path: Path, file: DiskFile) -> None:
-        super().__init__(path, file.fileno(), Disk())
-
-    def allocate(self, size: int) -> None:
-        raise DiskError("allocate space for", self.path, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_a_file_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="allocate") as caught:
-        IndexFile.create(FullDisk(0), tmp_path / "20240101000000000", IndexLayout(3, 4), None)
-    assert caught.value.errno == errno.ENOSPC
-    assert list(tmp_path.iterdir()) == []
-
-
-@given(logs(max_size=25), LAYOUTS, SPLITS, st.sampled_from(list(FLAVOURS)), st.integers(1, 3))
-def test_after_a_full_disk_the_same_batch_goes_on_where_it_stopped(
-    samples: list[Sample], layout: tuple[int, int], split: list[int], flavour: str, room: int
-) -> None:
-    data = encode(samples)
-    naive, disk = naive_service(data, *layout, flavour), FullDisk(room)
-    with new_service(*layout, flavour, disk) as (service, directory):
-        for batch in batches(data, flavour, split):
-            while True:
-                try:
-                    service.build(batch)
-                    break
-                except DiskError:
-                    # Readers and the flusher go on meanwhile, over files that are all whole.
-                    count = len(service.mark().held)
-                    assert contents(directory) == [file.to_bytes() for file in naive.files[:count]]
-                    disk.room = room
-        service.publish()
-        assert contents(directory) == [file.to_bytes() for file in naive.files]
-        assert service.entries == sum(file.index_count - 1 for file in naive.files)
+def test_a_file_that_finds_no_room_leaves_nothing_behind() -> None:
+    disk = SimDisk(ROOT, 0, FaultMap.parse("allocate=ENOSPC"))
+    with pytest.raises(DiskError, match="allocate"):
+        IndexFile.create(disk, ROOT / "20240101000000000", IndexLayout(3, 4), None)
+    assert disk.list_dir(ROOT) == []

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from indexd.query import open_data
 from indexd.recovery.rebuild import rebuild
 from indexd.storage.disk import Disk
-from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame
-from support.mutant_run import Oracle, Question, Reply, SilentError
-from support.naive import NaiveMessage, naive_check
+from support.commitlog_writer import CommitLogWriter, FrameSpec
 from support.reading import SEGMENT_SIZE, patch
 from support.reopened import config_for
-
-KEY = Question("key", "T", "k")
-
-
-def message(key: str, at: int = 0) -> NaiveMessage:
-    """One of topic T with that key."""
-    spec = FrameSpec("T", b"x", {"KEYS": key}, store_timestamp=1000)
-    _, _, found = naive_check(encode_frame(spec, at))
-    assert found is not None
-    return found
-
-
-def check(oracle: Oracle, found: int) -> None:
-    reply = Reply((found,), 0, 1000, True, (), False, 0, "")
-    oracle.check(lambda _: reply, {KEY: set()}, Counter())
-
-
-def test_a_removed_message_that_is_found_is_silent_whatever_stands_elsewhere() -> None:
-    removed = message("k", 200)
-    with pytest.raises(SilentError, match="removed"):
-        check(Oracle([], [removed], "5.4"), 200)
-    with pytest.raises(SilentError, match="removed"):
-        check(Oracle([], [removed], "5.4", [message("k", 0)]), 200)
-
-
-def test_a_newer_message_in_the_place_of_a_removed_one_is_not_that_unless_it_has_another_key() -> None:
-    removed = message("k", 200)
-    check(Oracle([], [removed], "5.4", [replace(removed, store_timestamp=5000)]), 200)
-    with pytest.raises(SilentError, match="removed"):
-        check(Oracle([], [removed], "5.4", [message("another", 200)]), 200)
 
 
 def write(directory: Path, times: range, at: int = 0) -> list[int]:

@@ -1,20 +1,24 @@
-"""The naive reader against the spec's vectors; reader and index against the golden stores, byte for byte."""
+"""The naive reader and the tests' writer against the spec's vectors and the golden stores; and the demo's log."""
 
 from __future__ import annotations
 
 import struct
+import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from support.commitlog_writer import FrameSpec, encode_frame
+from indexd.demo import DemoWriter
+from support.commitlog_writer import CommitLogWriter, FrameSpec, encode_frame, encode_properties
 from support.goldens import GOLDENS, Golden, unpack
 from support.naive import (
     NaiveIndexService,
     NaiveMessage,
     decode_properties,
-    exact_oracle,
     java_hash,
     java_utf8,
     key_hash,
@@ -22,7 +26,7 @@ from support.naive import (
     naive_frames,
     split_keys,
 )
-from support.strategies import ZERO_HASH
+from support.strategies import ZERO_HASH, Sample, messages
 
 
 @pytest.fixture(scope="module", params=GOLDENS)
@@ -104,13 +108,6 @@ def test_outcomes_of_the_frame_check() -> None:
     assert naive_check(bytes(torn), check_crc=False)[0]
 
 
-def test_no_properties_is_not_the_same_as_no_keys() -> None:
-    message = check(FrameSpec("T"))
-    assert (message.keys, message.uniq_key, message.tags_code, message.properties) == ("", None, 0, None)
-    message = check(FrameSpec("T", properties={"a": "b"}))
-    assert (message.keys, message.uniq_key, message.tags_code) == (None, None, 0)
-
-
 @pytest.mark.parametrize(
     ("level", "delay"), [("1", 1000), ("3", 10_000), ("18", 7_200_000), ("99", 7_200_000), ("+2", 5000), ("٣", 10_000)]
 )
@@ -162,21 +159,73 @@ def test_golden_answers(golden: Golden) -> None:
         assert service.query_offset(*query) == expected, query
 
 
-def test_the_brokers_answers_miss_true_hits(tmp_path: Path) -> None:
-    """Counted over the queries whose true hits max and the cap of 64 leave room for: the rest is cut off by both."""
-    missed = {}
-    for name in GOLDENS[:3]:
-        golden = unpack(name, tmp_path)
-        rows, counts = golden.messages(), [0, 0]
-        for answer in golden.answers():
-            query = (answer["topic"], answer["key"], answer["begin"], answer["end"], answer.get("indexType"))
-            hits = exact_oracle(rows, *query, flavour=golden.flavour)
-            if len(hits) <= min(answer["max"], 64):
-                counts[0] += len(hits - set(answer["phyOffsets"]))
-                counts[1] += len(hits)
-        missed[name] = tuple(counts)
-    assert missed == {
-        "rocketmq-5.3-clean": (76, 578),
-        "rocketmq-5.4-clean": (84, 579),
-        "rocketmq-5.4-propcrc": (121, 575),
-    }
+# --- the writer ---
+
+VECTOR = bytes.fromhex(
+    "000000a1daa320a73610a686000000030000000000000000000000070000000000000000000000000000018bcfe568007f00000100002a9f"
+    "0000018bcfe568007f00000100002a9f0000000000000000000000000000000568656c6c6f025431003f4b455953016b31206b3202554e49"
+    "515f4b45590137463030303030314142434430303030303030303030303030303030303030310254414753017461674102"
+)
+
+
+def spec_of(message: NaiveMessage) -> FrameSpec:
+    """The spec that encodes to the message again; its properties are given raw."""
+    names = {field.name for field in fields(FrameSpec)} - {"properties", "queue_offset"}
+    return FrameSpec(queue_offset=message.cq_offset, **{name: getattr(message, name) for name in names})
+
+
+def test_the_spec_vector() -> None:
+    properties = {"KEYS": "k1 k2", "UNIQ_KEY": "7F000001ABCD00000000000000000001", "TAGS": "tagA"}
+    spec = FrameSpec("T1", b"hello", properties, queue_id=3, queue_offset=7)
+    spec = replace(spec, born_timestamp=1700000000000, store_timestamp=1700000000000)
+    assert encode_frame(spec, 0) == VECTOR
+    ok, size, message = naive_check(VECTOR)
+    assert (ok, size) == (True, 161)
+    assert message is not None
+    assert (message.body_crc, len(message.raw_properties), message.tags_code) == (907060870, 63, 3552231)
+    assert replace(spec_of(message), properties=properties) == spec
+
+
+@given(messages(), st.booleans(), st.integers(0, 2**62))
+def test_what_is_encoded_is_what_is_read(sample: Sample, prop_crc: bool, phy_offset: int) -> None:
+    frame = sample.encode(phy_offset, prop_crc=prop_crc)
+    ok, size, message = naive_check(frame)
+    assert (ok, size) == (True, len(frame))
+    assert message is not None
+    spec = sample.spec
+    encoded = encode_properties(spec.properties) if sample.raw_properties is None else sample.raw_properties
+    properties = decode_properties(java_utf8(encoded))
+    assert {k: v for k, v in (message.properties or {}).items() if k != "__CRC32#"} == properties
+    assert (message.properties is None) == (not encoded and not prop_crc)
+    again = replace(spec_of(message), properties=spec.properties, topic=spec.topic)
+    assert again == replace(spec, sys_flag=again.sys_flag)
+    assert again.sys_flag & ~0x30 == spec.sys_flag
+    assert message.phy_offset == phy_offset
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_golden_commitlog_written_again_is_the_same_directory(name: str, tmp_path: Path) -> None:
+    golden = unpack(name, tmp_path)
+    writer = CommitLogWriter(tmp_path / "again", golden.segment_size, prop_crc=golden.prop_crc)
+    for message in naive_frames(golden.segments(), golden.segment_size):
+        raw = message.raw_properties[:-20] if golden.prop_crc else message.raw_properties
+        assert writer.append(spec_of(message), raw_properties=raw) == message.phy_offset
+    writer.close(clean=not golden.killed)
+    written = {file.name: file.read_bytes() for file in (tmp_path / "again").iterdir()}
+    assert written == {file.name: file.read_bytes() for file in golden.segments()}
+
+
+def test_what_the_demo_writes_is_a_broker_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexd.demo._SEGMENT_SIZE", 1 << 14)
+    writer = DemoWriter(tmp_path)
+    while writer.count < 500:
+        time.sleep(0.01)
+    writer.stop()
+    read = list(naive_frames(tmp_path / "commitlog", 1 << 14))
+    assert len(read) == writer.count
+    assert read[-1].phy_offset == writer.last[3]
+    assert {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()} == {1 << 14}
+    queues: dict[str, int] = {}
+    for message in read:
+        assert message.cq_offset == queues.setdefault(message.topic, 0)
+        queues[message.topic] += 1

@@ -20,8 +20,8 @@ from indexd.consumequeue.kernel import MAX_PHY_OFFSET, MOVED_FROM, NEXT, add_que
 _QUEUES_FIRST = 64
 _LOW_32 = 0xFFFFFFFF
 #: Columns of a queue's ``places``: the first unit of its oldest file; the first unit that is not blank or expired and
-#: where the message of that one stands, -1 while nobody has looked; the next unit that is to be written; the unit with
-#: which the queue once began.
+#: the least offset at which the message of that one can stand; the next unit that is to be written; the unit with which
+#: the queue once began.
 FIRST, MIN, MIN_PHY, WRITTEN, BEGIN = range(5)
 
 
@@ -52,7 +52,7 @@ class Queues:
 
     def load(self, mark: QueueMark) -> None:
         """Take in a queue as its mark says."""
-        places = mark.first_offset, mark.min_offset, -1, mark.max_offset, mark.begin_offset
+        places = mark.first_offset, mark.min_offset, 0, mark.max_offset, mark.begin_offset
         self._add(mark[:2], places, (mark.max_offset, mark.max_phy_offset, 0, mark.moved_from))
 
     def begin(self, topic: str, queue_id: int, queue_offset: int, phy_offset: int) -> bool:

@@ -210,7 +210,7 @@ class ConsumeQueueStore(Output[QueuesMark]):
         # stands before it. All units are written.
         queues = self._queues
         old, minimum, _, end, _ = queues.places[slot].tolist()
-        phy_offset = -1
+        phy_offset = 0
         if queues.state[slot, MAX_PHY_OFFSET] > min_phy_offset:
             queue = self._disk, self.directory, *queues.names[slot], self.file_size
             with ConsumeQueueReader(*queue, (old, minimum, end)) as reader:

@@ -1,9 +1,8 @@
 """Sparse indexes: Kafka's OffsetIndex and TimeIndex, one pair per commitlog segment (spec kafka-index).
 
 ``format``        the bytes of both files, their names, the mark of what holds
-``sparse_index``  OffsetIndex and TimeIndex over one base, SparseIndex
+``sparse_index``  OffsetIndex and TimeIndex: entries read from a file, Kafka's sanity check
 ``kernel``        which messages get entries; compiled
 ``service``       SparseService: builds, seals and expires pairs
-``recover``       what is kept of the pairs after a crash or a cut
-``check``         the pairs held against what the frontier says of them
+``check``         the pairs held against what the frontier says of them; what is kept after a crash or a cut
 """
