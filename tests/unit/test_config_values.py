@@ -29,7 +29,6 @@ from indexd.config import (
     env_name,
     flag_name,
     load,
-    parse_delay_levels,
     parse_millis,
     parse_seconds,
     parse_size,
@@ -49,7 +48,7 @@ def test_the_line_names_key_value_source_and_what_is_allowed(tmp_path):
     assert str(error) == 'flavour = "6.0" (from environment INDEXD_FLAVOUR) is not one of 3.x, 4.0, 4.7, 5.4'
     assert error.exit_code == 2
     toml = write(tmp_path / "i.toml", "[reader]\n\nread_bytes = 5\n")
-    assert str(refused(file=toml)) == f"read_bytes = 5 (from {toml} line 3) is not in 64KiB to 1GiB"
+    assert str(refused(file=toml)) == f"read_bytes = 5 (from {toml}) is not in 64KiB to 1GiB"
     broker = write(tmp_path / "b.conf", "maxIndexNum=1\n")
     assert str(refused({"broker_conf": str(broker)})) == (
         f"index_num = 1 (from {broker} line 1, maxIndexNum) is not in 2 to 2147483647"
@@ -78,15 +77,14 @@ def test_the_line_names_key_value_source_and_what_is_allowed(tmp_path):
         ("verify_crc", "yes", "is not true or false"),
         ("run_mode", "", "is not one of shadow, offload"),
         ("log_level", "INFO", "is not one of debug"),
-        ("message_delay_level", "1s 5x", 'delay levels: "5x" is not'),
+        ("message_delay_level", "1s 5x", "is not a list of delay levels"),
         ("message_delay_level", "", "delay levels: write 1 to 1024"),
         ("message_delay_level", "999999999999999d", "delay levels: write"),
-        ("store", "", "is empty"),
-        ("store", "/a\0b", "holds a NUL"),
-        ("store", "/a\ud800", "characters that no file name"),
-        ("data", "~/data", "is not expanded"),
-        ("commit_log_paths", "/a,,/b", "is empty"),
-        ("broker_conf", "\n", "is empty"),
+        ("store", "", "is not a path"),
+        ("store", "/a\0b", "is not a path"),
+        ("data", "~/data", "nothing expands ~"),
+        ("commit_log_paths", "/a,,/b", "is not a path"),
+        ("broker_conf", "\n", "is not a path"),
         ("flavour", "x" * 1000, "..."),
     ],
 )
@@ -140,24 +138,18 @@ def test_keys_that_contradict_each_other_are_all_named():
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("[index]\nhash_slots_num = 1\n", 'unknown key "hash_slots_num" (from FILE line 2, [index])', "hash_slot_num?"),
-        ("[indx]\na = 1\n", 'unknown table "indx" (from FILE line 1)', "did you mean index?"),
-        ("[zzz]\na = 1\n", 'unknown table "zzz" (from FILE line 1)', "there are store, reader"),
-        ("[store]\nindex_num = 3\n", "index_num (from FILE line 2) is under [store]", "move it to [index]"),
-        ("index_num = 3\n", "index_num (from FILE line 1) is in no table", "put it under [index]"),
-        ("index = 3\n", "index = 3 (from FILE line 1) is not a table", None),
-        ("[index]\n[[store]]\n", "store = [{}] (from FILE) is not a table", None),
-        ("[index\n", "FILE line 1, column 7: Expected ']'", "not TOML"),
-        ("[index]\nindex_num = \n", "FILE line 2, column 13: Invalid value", "not TOML"),
-        ("[index]\nflavour = 'a", "FILE line 2", "not TOML"),
-        ("[a]\nb = 1\nb = 2\n", "FILE line 3", "not TOML"),
-        ("a = 1" * 9000, "FILE line 1", "not TOML"),
-        ("a = " + "9" * 9000, "FILE: ", "not TOML"),
-        ("a = " + "[" * 90_000, "FILE: tables or lists are nested too deeply", None),
-        (b"[store]\nstore = '\xff'\n", "FILE line 2 is not UTF-8", "TOML"),
-        ("brokerName = broker-a\n", "FILE line 1", "--broker-conf"),
-        ("# c\nlistenPort=10911\n", 'unknown table "listenPort" (from FILE line 2)', "--broker-conf"),
-        ("#" * (2**20 + 1), "FILE (from -c) is larger than 1 MiB", None),
+        ("[index]\nhash_slots_num = 1\n", 'unknown key "hash_slots_num" (from FILE, [index])', "hash_slot_num?"),
+        ("[indx]\na = 1\n", '"indx" (from FILE) is no table of settings', "did you mean index?"),
+        ("[store]\nindex_num = 3\n", "index_num (from FILE) is under [store]", "move it to [index]"),
+        ("index_num = 3\n", '"index_num" (from FILE) is no table', "put it under [index]"),
+        ("[index]\n[[store]]\n", '"store" (from FILE) is no table', None),
+        ("[index\n", "FILE is not TOML: Expected ']' at the end of a table declaration (at line 1, column 7)", "TOML"),
+        ("[a]\nb = 1\nb = 2\n", "at line 3", "TOML"),
+        ("a = " + "9" * 9000, "FILE is not TOML", "TOML"),
+        ("a = " + "[" * 90_000, "FILE is not TOML", None),
+        (b"[store]\nstore = '\xff'\n", "FILE is not TOML", "TOML"),
+        ("brokerName = broker-a\n", "FILE is not TOML", "--broker-conf"),
+        ("#" * (2**20 + 1), "FILE (from -c) is no file of up to 1 MiB", None),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message, hint):
@@ -171,14 +163,12 @@ def test_files_that_cannot_be_read(tmp_path):
     gone = tmp_path / "gone.toml"
     assert str(refused(file=gone)) == f"cannot read {gone} (from -c): No such file or directory"
     os.mkfifo(tmp_path / "pipe")
-    assert "pipe (from environment INDEXD_CONFIG) is no file" in str(
+    assert "pipe (from environment INDEXD_CONFIG) is no file of up to 1 MiB" in str(
         refused(environ={"INDEXD_CONFIG": str(tmp_path / "pipe")})
     )
-    assert "(from environment INDEXD_CONFIG): Is a directory" in str(refused(environ={"INDEXD_CONFIG": str(tmp_path)}))
-    assert 'config = "" (from environment INDEXD_CONFIG) is empty' in str(refused(environ={"INDEXD_CONFIG": ""}))
+    assert "(from environment INDEXD_CONFIG) is no file" in str(refused(environ={"INDEXD_CONFIG": str(tmp_path)}))
+    assert 'config = "" (from environment INDEXD_CONFIG) is not a path' in str(refused(environ={"INDEXD_CONFIG": ""}))
     assert "/dev/zero (from -c) is no file" in str(refused(file=Path("/dev/zero")))
-    (tmp_path / "large").write_bytes(bytes(2**20 + 1))
-    assert "larger than 1 MiB" in str(refused(file=tmp_path / "large"))
     assert f"cannot read {gone} (from --broker-conf)" in str(refused({"broker_conf": str(gone)}))
 
 
@@ -201,7 +191,7 @@ def test_unknown_names_get_the_nearest_one():
     assert str(error) == "unknown environment variable INDEXD_FLAVOR"
     assert error.hint == "did you mean INDEXD_FLAVOUR?"
     assert "INDEXD_CONFIG?" in refused(environ={"INDEXD_CONFIGS": ""}).hint
-    assert "indexd --help" in refused(environ={"INDEXD_": ""}).hint
+    assert "indexd --help-all" in refused(environ={"INDEXD_": ""}).hint
     assert refused({"hash_slots": "1"}).hint == "did you mean hash_slot_num?"
     assert load({}, None, HOME | {"indexd_x": "", "INDEX": "1"}).index.index_num == 20_000_000
 
@@ -257,7 +247,7 @@ def test_shown_text_is_one_printable_line(text):
 def test_delay_levels():
     assert StoreConfig(data="/d").delay_levels_ms[:3] == (1000, 5000, 10_000)
     assert len(StoreConfig(data="/d").delay_levels_ms) == 18
-    assert parse_delay_levels("0s 1d") == (0, 86_400_000)
+    assert StoreConfig(data="/d", message_delay_level="0s 1d").delay_levels_ms == (0, 86_400_000)
 
 
 def test_models_are_frozen_closed_and_complete():
@@ -282,12 +272,8 @@ def test_keys_describe_every_field():
     for key, info in KEYS.items():
         assert info.default, key
         assert re.search(r"[;:] .+$", info.description), f"{key} names no unit"
-        assert info.is_bool == (info.type == "true|false")
         assert hasattr(getattr(Config(), info.section), key)
     assert KEYS["flavour"].type.split("|") == list(get_args(Flavour))
-    assert [key for key, info in KEYS.items() if info.is_bool] == [
-        *("verify_crc", "consume_queue", "sparse", "upstream_tls", "mqtt_tls", "drop_cache"),
-    ]
     assert (KEYS["queue_bytes"].default, KEYS["queue_bytes"].bounds) == ("64MiB", "64KiB to 1TiB")
 
 
@@ -406,7 +392,7 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("mqtt_tls", "yes", "is not true or false"),
         ("mqtt_username", " ", "is not text of one line"),
         ("mqtt_username", "a\nb", "is not text of one line"),
-        ("mqtt_ca_file", "~/ca", "is not expanded"),
+        ("mqtt_ca_file", "~/ca", "nothing expands ~"),
         ("mqtt_topic_prefix", "", "is no beginning of an MQTT topic"),
         ("mqtt_topic_prefix", "a/#", "is no beginning"),
         ("mqtt_topic_prefix", "+/a", "is no beginning"),
@@ -426,7 +412,7 @@ def test_values_from_flags_and_environment(key: str, value: str, expected: objec
         ("http_connections_max", "0", "is not in 1 to 65536"),
         ("http_queries_max", "many", "is not a whole number"),
         ("http_body_max", "-1", "is not in 0 to 1GiB"),
-        ("http_token_file", "", "is empty"),
+        ("http_token_file", "", "is not a path"),
         ("cluster", "", "is not text of one line"),
         ("node_id", "\t", "is not text of one line"),
         ("broker_check_interval", "0", "is not in 0.1 to 3600"),
@@ -446,7 +432,7 @@ def test_a_wrong_value_is_one_line_with_its_source(key: str, value: str, expecte
         (refused({key: value}), flag_name(key)),
         (refused(environ={env_name(key): value}), f"environment {env_name(key)}"),
     ):
-        assert re.match(rf'{key} = ".*" \(from {source}\) ', str(error)), str(error)
+        assert re.match(rf'{key} = ".*[".] \(from {source}\) ', str(error)), str(error)
         assert expected in str(error)
 
 
@@ -474,7 +460,7 @@ def test_toml_gives_them_in_their_own_types_and_names_its_line(tmp_path: Path) -
         ("http_body_max = true", "is not a size"),
     ):
         file = write(tmp_path / "wrong.toml", f"[http]\n{line}\n")
-        assert f"(from {file} line 2) {says}" in str(refused(file=file))
+        assert f"(from {file}) {says}" in str(refused(file=file))
 
 
 def test_what_mqtt_needs_together() -> None:
@@ -521,7 +507,7 @@ def test_the_examples_of_the_shipped_file_hold_together(tmp_path: Path) -> None:
         text = text.replace(f"{key} = false", f"{key} = true")
     made = load({}, write(tmp_path / "i.toml", text), HOME)
     for key, info in KEYS.items():
-        assert (made.provenance[key] != "default") == (info.section in SERVING or key == "data"), key
+        assert (made.provenance[key] != "default") == (info.section in SERVING), key
     assert made.mqtt == MqttConfig(
         mqtt_host="mqtt.example.org",
         mqtt_tls=True,
@@ -563,10 +549,3 @@ def test_the_daemon_does_not_stand_in_front_of_itself(remoting: str, upstream: s
         assert "cannot stand in front of itself" in str(refused(given))
     else:
         assert load(given, None, HOME).remoting.remoting == remoting
-
-
-def test_keys_that_mean_nothing_while_it_is_off() -> None:
-    assert load({}, None, HOME).remoting.unused == ()
-    given = {"upstream_namesrv": "10.0.0.1:9876", "remoting_idle_timeout": "60"}
-    assert load(given, None, HOME).remoting.unused == ("remoting_idle_timeout", "upstream_namesrv")
-    assert load(given | {"remoting": "127.0.0.1:1"}, None, HOME).remoting.unused == ()

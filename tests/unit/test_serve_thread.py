@@ -101,16 +101,6 @@ def test_both_ports_answer(tmp_path: Path) -> None:
     assert "outlet_failed" not in log.events
 
 
-@pytest.mark.parametrize("remoting", ["off", "127.0.0.1:0"])
-def test_keys_of_a_protocol_that_is_not_spoken_are_named(tmp_path: Path, remoting: str) -> None:
-    given = {"remoting": remoting, "upstream_namesrv": "127.0.0.1:9876", "remoting_queries_max": "4"}
-    config, log = config_of(tmp_path, tmp_path / "data", **given), Log()
-    ServeThread(config, DaemonStatus(config), log)
-    wanted = ["remoting_queries_max", "upstream_namesrv"]
-    keys = [fields["keys"] for _, event, fields in log.lines if event == "remoting_unused"]
-    assert keys == ([wanted] if remoting == "off" else [])
-
-
 @pytest.mark.parametrize("problem", [RuntimeError("a defect"), SystemExit(3), OSError(24, "too many files")])
 def test_an_outlet_that_fails_is_started_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None, problem: BaseException

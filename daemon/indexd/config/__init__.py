@@ -9,7 +9,7 @@
 Importing this costs every command its start-up: standard library and pydantic only.
 """
 
-from indexd.config.load import DEFAULT_CONFIG_FILE, Entry, PropertiesError, load, parse_properties, refuse_double_index
+from indexd.config.load import DEFAULT_CONFIG_FILE, load, refuse_double_index
 from indexd.config.serving import (
     OFF,
     HttpConfig,
@@ -20,7 +20,7 @@ from indexd.config.serving import (
     SparkConfig,
     split_address,
 )
-from indexd.config.units import parse_delay_levels, parse_millis, parse_seconds, parse_size, show_size
+from indexd.config.units import parse_millis, parse_seconds, parse_size, show_size
 
 from .model import (
     KEYS,
@@ -52,7 +52,6 @@ __all__ = [
     "SECTIONS",
     "BrokerFacts",
     "Config",
-    "Entry",
     "Flavour",
     "FlushConfig",
     "HttpConfig",
@@ -65,7 +64,6 @@ __all__ = [
     "NodeConfig",
     "OnCorrupt",
     "OutputsConfig",
-    "PropertiesError",
     "QueryConfig",
     "QueueConfig",
     "ReaderConfig",
@@ -76,9 +74,7 @@ __all__ = [
     "env_name",
     "flag_name",
     "load",
-    "parse_delay_levels",
     "parse_millis",
-    "parse_properties",
     "parse_seconds",
     "parse_size",
     "refuse_double_index",

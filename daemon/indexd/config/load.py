@@ -18,31 +18,27 @@ import pwd
 import re
 import stat
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from indexd.config.model import ENV_PREFIX, KEYS, SECTIONS, BrokerFacts, Config, env_name, flag_name, state_directory
-from indexd.config.units import ConflictError, parse_choice, parse_java_int, parse_path, printable, shown
+from indexd.config.units import JAVA_TRIM, ConflictError, parse_choice, parse_java_int, parse_path, printable, shown
 from indexd.errors import UnsafeStoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Container, Iterable, Mapping
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 LARGEST_FILE = 2**20  # bytes; a configuration is a few KiB, and -c may name a segment by mistake
 
-_TOML_LINE = re.compile(r"(.*?) ?\(at line (\d+), column (\d+)\)", re.DOTALL)
-_CAMEL_KEY = re.compile(r"^[ \t]*[a-z]+[A-Z]\w*[ \t]*[=:]", re.MULTILINE)
-_BROKER_HINT = "it looks like a broker's properties file: give it as --broker-conf (key broker_conf), not as -c"
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as it was written, and by whom: ``--flavour``, ``environment INDEXD_FLAVOUR``, a file's line."""
+    """A value as it was written, and by whom: ``--flavour``, ``environment INDEXD_FLAVOUR``, a file."""
 
     value: object
     source: str
@@ -55,20 +51,14 @@ def read_file(path: Path, source: str) -> bytes:
     """
     name = printable(str(path))
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{name} (from {source}) is no file", "name a configuration file")
-            data = file.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read {name} (from {source}): {reason}", "check the path and its mode") from error
-    if len(data) > LARGEST_FILE:
-        raise UsageError(f"{name} (from {source}) is larger than 1 MiB", "name a configuration file")
-    return data
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
+            raise UsageError(f"{name} (from {source}) is no file of up to 1 MiB", "name a configuration file")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {name} (from {source}): {error.strerror}", "check the path and its mode"
+        ) from error
 
 
 def from_flags(flags: Mapping[str, str | list[str] | None]) -> dict[str, Given]:
@@ -87,6 +77,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE:
             continue
         if name not in names:
+            # A prefix that all names share would make them all look near.
             known = [known.removeprefix(ENV_PREFIX) for known in (*names, CONFIG_VARIABLE)]
             hint = _nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)
             raise UsageError(f"unknown environment variable {printable(name)}", hint)
@@ -95,70 +86,30 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def from_toml(path: Path, source: str) -> dict[str, Given]:
-    """The keys that the file sets. UsageError names file and line of what is not TOML or not a key."""
-    data, file = read_file(path, source), printable(str(path))
+    """The keys that the file sets. UsageError names the file and what of it is not TOML, or the key that is not one."""
+    file = printable(str(path))
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{file} line {line} is not UTF-8 text", "name a TOML file") from None
-    try:
-        tables = tomllib.loads(text)
-    except RecursionError:
-        raise UsageError(f"{file}: tables or lists are nested too deeply") from None
-    except ValueError as error:
-        raise _not_toml(file, text, error) from None
+        tables = tomllib.loads(read_file(path, source).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        hint = "write TOML; a broker's properties file is given as --broker-conf (key broker_conf), not as -c"
+        raise UsageError(f"{file} is not TOML: {printable(str(error)[:200])}", hint) from None
     given: dict[str, Given] = {}
     for section, table in tables.items():
-        if section not in SECTIONS:
-            raise _unknown(section, f"{file}{_at(text, '', section)}", SECTIONS, "table")
-        if not isinstance(table, dict):
-            raise UsageError(f"{section} = {shown(table)} (from {file}{_at(text, '', section)}) is not a table")
+        if section not in SECTIONS or not isinstance(table, dict):
+            hint = f"put it under [{KEYS[section].section}]" if section in KEYS else _nearest(section, SECTIONS)
+            raise UsageError(f"{shown(section)} (from {file}) is no table of settings", hint)
         for key, value in table.items():
-            place = f"{file}{_at(text, section, key)}"
             if key not in KEYS:
-                raise _unknown(key, f"{place}, [{section}]", KEYS, "key")
+                raise UsageError(f"unknown key {shown(key)} (from {file}, [{section}])", _nearest(key, KEYS))
             if KEYS[key].section != section:
-                raise UsageError(f"{key} (from {place}) is under [{section}]", f"move it to [{KEYS[key].section}]")
-            given[key] = Given(value, place)
+                raise UsageError(f"{key} (from {file}) is under [{section}]", f"move it to [{KEYS[key].section}]")
+            given[key] = Given(value, file)
     return given
 
 
-def _not_toml(file: str, text: str, error: ValueError) -> UsageError:
-    hint = _BROKER_HINT if _CAMEL_KEY.search(text) else "correct the file: it is not TOML"
-    if match := _TOML_LINE.fullmatch(str(error)):
-        return UsageError(f"{file} line {match[2]}, column {match[3]}: {printable(match[1])}", hint)
-    end = f" line {text.count(chr(10)) + 1}" if str(error).endswith("(at end of document)") else ""
-    return UsageError(f"{file}{end}: {printable(str(error))}", hint)
-
-
-def _unknown(name: str, place: str, known: Iterable[str], what: str) -> UsageError:
-    if name in KEYS:
-        return UsageError(f"{name} (from {place}) is in no table", f"put it under [{KEYS[name].section}]")
-    hint = _BROKER_HINT if _CAMEL_KEY.match(f"{name}=") else _nearest(name, known)
-    return UsageError(f"unknown {what} {shown(name)} (from {place})", hint)
-
-
 def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """The hint about a name that nobody knows; a `prefix` that all names share would make them all look near."""
-    choices = list(known)
-    found = difflib.get_close_matches(word[:64], choices, n=1, cutoff=0.6)
-    if found:
-        return f"did you mean {prefix}{found[0]}?"
-    return f"there are {', '.join(choices)}" if len(choices) <= len(SECTIONS) else "see indexd --help for all of them"
-
-
-def _at(text: str, section: str, key: str) -> str:
-    """`` line N`` of a key, found by eye: tomllib keeps no lines. Empty for a key that is written in another way."""
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
-            table = header[1]
-            if not section and table == key:
-                return f" line {number}"
-        elif table == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
-            return f" line {number}"
-    return ""
+    found = difflib.get_close_matches(word[:64], known, n=1)
+    return f"did you mean {prefix}{found[0]}?" if found else "see indexd --help-all for all of them"
 
 
 TEXT_KEYS = {
@@ -183,91 +134,46 @@ OLD_NAMES = {
     "mappedFileSizeCommitLog": "mapedFileSizeCommitLog",
     "mappedFileSizeConsumeQueue": "mapedFileSizeConsumeQueue",
 }
-FACT_KEYS = {
-    "messageIndexEnable": "message_index_enable",
-    "messageIndexSafe": "message_index_safe",
-    "indexFileWriteEnable": "index_file_write_enable",
-    "indexRocksDBEnable": "index_rocksdb_enable",
-    "storeType": "store_type",
-    "enableDLegerCommitLog": "enable_dledger_commit_log",
-    "enableControllerMode": "enable_controller_mode",
-    "duplicationEnable": "duplication_enable",
-    "transientStorePoolEnable": "transient_store_pool_enable",
-    "flushDiskType": "flush_disk_type",
-    "brokerRole": "broker_role",
-    "listenPort": "listen_port",
-    "brokerIP1": "broker_ip1",
-}
 
-_BLANKS = " \t\f"
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+# A comment, or a logical line: its key, and its value behind = or : or blanks. A backslash at the end of a line goes,
+# and the blanks at the begin of the next.
+_PROPERTY = re.compile(
+    r"""
+    [ \t\f\r\n]*
+    (?: [#!] [^\r\n]*
+      | ( (?: \\(?:(?:\r\n|\r|\n)[ \t\f]*|.|\Z) | [^\\=:\ \t\f\r\n] )* )
+        (?: [ \t\f] | \\(?:\r\n|\r|\n) )* [=:]? (?: [ \t\f] | \\(?:\r\n|\r|\n) )*
+        ( (?: \\(?:\r\n|.|\Z) | [^\\\r\n] )* )
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:(?:\r\n|\r|\n)[ \t\f]*|u([0-9a-fA-F]{4})|(.)|\Z)", re.DOTALL)
 _NAMED_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "f": "\f"}
-_JAVA_TRIM = "".join(map(chr, range(0x21)))  # String.trim cuts every character up to the space
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One property: its value as Properties.load gives it, and the line on which it starts, from 1."""
-
-    value: str
-    line: int
-
-
-class PropertiesError(ValueError):
-    """What makes Properties.load throw, and the line of it."""
-
-    def __init__(self, line: int, text: str) -> None:
-        super().__init__(text)
-        self.line = line
-
-
-def parse_properties(text: str) -> dict[str, Entry]:
-    """All properties of a file's text; of a key that is there twice the last value holds, as in the JDK."""
-    found: dict[str, Entry] = {}
-    for number, line in _logical_lines(text):
-        end = 0
-        while end < len(line) and line[end] not in "=:" + _BLANKS:
-            end += 2 if line[end] == "\\" else 1
-        rest = line[end:].lstrip(_BLANKS)
-        if rest[:1] in ("=", ":"):
-            rest = rest[1:].lstrip(_BLANKS)
-        found[_unescape(line[:end], number)] = Entry(_unescape(rest, number), number)
+def parse_properties(text: str) -> dict[str, tuple[str, int]]:
+    """All properties of a file's text, each with the line on which it starts, from 1; of a key that is there twice the
+    last value holds, as in the JDK. ValueError for what makes Properties.load throw.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    at, line = 0, 1
+    for match in _PROPERTY.finditer(text):
+        if match[1] is not None and match.end() > match.start(1):
+            line += len(_LINE_END.findall(text, at, match.start(1)))
+            at = match.start(1)
+            found[_unescape(match[1], line)] = (_unescape(match[2], line), line)
     return found
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank ones, continuations joined, each with the number of its first line."""
-    pending, start = "", 0
-    for number, natural in enumerate(_LINE_END.split(text), 1):
-        line = natural.lstrip(_BLANKS)
-        if not pending:
-            if not line or line[0] in "#!":
-                continue
-            start = number
-        if (len(line) - len(line.rstrip("\\"))) % 2:
-            pending += line[:-1]
-            continue
-        if pending or line:
-            yield start, pending + line
-        pending = ""
-    if pending:
-        yield start, pending
 
 
 def _unescape(text: str, line: int) -> str:
     def replace(match: re.Match[str]) -> str:
-        code = match[1]
-        if code[0] != "u":
-            return _NAMED_ESCAPES.get(code, code)
-        if len(code) == 1:
-            raise PropertiesError(line, "a \\u is not followed by four hexadecimal digits")
-        return chr(int(code[1:], 16))
+        if match[2] == "u":
+            raise ValueError(f"line {line}: a \\u is not followed by four hexadecimal digits")
+        return chr(int(match[1], 16)) if match[1] else _NAMED_ESCAPES.get(match[2], match[2] or "")
 
-    plain = _ESCAPE.sub(replace, text)
-    if any("\ud800" <= c <= "\udfff" for c in plain):  # escapes are UTF-16 units: join the pairs
-        plain = plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-    return plain
+    # Escapes are UTF-16 units: the pairs are joined.
+    return _ESCAPE.sub(replace, text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def read_broker_conf(
@@ -278,47 +184,29 @@ def read_broker_conf(
     `source` says who named the file; `flavour` decides which spelling of the two renamed keys the broker reads.
     UsageError with file and line for anything that the broker would read otherwise than it is written.
     """
-    text = read_file(path, source).decode("latin-1")
+    file, text, name = printable(str(path)), read_file(path, source).decode("latin-1"), ""
     try:
         entries = parse_properties(text)
-    except PropertiesError as error:
-        raise UsageError(
-            f"{printable(str(path))} line {error.line}: {error}", "the broker does not start with it either"
-        ) from None
+    except ValueError as error:
+        raise UsageError(f"{file} {error}", "the broker does not start with it either") from None
     if parse_choice(flavour) in ("3.x", "4.0"):
         entries.update({new: entries[old] for new, old in OLD_NAMES.items() if new not in entries and old in entries})
+    names = {new: key for new, key in (TEXT_KEYS | INT_KEYS).items() if new in entries and key not in taken}
     given: dict[str, Given] = {}
-    for name, key in (TEXT_KEYS | INT_KEYS).items():
-        entry = entries.get(name)
-        if entry is None or key in taken:
-            continue
-        value: object = entry.value.strip(_JAVA_TRIM)
-        try:
-            if name in INT_KEYS:
-                value = parse_java_int(entry.value)
-            elif "${" in entry.value:
-                raise ValueError("is not expanded, by Java's properties no more than here: write the path out")
-        except ValueError as error:
-            raise _refused(name, entry, path, str(error)) from None
-        given[key] = Given(value, f"{printable(str(path))} line {entry.line}, {name}")
-    java = {key: name for name, key in FACT_KEYS.items() if name in entries}
-    texts = {key: entries[name].value for key, name in java.items()}
-    for key in texts.keys() & {"store_type", "flush_disk_type", "broker_role", "broker_ip1"}:
-        texts[key] = texts[key].strip(_JAVA_TRIM)
     try:
-        return given, BrokerFacts.model_validate(texts)
-    except ValidationError as errors:
-        problem = errors.errors(include_url=False)[0]
-        key = str(problem["loc"][0])
-        words = ", ".join(get_args(BrokerFacts.model_fields[key].annotation))
-        why = f"is not one of {words}" if words else str(problem["ctx"]["error"])
-        raise _refused(java[key], entries[java[key]], path, why) from None
-
-
-def _refused(name: str, entry: Entry, path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{name} = {shown(entry.value)} (from {printable(str(path))} line {entry.line}) {why}", "correct it there"
-    )
+        for name, key in names.items():
+            written, line = entries[name]
+            value = parse_java_int(written) if name in INT_KEYS else written.strip(JAVA_TRIM)
+            given[key] = Given(value, f"{file} line {line}, {name}")
+        facts = [str(field.alias) for field in BrokerFacts.model_fields.values()]
+        return given, BrokerFacts.model_validate({key: entries[key][0] for key in facts if key in entries})
+    except ValueError as error:
+        why = str(error)
+        if isinstance(error, ValidationError):
+            problem = error.errors(include_url=False)[0]
+            name, why = str(problem["loc"][0]), str(problem["ctx"]["error"])
+        written, line = entries[name]
+        raise UsageError(f"{name} = {shown(written)} (from {file} line {line}) {why}", "correct it there") from None
 
 
 DEFAULT_CONFIG_FILE = Path("/etc/indexd/indexd.toml")
@@ -342,7 +230,7 @@ def load(flags: Mapping[str, str | list[str] | None], config_file: Path | None, 
         below, facts = read_broker_conf(path, given["broker_conf"].source, given, flavour.value)
         given = below | given
     if "data" not in given:
-        given["data"] = Given(state_directory(environ), f"{DEFAULT} ({_state_source(environ)})")
+        given["data"] = Given(state_directory(environ), DEFAULT)
     config = _build(given, facts)
     refuse_double_index(config)
     return config
@@ -383,12 +271,9 @@ def _toml(config_file: Path | None, environ: Mapping[str, str]) -> dict[str, Giv
     if CONFIG_VARIABLE in environ:
         source = f"environment {CONFIG_VARIABLE}"
         return from_toml(_checked_path("config", Given(environ[CONFIG_VARIABLE], source)), source)
-    try:
-        DEFAULT_CONFIG_FILE.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError:
-        pass  # it is there and cannot be reached: reading it says why
+    with suppress(PermissionError):  # reading it says why
+        if not DEFAULT_CONFIG_FILE.exists() and not DEFAULT_CONFIG_FILE.is_symlink():
+            return {}
     return from_toml(DEFAULT_CONFIG_FILE, DEFAULT)
 
 
@@ -397,13 +282,6 @@ def _checked_path(key: str, given: Given) -> Path:
         return parse_path(given.value)
     except ValueError as error:
         raise UsageError(f"{_quoted(key, given)} {error}") from None
-
-
-def _state_source(environ: Mapping[str, str]) -> str:
-    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME"):
-        if environ.get(name) and state_directory(environ) != state_directory({**environ, name: ""}):
-            return f"${name}"
-    return "home directory"
 
 
 def _build(given: Mapping[str, Given], facts: BrokerFacts) -> Config:
@@ -420,23 +298,19 @@ def _build(given: Mapping[str, Given], facts: BrokerFacts) -> Config:
 
 def _complaint(error: Any, given: Mapping[str, Given]) -> UsageError:
     """One of pydantic's errors as ``key = value (from source) what is allowed``."""
-    context = error.get("ctx", {})
-    cause = context.get("error")
+    cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConflictError):
         values = " and ".join(
             _quoted(key, given[key]) if key in given else f"{key} = {KEYS[key].default} (default)" for key in cause.keys
         )
         return UsageError(f"{values}: {cause}")
     key = error["loc"][1]
-    if cause is not None:
-        what = str(cause)
-    elif error["type"] == "literal_error":
-        what = f"is not one of {KEYS[key].type.replace('|', ', ')}"
-    elif error["type"] in ("greater_than_equal", "less_than_equal"):
-        what = f"is not in {KEYS[key].bounds}"
-    else:
-        what = f"is refused: {error['msg']}"
-    return UsageError(f"{_quoted(key, given[key])} {what}")
+    what = {
+        "literal_error": f"is not one of {KEYS[key].type.replace('|', ', ')}",
+        "greater_than_equal": f"is not in {KEYS[key].bounds}",
+        "less_than_equal": f"is not in {KEYS[key].bounds}",
+    }
+    return UsageError(f"{_quoted(key, given[key])} {cause or what.get(error['type'], error['msg'])}")
 
 
 def _quoted(key: str, given: Given) -> str:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from indexd.config.serving import HttpConfig, LimitsConfig, MqttConfig, NodeConfig, RemotingConfig, SparkConfig
 from indexd.config.units import (
     JAVA_INT_MAX,
+    JAVA_TRIM,
     ConflictError,
     Count,
     DelayLevels,
@@ -34,9 +35,9 @@ from indexd.config.units import (
     Size,
     Stage,
     parse_choice,
-    parse_delay_levels,
     parse_java_flag,
     parse_java_int,
+    parse_millis,
 )
 from indexd.errors import UsageError
 
@@ -56,12 +57,11 @@ def state_directory(environ: Mapping[str, str]) -> Path:
     An XDG path or a HOME that is not absolute is ignored, as the XDG specification asks. UsageError when the
     user has no home at all.
     """
-    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given and "\0" not in given:
+    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(given)
     for name, below in (("XDG_STATE_HOME", "indexd"), ("HOME", ".local/state/indexd")):
         base = environ.get(name, "")
-        if base.startswith("/") and "\0" not in base:
+        if base.startswith("/"):
             return Path(base) / below
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/indexd"
@@ -71,40 +71,31 @@ def state_directory(environ: Mapping[str, str]) -> Path:
 
 JavaBool = Annotated[bool, BeforeValidator(parse_java_flag)]
 JavaInt = Annotated[int, BeforeValidator(parse_java_int)]
+JavaText = Annotated[str, BeforeValidator(lambda text: text.strip(JAVA_TRIM))]
 
 
 class BrokerFacts(Stage):
     """What broker.conf says about the broker and is not ours to set; RocketMQ's defaults where it says nothing."""
 
-    message_index_enable: JavaBool = Field(default=True, description="messageIndexEnable: it dispatches to its index")
+    message_index_enable: JavaBool = Field(
+        default=True, alias="messageIndexEnable", description="It dispatches to its index"
+    )
     message_index_safe: JavaBool = Field(
-        default=False, description="messageIndexSafe: its recovery builds the index, too"
+        default=False, alias="messageIndexSafe", description="Its recovery builds the index, too"
     )
     index_file_write_enable: JavaBool = Field(
-        default=True, description="indexFileWriteEnable (5.4): it writes index files"
+        default=True, alias="indexFileWriteEnable", description="It writes index files (5.4)"
     )
-    index_rocksdb_enable: JavaBool = Field(
-        default=False, description="indexRocksDBEnable (5.4): it indexes into RocksDB"
+    store_type: JavaText = Field(
+        default="default", alias="storeType", description="default or defaultRocksDB, in any case"
     )
-    store_type: str = Field(default="default", description="storeType: default or defaultRocksDB, in any case")
     enable_dledger_commit_log: JavaBool = Field(
-        default=False, description="enableDLegerCommitLog: DLedger's own format"
+        default=False, alias="enableDLegerCommitLog", description="DLedger's own format"
     )
-    enable_controller_mode: JavaBool = Field(
-        default=False, description="enableControllerMode: a failover may cut the tail"
+    listen_port: JavaInt = Field(default=10911, alias="listenPort", description="Where it listens")
+    broker_ip1: JavaText = Field(
+        default="", alias="brokerIP1", description="The address that clients are told, else its host's"
     )
-    duplication_enable: JavaBool = Field(
-        default=False, description="duplicationEnable: only confirmed messages are dispatched"
-    )
-    transient_store_pool_enable: JavaBool = Field(
-        default=False, description="transientStorePoolEnable: bytes appear at commit"
-    )
-    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = Field(default="ASYNC_FLUSH", description="flushDiskType")
-    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = Field(
-        default="ASYNC_MASTER", description="brokerRole"
-    )
-    listen_port: JavaInt = Field(default=10911, description="listenPort: where it listens")
-    broker_ip1: str = Field(default="", description="brokerIP1: the address that clients are told, else its host's")
 
 
 class StoreConfig(Stage):
@@ -154,7 +145,7 @@ class StoreConfig(Stage):
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Milliseconds a message of each delay level waits; index 0 is level 1."""
-        return parse_delay_levels(self.message_delay_level)
+        return tuple(map(parse_millis, self.message_delay_level.split()))
 
     @property
     def commit_log_directories(self) -> tuple[Path, ...]:
@@ -361,7 +352,6 @@ class KeyInfo:
     type: str
     default: str
     description: str
-    is_bool: bool
     repeats: bool
     bounds: str = ""
 
@@ -392,7 +382,6 @@ def _info(section: str, field: FieldInfo) -> KeyInfo:
         type=kind.name,
         default=_DATA_DEFAULT if field.default_factory else kind.show(field.default),
         description=field.description or "",
-        is_bool=field.annotation is bool,
         repeats=kind.repeats,
         bounds=" to ".join(limits),
     )

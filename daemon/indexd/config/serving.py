@@ -5,7 +5,6 @@ Annotations here are read when the module runs, to build the validators: no post
 
 import ipaddress
 import re
-import socket
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,7 +20,6 @@ from indexd.config.units import (
     Stage,
     listed,
     matching,
-    optional,
     parse_choice,
     parse_ratio,
     shown,
@@ -34,18 +32,16 @@ _NOT_ADDRESS = "is not HOST:PORT: write 127.0.0.1:{port}, [::1]:{port}, or port 
 _HTTP_PORT = HTTP_DEFAULT.rpartition(":")[2]
 _NOT_PEER = "is not HOST:PORT: write 10.0.0.1:10911 or [::1]:10911"
 _NOT_ORIGINS = "is not a list of origins: write https://host or http://host:port, several with , between"
-_NOT_HOST = "is no host: write a name or an address, without a port"
-_ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(0|[1-9][0-9]{0,4})", re.ASCII)
 # What getaddrinfo is given, which throws at longer or empty labels; names in other scripts in their form with xn--.
-_NAME = re.compile(r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?", re.ASCII)
-_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
-_NAME_MAX = 253
+_NAME = r"(?=.{1,253}(?::|\Z))(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
+_IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]{1,63})?"
+_ADDRESS = re.compile(rf"(?:\[{_IPV6}\]|{_NAME}):(0|[1-9][0-9]{{0,4}})", re.ASCII)
 
 
 def parse_address(value: object, port: str = _HTTP_PORT) -> str:
     """``HOST:PORT`` as it is written, an IPv6 host in brackets; port 0 is any free one. ``port``: of the example."""
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[3]) > _PORT_MAX or not (_is_ipv6(match[1]) if match[1] else _is_name(match[2])):
+    if match is None or int(match[1]) > _PORT_MAX:
         raise ValueError(_NOT_ADDRESS.format(port=port))
     return match[0]
 
@@ -56,25 +52,10 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _is_ipv6(text: str) -> bool:
-    address, percent, zone = text.partition("%")
-    try:
-        socket.inet_pton(socket.AF_INET6, address)
-    except (OSError, ValueError):
-        return False
-    return not percent or _ZONE.fullmatch(zone) is not None
-
-
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None and len(text) <= _NAME_MAX
-
-
 def is_peer(text: str) -> bool:
     """Whether something can be reached there: an address, and a port that is one."""
-    try:
-        return split_address(parse_address(text))[1] != 0
-    except ValueError:
-        return False
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[1]) <= _PORT_MAX
 
 
 def parse_listen(value: object, port: str = _HTTP_PORT) -> str:
@@ -94,12 +75,7 @@ def parse_peer(value: object, complaint: str = _NOT_PEER) -> str:
     return value
 
 
-def _parse_host(value: object) -> str:
-    if not isinstance(value, str) or not (_is_name(value) or _is_ipv6(value)):
-        raise ValueError(_NOT_HOST)
-    return value
-
-
+_parse_host = matching(rf"{_NAME}|{_IPV6}", "is no host: write a name or an address, without a port")
 # What a browser sends, letter by letter: another spelling would never meet it.
 _parse_origin = matching(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[1-9][0-9]{0,4})?", _NOT_ORIGINS)
 _parse_text = matching(r".*\S.*", "is not text of one line")
@@ -110,9 +86,9 @@ _parse_prefix = matching(
 
 
 Listen = Annotated[str, BeforeValidator(parse_listen), Kind("HOST:PORT|off", str)]
-OptionalAddress = Annotated[str | None, BeforeValidator(optional(parse_peer)), Kind("host:port", lambda _: "not set")]
-OptionalHost = Annotated[str | None, BeforeValidator(optional(_parse_host)), Kind("host", lambda _: "not set")]
-OptionalText = Annotated[str | None, BeforeValidator(optional(_parse_text)), Kind("text", lambda _: "not set")]
+OptionalAddress = Annotated[Annotated[str, BeforeValidator(parse_peer)] | None, Kind("host:port", lambda _: "not set")]
+OptionalHost = Annotated[Annotated[str, BeforeValidator(_parse_host)] | None, Kind("host", lambda _: "not set")]
+OptionalText = Annotated[Annotated[str, BeforeValidator(_parse_text)] | None, Kind("text", lambda _: "not set")]
 Origins = Annotated[
     tuple[str, ...], BeforeValidator(listed(_parse_origin, _NOT_ORIGINS)), Kind("origins", lambda _: "none")
 ]
@@ -261,7 +237,7 @@ class RemotingConfig(Stage):
         default="rocketmq", description="Answers to key queries: as the broker would give them, or exact; a word"
     )
     remoting_advertise: Annotated[
-        str | None, BeforeValidator(optional(_parse_advertise)), Kind("host:port", lambda _: "not set")
+        Annotated[str, BeforeValidator(_parse_advertise)] | None, Kind("host:port", lambda _: "not set")
     ] = Field(default=None, description="Where clients reach us, in routes; else where each has reached us; HOST:PORT")
     remoting_access_key: OptionalText = Field(
         default=None, description="The access key (accessKey) that a signed request must name; a text"
@@ -307,14 +283,6 @@ class RemotingConfig(Stage):
             pair = ("upstream_namesrv", "remoting")
             raise ConflictError(pair, "the daemon cannot stand in front of itself: give the real name servers")
         return self
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Keys that are set and mean nothing, because the protocol is not spoken."""
-        if self.remoting != OFF:
-            return ()
-        fields = type(self).model_fields
-        return tuple(key for key, field in fields.items() if getattr(self, key) != field.default)
 
 
 Engine = Literal["process", "spark"]
@@ -365,7 +333,7 @@ class SparkConfig(Stage):
     master: Annotated[str, BeforeValidator(parse_master), Kind("master", str)] = Field(
         default="local[*]", description="Where a job of Spark runs: local[*], spark://host:7077, yarn, k8s://...; a URL"
     )
-    remote: Annotated[str | None, BeforeValidator(optional(_parse_remote)), Kind("remote", lambda _: "not set")] = (
+    remote: Annotated[Annotated[str, BeforeValidator(_parse_remote)] | None, Kind("remote", lambda _: "not set")] = (
         Field(default=None, description="The Spark Connect server to use in place of a master: sc://host; a URL")
     )
     conf: Conf = Field(default=(), description="Spark's own keys, over all defaults of indexd; key=value, repeated")

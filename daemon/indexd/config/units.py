@@ -7,7 +7,7 @@ it says so: a RemotePath, which goes wherever a Path of a local file goes.
 
 from __future__ import annotations
 
-import os
+import json
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JAVA_INT_MAX = 2**31 - 1
-# Where Python puts the bytes of a file's name that are no UTF-8 (PEP 383).
-_BYTES_AT = 0xDC00
+JAVA_TRIM = "".join(map(chr, range(0x21)))  # String.trim cuts every character up to the space
 
 SIZE_UNITS = {
     "": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
@@ -53,10 +52,8 @@ def _number(value: object, units: Mapping[str, float | Fraction], complaint: str
         if match is None or factor is None:
             raise ValueError(complaint)
         return Fraction(match[1].replace("_", "")) * Fraction(factor)
-    if not isinstance(value, int | float) or type(value) not in kinds or value != value:
+    if not isinstance(value, int | float) or type(value) not in kinds or not abs(value) < _LARGEST:
         raise ValueError(complaint)
-    if abs(value) >= _LARGEST:
-        raise ValueError(f"{complaint} that fits")
     return Fraction(value)
 
 
@@ -125,28 +122,12 @@ def parse_choice(value: object) -> object:
 
 def parse_path(value: object) -> Path:
     """A path as written. ``~`` and ``${...}`` are for shells and build tools: nothing here expands them."""
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, str):
-        raise ValueError("is not a path: write it as text")
-    if not value.strip():
-        raise ValueError("is empty: give a path, or leave the key out for its default")
-    if "\0" in value:
-        raise ValueError("is not a path: it holds a NUL character")
-    try:
-        os.fsencode(value)
-    except UnicodeEncodeError:
-        raise ValueError("is not a path: it holds characters that no file name here can have") from None
-    if value.startswith("~") or "${" in value:
-        raise ValueError("is not expanded: write the path out in full")
-    if "://" in value and not value.startswith((".", "/")):
+    text = str(value) if isinstance(value, Path) else value
+    if not isinstance(text, str) or not text.strip() or "\0" in text or text.startswith("~") or "${" in text:
+        raise ValueError("is not a path: write it out in full; nothing expands ~ and ${...}")
+    if "://" in text and not text.startswith((".", "/")):
         raise ValueError("is a URI: write a path of this machine")
-    return Path(value)
-
-
-def optional(parse: Callable[[object], T]) -> Callable[[object], T | None]:
-    """``parse``, but for None, which only Python code can write: not given."""
-    return lambda value: None if value is None else parse(value)
+    return Path(text)
 
 
 def listed(
@@ -162,27 +143,6 @@ def listed(
         return tuple(parse(part) for part in value)
 
     return parse_all
-
-
-def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Milliseconds of each level of a messageDelayLevel text such as ``1s 5s 2h``; index 0 is level 1."""
-    levels = []
-    for word in text.split():
-        match = re.fullmatch(r"([0-9]{1,15})([smhd])", word, re.ASCII)
-        if match is None:
-            raise ValueError(f"is not a list of delay levels: {shown(word)} is not a number with s, m, h or d")
-        levels.append(int(match[1]) * MILLIS_UNITS[match[2]])
-    if not 1 <= len(levels) <= 1024 or max(levels) > 2**62:
-        raise ValueError("is not a list of delay levels: write 1 to 1024 of them, such as 1s 5s 1m 2h")
-    return tuple(levels)
-
-
-def parse_delay_text(value: object) -> str:
-    """A messageDelayLevel text, checked and left as it is written."""
-    if not isinstance(value, str):
-        raise ValueError("is not text: write the levels as in messageDelayLevel, such as 1s 5s 1m 2h")
-    parse_delay_levels(value)
-    return value
 
 
 def matching(pattern: str, complaint: str) -> Callable[[object], str]:
@@ -207,29 +167,14 @@ def show_size(value: int) -> str:
 
 
 def printable(text: str) -> str:
-    """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes.
-
-    A byte of a file's name that is no UTF-8 becomes that byte: ``\\xff``.
-    """
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(char: str) -> str:
-    code = ord(char) - _BYTES_AT
-    return f"\\x{code:02x}" if 0x80 <= code <= 0xFF else char.encode("unicode_escape").decode("ascii")
+    """One line of text that any terminal prints: line ends, controls and lone surrogates become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shown(value: object, limit: int = 120) -> str:
     """A value as an error message quotes it: text in double quotes, true and false as TOML has them, cut off."""
-    if isinstance(value, str):
-        text = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{printable(text[:limit])}{"..." if len(text) > limit else ""}"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Path):
-        return shown(str(value), limit)
     try:
-        text = printable(repr(value))
+        text = printable(json.dumps(value, ensure_ascii=False, default=str))
     except ValueError:  # an integer past the limit of int-to-text conversion, alone or in a list
         return f"(a {type(value).__name__} too long to print)"
     return text if len(text) <= limit else f"{text[:limit]}..."
@@ -276,9 +221,13 @@ Millis = Annotated[int, BeforeValidator(parse_millis), Kind("milliseconds", str)
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Kind("seconds", lambda value: f"{value:g}")]
 Count = Annotated[int, BeforeValidator(parse_count), Kind("integer", str)]
 Flag = Annotated[bool, BeforeValidator(parse_flag), Kind("true|false", lambda value: str(value).lower())]
-OptionalPath = Annotated[Path | None, BeforeValidator(optional(parse_path)), Kind("path", lambda _: "not set")]
 OnePath = Annotated[Path, BeforeValidator(parse_path), Kind("path", str)]
-DelayLevels = Annotated[str, BeforeValidator(parse_delay_text), Kind("text", str)]
+OptionalPath = Annotated[OnePath | None, Kind("path", lambda _: "not set")]
+_parse_delay_levels = matching(
+    r"\s*[0-9]{1,9}[smhd](\s+[0-9]{1,9}[smhd]){0,1023}\s*",
+    "is not a list of delay levels: write 1 to 1024 of them, such as 1s 5s 1m 2h",
+)
+DelayLevels = Annotated[str, BeforeValidator(_parse_delay_levels), Kind("text", str)]
 
 
 #: What pyarrow's file systems open.
@@ -346,12 +295,7 @@ def parse_place(value: object) -> Path:
     match = _URI.match(value) if isinstance(value, str) else None
     if match is None:
         return value if isinstance(value, RemotePath) else parse_path(value)
-    parse_path(f"./{value}")  # refuses what no name can hold
-    return _from_uri(str(value), match[1].lower())
-
-
-def _from_uri(text: str, scheme: str) -> RemotePath:
-    scheme = _SAME.get(scheme, scheme)
+    text, scheme = str(value), _SAME.get(match[1].lower(), match[1].lower())
     if scheme not in SCHEMES:
         raise ValueError(f"is no place that can be read: write a path, or a URI with {', '.join(SCHEMES)}")
     try:
@@ -359,19 +303,18 @@ def _from_uri(text: str, scheme: str) -> RemotePath:
     except ValueError as error:
         raise ValueError(f"is not a URI: {error}") from None
     names = [unquote(name) for name in uri.path.split("/") if name]
-    if uri.fragment or not text.isprintable() or any(name in (".", "..") or "/" in name for name in names):
+    is_odd = any(name in (".", "..") or "/" in name or "\0" in name for name in names)
+    if uri.fragment or not text.isprintable() or "${" in text or is_odd:
         raise ValueError("is not the URI of a directory: write it without . and .. and without #, %2F and line ends")
+    if (scheme == "file") != (uri.netloc in ("", "localhost")):
+        raise ValueError("is not the URI of a directory: write file:///directory, or its bucket or host behind ://")
     if scheme == "file":
-        if uri.netloc not in ("", "localhost"):
-            raise ValueError(f"names the host {shown(uri.netloc)}: write file:///directory")
         return RemotePath("file:", "localhost", *names)
-    if not uri.netloc:
-        raise ValueError(f"names no bucket or host: write {scheme}://NAME/directory")
     return RemotePath(f"{scheme}:", uri.netloc + (uri.query and "?") + uri.query.replace("/", "%2F"), *names)
 
 
 _NOT_PATHS = "is not a list of paths: write a list, or one text with , between the paths"
-OptionalPlace = Annotated[Path | None, BeforeValidator(optional(parse_place)), Kind("path", lambda _: "not set")]
+OptionalPlace = Annotated[Annotated[Path, BeforeValidator(parse_place)] | None, Kind("path", lambda _: "not set")]
 Places = Annotated[
     tuple[Path, ...],
     BeforeValidator(listed(parse_place, _NOT_PATHS, passes_empty=False)),

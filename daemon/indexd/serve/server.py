@@ -77,8 +77,6 @@ class ServeThread:
             read_remoting_access(config)
             read_upstream_tls(config)
             self._addresses["remoting"] = config.remoting.remoting
-        elif config.remoting.unused:
-            log.warning("remoting_unused", keys=list(config.remoting.unused), hint="give --remoting HOST:PORT")
         self._outlets = [*self._addresses, *(["mqtt"] if config.mqtt.mqtt_host is not None else [])]
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
