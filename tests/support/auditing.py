@@ -12,11 +12,12 @@ from typing import Any
 
 from indexd.audit import Audit, AuditPlan, AuditReport, audit_task, join, plan_audit
 from indexd.audit.page import lines
-from indexd.cli.output import show_bytes, show_time
+from indexd.cli.output import show_time
 from indexd.commitlog.reader import LogReader
 from indexd.config import Config, load
 from indexd.index.file import IndexService
 from indexd.index.format import FLAVOURS, IndexLayout
+from indexd.pages.wording import show_size
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import WholeLog, once
 from indexd.storage.disk import Disk
@@ -85,7 +86,7 @@ def rows_of(found: Audit) -> list[dict[str, Any]]:
 
 def words_of(report: AuditReport) -> list[str]:
     """What a terminal shows."""
-    return list(lines(report, show_bytes, show_time))
+    return list(lines(report, show_size, show_time))
 
 
 def key_texts(message: NaiveMessage, flavour: str) -> list[str]:

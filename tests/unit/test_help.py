@@ -71,12 +71,13 @@ def test_whom_status_asks_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_has_to_be_given_is_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, usage in (
-        ("inspect", "usage: indexd inspect [OPTION ...] PATH [PATH ...]"),
-        ("message", "usage: indexd message [OPTION ...] (-i ID | -o OFFSET)"),
-        ("query-offset", "usage: indexd query-offset [OPTION ...] -t TOPIC -i QUEUE -o OFFSET"),
+    for command, needed in (
+        ("inspect", "PATH [PATH ...]"),
+        ("message", "(-i ID | -o OFFSET)"),
+        ("query-offset", "-o O"),
     ):
-        assert said(capsys, command, "-h").splitlines()[0] == usage
+        usage = said(capsys, command, "-h").partition("\n\n")[0]
+        assert (needed in usage, "--mqtt-host" in usage) == (True, False)
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,6 @@ from indexd.cli.output import (
     counted,
     print_json,
     print_line,
-    show_bytes,
     show_time,
     typed,
     until_reader_leaves,
@@ -29,21 +28,22 @@ from indexd.cli.output import (
 from indexd.cli.spark import spark_session, uses_spark
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
-from indexd.config.units import RemotePath, parse_count, parse_path, parse_seconds, printable
+from indexd.config.load import check_outside
+from indexd.config.units import parse_count, parse_path, parse_seconds, printable
 from indexd.errors import UsageError
+from indexd.pages.wording import show_size
 from indexd.storage.disk import Disk, OutputDisk
 from indexd.storage.names import absolute
 from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
-    from indexd.audit import AuditOptions, AuditReport
     from indexd.repair.run import Planned, Repaired, RepairOptions
 
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     text = "hold a broker's own index against its log, changing nothing"
-    parser = add_command(commands, "audit", [common], text)
+    parser = add_command(commands, "audit", [common], text, function=audit)
     parser.add_argument("--queues", action="store_true", help="hold the broker's ConsumeQueues against the log, too")
     parser.add_argument(
         "--samples",
@@ -58,9 +58,8 @@ def register(commands: Any, common: Parser) -> None:
         metavar="FILE",
         help="keep what is finished in FILE, and go on with it if it is there",
     )
-    parser.set_defaults(function=audit)
     text = "mend the index of a stopped broker: what is missing is built, checked, and exchanged in one step"
-    parser = add_command(commands, "repair", [common], text)
+    parser = add_command(commands, "repair", [common], text, function=repair)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="say what it would do and how long, and change nothing")
     what.add_argument("--undo", action="store_true", help="put back the index that the newest repair replaced")
@@ -72,7 +71,6 @@ def register(commands: Any, common: Parser) -> None:
         metavar="SECONDS",
         help="begin nothing that would end later: 600, 10m, 2h; the newest comes first",
     )
-    parser.set_defaults(function=repair)
 
 
 def audit(args: argparse.Namespace, config: Config) -> int:
@@ -80,17 +78,32 @@ def audit(args: argparse.Namespace, config: Config) -> int:
 
     Raises UsageError for a FILE that cannot be written there, before anything is read.
     """
-    _check_places(args, config)
+    if args.report is not None and args.resume is not None and args.report.resolve() == args.resume.resolve():
+        raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
+    _check_place(args.report, "--report", config)
+    _check_place(args.resume, "--resume", config)
     prepare_compiler()
-    from indexd.audit.page import audit_page, lines  # noqa: PLC0415 - loads numba, for which all is prepared now
+    from indexd.audit import AuditOptions, audit_here, load_kernels  # noqa: PLC0415 - loads numba, as those below
+    from indexd.audit.page import audit_page, lines  # noqa: PLC0415
 
-    report = _on_spark(args, config) if uses_spark(config) else _here(args, config)
+    options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
+    if args.samples is not None:
+        options = replace(options, samples=args.samples)
+    if uses_spark(config):
+        with spark_session(config, "indexd audit") as spark, ProgressBar("audit") as bar:
+            from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
+
+            report = audit_on_spark(spark, config, options, bar.to)
+    else:
+        load_kernels(config)
+        with ProgressBar("audit") as bar:
+            report = audit_here(config, disk_for(config), options, bar.to)
     with until_reader_leaves():
         if wants_json(args):
             for row in report.rows():
                 print_json(row)
         else:
-            for line in lines(report, show_bytes, show_time):
+            for line in lines(report, show_size, show_time):
                 print_line(line)
     if args.report is not None:
         # The last thing done: what was found is on standard output, whatever becomes of the page.
@@ -98,50 +111,16 @@ def audit(args: argparse.Namespace, config: Config) -> int:
     return 0 if report.is_sound else EXIT_FINDINGS
 
 
-def _check_places(args: argparse.Namespace, config: Config) -> None:
-    if args.report is not None and args.resume is not None and args.report.resolve() == args.resume.resolve():
-        raise UsageError(f"--report and --resume are the same file: {printable(str(args.report))}", "name two files")
-    for option in ("report", "resume"):
-        path: Path | None = getattr(args, option)
-        if path is not None:
-            what, place = f"--{option} {printable(str(path))}", path.resolve()
-            roots = [root for root in (config.store.store, *config.store.commit_log_directories) if root is not None]
-            if any(place.is_relative_to(root.resolve()) for root in roots if not isinstance(root, RemotePath)):
-                raise UsageError(f"{what} lies in the store, where audit writes nothing", "name a file elsewhere")
-            # A device, a pipe: it would be replaced, not written to.
-            if os.path.lexists(place) and not place.is_file():
-                kind = "is a directory" if place.is_dir() else "is no plain file"
-                raise UsageError(f"{what} {kind}", "name a file, or a name that nothing has")
-            if path.is_symlink():  # whoever made it says where root writes
-                raise UsageError(f"{what} is a link", "name the file itself")
-            if not place.parent.is_dir():
-                raise UsageError(f"{what}: there is no directory {printable(str(place.parent))}", "make it first")
-            if not os.access(place.parent, os.W_OK | os.X_OK):
-                parent = printable(str(place.parent))
-                raise UsageError(f"{what}: this user may not write to {parent}", "name a file elsewhere")
-
-
-def _options(args: argparse.Namespace) -> AuditOptions:
-    from indexd.audit import AuditOptions  # noqa: PLC0415 - loads numba
-
-    options = AuditOptions(queues=args.queues, kept=args.resume, yields=True)
-    return options if args.samples is None else replace(options, samples=args.samples)
-
-
-def _here(args: argparse.Namespace, config: Config) -> AuditReport:
-    from indexd.audit import audit_here, load_kernels  # noqa: PLC0415 - loads numba
-
-    load_kernels(config)
-    with ProgressBar("audit") as bar:
-        return audit_here(config, disk_for(config), _options(args), bar.to)
-
-
-def _on_spark(args: argparse.Namespace, config: Config) -> AuditReport:
-    with spark_session(config, "indexd audit") as spark:
-        from indexd.spark.audit import audit_on_spark  # noqa: PLC0415 - loads pyspark, which is optional
-
-        with ProgressBar("audit") as bar:
-            return audit_on_spark(spark, config, _options(args), bar.to)
+def _check_place(path: Path | None, flag: str, config: Config) -> None:
+    if path is None:
+        return
+    check_outside(config, path, flag)
+    what = f"{flag} {printable(str(path))}"
+    # A link: whoever made it says where root writes. A device, a pipe: it would be replaced, not written to.
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{what} is no plain file", "name a file, or a name that nothing has")
+    if not os.access(absolute(path).parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{what}: there is no directory that this user may write to", "name a file elsewhere")
 
 
 # --- repair
@@ -155,26 +134,20 @@ def repair(args: argparse.Namespace, config: Config) -> int:
         raise UsageError("indexd repair changes the store, and there is no terminal to ask", "say --yes, or --plan")
     prepare_compiler()
     from indexd.audit import load_kernels  # noqa: PLC0415 - loads numba
-    from indexd.repair.run import RepairOptions  # noqa: PLC0415 - the same
+    from indexd.repair.run import RepairOptions, look  # noqa: PLC0415 - the same
 
     options = RepairOptions(args.all, args.time_limit)
     if not args.undo:
         load_kernels(config)
     if args.plan:
-        return _plan(args, config, options)
+        with ProgressBar("audit") as bar:
+            planned = look(Disk(), config, options, bar.to)
+        _show_plan(args, planned)
+        return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
     try:
         return _undo(args, config) if args.undo else _repair(args, config, options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; nothing is half done: the index is as before, or the new one") from None
-
-
-def _plan(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
-    from indexd.repair.run import look  # noqa: PLC0415 - loads numba
-
-    with ProgressBar("audit") as bar:
-        planned = look(Disk(), config, options, bar.to)
-    _show_plan(args, planned)
-    return EXIT_FINDINGS if planned.is_needed or planned.plan.keys_behind else 0
 
 
 def _repair(args: argparse.Namespace, config: Config, options: RepairOptions) -> int:
@@ -247,7 +220,7 @@ def _print_plan(planned: Planned) -> None:
         print_line(printable(line))
     if plan.is_needed:
         print_line(
-            f"about {max(plan.estimated_seconds, 1):.0f} s; {show_bytes(plan.bytes_to_write)} are written in a folder "
+            f"about {max(plan.estimated_seconds, 1):.0f} s; {show_size(plan.bytes_to_write)} are written in a folder "
             "beside the index, which gets the old index in exchange"
         )
 
@@ -256,33 +229,25 @@ def _print_done(done: Repaired) -> None:
     planned = done.planned
     for line in done.settled:
         print_line(printable(line))
-    if not planned.plan.is_needed and not done.is_declined:
-        if not planned.is_needed:
-            _print_plan(planned)
-        return
     if done.folder is None:
-        why = "as you say" if done.is_declined else "there is not even time for the newest part"
-        print_line(f"nothing was changed: {why}")
+        if done.is_declined:
+            print_line("nothing was changed: as you say")
+        elif planned.plan.is_needed:
+            print_line("nothing was changed: there is not even time for the newest part")
+        elif not planned.is_needed:
+            _print_plan(planned)
         return
     keys = sum(built.entries for built in done.built)
     files = sum(len(built.files) for built in done.built)
-    what = "no new file was needed"
-    if files:
-        what = f"{keys:,} keys in {counted(files, 'new file')}, checked against the log"
-    print_line(f"repaired in {done.seconds:.1f} s: {what}")
+    what = f"{keys:,} keys in {counted(files, 'new file')}, checked against the log"
+    print_line(f"repaired in {done.seconds:.1f} s: {what if files else 'no new file was needed'}")
     for gap in done.gaps:
-        size = show_bytes(gap.end - gap.begin)
+        size = show_size(gap.end - gap.begin)
         print_line(f"log bytes {gap.begin} to {gap.end} ({size}) could not be read: {printable(gap.reason)}")
     for line in planned.plan.behind_lines():
         print_line(printable(line))
     if done.left:
         print_line(f"{counted(len(done.left), 'older part')} not reached in time, as before: run it again")
-    if done.index_timestamp:
-        print_line(f"the checkpoint vouches for the index up to {show_time(done.index_timestamp)}")
-    print_line(
-        f"the old index is in {printable(str(done.folder))}: indexd repair --undo puts it back; else remove it some day"
-    )
-    if done.folders > 1:
-        print_line(
-            f"{done.folders} repairs can be undone, the newest first: once content, remove all indexd-repair-* folders"
-        )
+    folder, several = printable(str(done.folder)), f"; {done.folders} repairs can be undone, the newest first"
+    text = f"the old index is in {folder}: indexd repair --undo puts it back; else remove it some day"
+    print_line(text + (several if done.folders > 1 else ""))

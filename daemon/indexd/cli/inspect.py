@@ -23,7 +23,6 @@ from indexd.cli.output import (
     count64,
     print_json,
     print_line,
-    show_bytes,
     show_time,
     some_name,
     typed,
@@ -48,6 +47,7 @@ from indexd.index.format import (
     unpack_slot,
 )
 from indexd.index.reader import IndexFileReader
+from indexd.pages.wording import show_size
 from indexd.query.message import message_fields
 from indexd.sparse.format import OFFSET_ENTRY, OFFSET_SUFFIX, TIME_ENTRY, TIME_SUFFIX, base_of_name
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
@@ -78,7 +78,8 @@ def _parse_range(text: str) -> tuple[int | None, int | None]:
 
 def register(commands: Any, common: Parser) -> None:
     """Add the command."""
-    parser = add_command(commands, "inspect", [common], "show what a file or directory holds: of a store, or of indexd")
+    text = "show what a file or directory holds: of a store, or of indexd"
+    parser = add_command(commands, "inspect", [common], text, function=inspect)
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="an index, queue or log file, a checkpoint, or a directory of them"
     )
@@ -100,7 +101,6 @@ def register(commands: Any, common: Parser) -> None:
         help=f"most frames, units or entries, 0 = all (default: {_FRAMES})",
     )
     parser.add_argument("--offset", type=count64, metavar="O", help="the physical offset of the first frame to show")
-    parser.set_defaults(function=inspect)
 
 
 def inspect(args: argparse.Namespace, config: Config) -> int:
@@ -140,7 +140,7 @@ def _shown(name: str, value: Any) -> str:
     if name.endswith("imestamp") and value:
         return f"{value} ({show_time(value)})"
     if name == "size":
-        return f"{value} ({show_bytes(value)})"
+        return f"{value} ({show_size(value)})"
     return "-" if value is None else printable(str(value))
 
 

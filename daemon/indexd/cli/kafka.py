@@ -15,12 +15,12 @@ from indexd.cli.output import (
     print_findings,
     print_json,
     print_line,
-    show_bytes,
     wants_json,
 )
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
+from indexd.pages.wording import show_size
 from indexd.storage.disk import Disk, OutputDisk
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def register(commands: Any, common: Parser) -> None:  # noqa: ARG001 - none of t
         title="commands", dest="kafka_command", metavar="COMMAND", required=True, parser_class=Parser
     )
 
-    parser = add_command(inner, "check", [shared], "hold every .index and .timeindex against its log, changing nothing")
+    text = "hold every .index and .timeindex against its log, changing nothing"
+    parser = add_command(inner, "check", [shared], text, function=check)
     parser.add_argument("directory", metavar="DIR", help=_DIRECTORY)
     parser.add_argument(
         "--interval", type=int, metavar="BYTES", help="also say which files differ from a rebuild with this interval"
     )
-    parser.set_defaults(function=check)
 
     text = "make every .index and .timeindex anew, as Kafka's recovery makes them; never changes a log"
-    parser = add_command(inner, "rebuild", [shared], text)
+    parser = add_command(inner, "rebuild", [shared], text, function=rebuild)
     parser.add_argument("directory", metavar="DIR", help=_DIRECTORY)
     parser.add_argument("--out", metavar="DIR2", help="write the files there and leave DIR as it is")
     parser.add_argument(
@@ -65,7 +65,6 @@ def register(commands: Any, common: Parser) -> None:  # noqa: ARG001 - none of t
         metavar="BYTES",
         help="the topic's segment.index.bytes, which no index may exceed (default: 10485760)",
     )
-    parser.set_defaults(function=rebuild)
 
 
 def check(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - the settings are RocketMQ's store's
@@ -119,7 +118,7 @@ def _print_rows(kind: str, findings: Findings, notes: Sequence[Note], *, json_li
 def _print_check(report: CheckReport, directory: str) -> None:
     words = [counted(report.partitions, "partition"), counted(report.segments, "segment")]
     words += [counted(report.batches, "batch"), counted(report.entries, "index entry")]
-    words += [f"{show_bytes(report.bytes)} in {report.seconds:.2f} s"]
+    words += [f"{show_size(report.bytes)} in {report.seconds:.2f} s"]
     found = counted(len(report.findings), "finding")
     print_line(f"{printable(directory)}: {', '.join(words)}: {found}")
 
@@ -129,6 +128,6 @@ def _print_rebuild(report: RebuildReport, directory: str, out: str | None) -> No
     place = "in place" if out is None else f"in {printable(out)}"
     words = [counted(report.partitions, "partition"), counted(summary["segments"], "segment")]
     words += [f"{summary['changed']} of them written {place}"]
-    words += [f"{show_bytes(summary['bytes'])} in {report.seconds:.2f} s"]
+    words += [f"{show_size(summary['bytes'])} in {report.seconds:.2f} s"]
     found = counted(len(report.findings), "problem")
     print_line(f"{printable(directory)}: {', '.join(words)}: {found}")

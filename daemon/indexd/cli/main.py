@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from indexd import __version__
 from indexd.cli import broker_index, inspect, kafka, query, rebuild, spark, status
@@ -105,25 +104,21 @@ def make_parser() -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    _add(commands, [common], "run", run, "follow the store and keep its index (the default)").shown_keys |= {"http"}
+    parents = [common]
+    add_command(commands, "run", parents, "follow the store and keep its index (the default)", ["http"], run)
     for module in (status, rebuild, query, broker_index, inspect, kafka, spark):
         module.register(commands, common)
-    demo_parser = _add(commands, [common], "demo", demo, "show the whole of indexd in under a minute, on its own log")
+    text = "show the whole of indexd in under a minute, on its own log"
+    demo_parser = add_command(commands, "demo", parents, text, function=demo)
     demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
     demo_parser.add_argument("--spark", action="store_true", help="also rebuild it by Spark, which takes a minute")
     text = "print a script that completes indexd's words: for bash, zsh or fish"
-    _add(commands, [], "completion", None, text).add_argument(
+    add_command(commands, "completion", [], text).add_argument(
         "shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish"
     )
-    helping = _add(commands, [], "help", None, "show the help of a command")
-    helping.add_argument("words", nargs="*", metavar="COMMAND", help="the command")
-    return parser
-
-
-def _add(commands: Any, parents: list[Parser], name: str, function: Callable[..., int] | None, text: str) -> Parser:
-    parser = add_command(commands, name, parents, text)
-    if function is not None:
-        parser.set_defaults(function=function)
+    add_command(commands, "help", [], "show the help of a command").add_argument(
+        "words", nargs="*", metavar="COMMAND", help="the command"
+    )
     return parser
 
 

@@ -7,7 +7,6 @@ Each configuration key is an option of every command. A command adds its own, an
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import re
 import sys
@@ -114,15 +113,6 @@ def show_time(millis: int) -> str:
         return str(millis)
 
 
-def show_bytes(size: float) -> str:
-    """A size with a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
-
-
 def typed(parse: Callable[[Any], V], least: float | None = None, most: float = float("inf")) -> Callable[[str], V]:
     """For argparse: what ``parse`` makes of a text, of numbers those from ``least`` to ``most``."""
 
@@ -192,9 +182,6 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
 
 
-_EVERYWHERE = ("help", "help_all", "config", "json")
-
-
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are UsageErrors, one line like every other error, and whose help is one screen."""
 
@@ -214,24 +201,10 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         """The command's own options, and of the settings ``shown_keys`` alone; ``format_help`` has all."""
-        groups = [group for group in self._mutually_exclusive_groups if group.required]
-        needed = [action for group in groups for action in group._group_actions]
-        usage = [each for each in self._actions if each.required or not each.option_strings or each in needed]
-        formatter = argparse.HelpFormatter(f"{self.prog} [OPTION ...]", max_help_position=28)
-        formatter.add_usage(None, usage, groups)
-        formatter.add_text(self.description)
-        sections: dict[str, list[argparse.Action]] = {}
-        for group in self._action_groups:
-            for action in group._group_actions:
-                if action.dest not in KEYS and action.dest not in _EVERYWHERE:
-                    sections.setdefault(group.title or "", []).append(action)
-        shared = [action for action in self._actions if action.dest in self.shown_keys or action.dest in _EVERYWHERE]
-        for title, actions in (*sections.items(), ("options of every command", map(_shortened, shared))):
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        formatter.add_text(self.epilog)
-        self._print_message(formatter.format_help(), file or sys.stdout)
+        for action in self._actions:
+            if action.dest in KEYS and action.dest not in self.shown_keys:
+                action.help = argparse.SUPPRESS
+        super().print_help(file)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if not isinstance(action, argparse._SubParsersAction) or value in action.choices:
@@ -247,16 +220,6 @@ class _HelpAll(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser._print_message(parser.format_help(), sys.stdout)
         parser.exit()
-
-
-def _shortened(action: argparse.Action) -> argparse.Action:
-    # One line of what a setting is; what there is to add, --help-all says.
-    key = KEYS.get(action.dest)
-    if key is None or not (action.help or "").startswith(key.description):
-        return action
-    short = copy.copy(action)
-    short.help = first_clause(key.description)
-    return short
 
 
 def first_clause(text: str) -> str:
@@ -297,11 +260,18 @@ def wants_json(args: argparse.Namespace) -> bool:
 
 
 def add_command(
-    commands: Any, name: str, parents: Sequence[argparse.ArgumentParser], text: str, shows: Collection[str] = ()
+    commands: Any,
+    name: str,
+    parents: Sequence[argparse.ArgumentParser],
+    text: str,
+    shows: Collection[str] = (),
+    function: Callable[..., int] | None = None,
 ) -> Parser:
-    """A sub-command described by ``text``; ``shows``: keys that its help shows beside the usual ones."""
+    """A sub-command described by ``text``, done by ``function``; ``shows``: keys that its help shows, too."""
     parser: Parser = commands.add_parser(name, parents=list(parents), help=first_clause(text), description=text)
     parser.shown_keys = parser.shown_keys.union(shows)
+    if function is not None:
+        parser.set_defaults(function=function)
     return parser
 
 

@@ -19,7 +19,6 @@ from indexd.cli.output import (
     add_command,
     print_json,
     print_line,
-    show_bytes,
     show_time,
     table_lines,
     wants_json,
@@ -29,6 +28,7 @@ from indexd.config import Config
 from indexd.config.units import printable
 from indexd.errors import UsageError
 from indexd.flush.frontier import read_frontier
+from indexd.pages.wording import show_size
 from indexd.query import QUESTIONS, open_index, open_log
 from indexd.query.coverage import Coverage, why_not_complete
 from indexd.query.message import NotFound, message_fields, unpack_body
@@ -204,7 +204,7 @@ def _print_message(found: Message, args: argparse.Namespace) -> None:
     properties, fields["keys"] = fields.pop("properties"), " ".join(fields["keys"])
     how = "" if body.is_unpacked else ", as stored, not unpacked"
     how = "" if body.compression is None else f", {body.compression} of {len(found.body)} bytes{how}"
-    fields["body"] = show_bytes(len(body.data)) + how
+    fields["body"] = show_size(len(body.data)) + how
     for name, value in fields.items():
         print_line(f"{name:<26} {'-' if value in (None, '') else printable(str(value))}")
     for name, value in properties.items():

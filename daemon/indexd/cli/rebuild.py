@@ -18,7 +18,6 @@ from indexd.cli.output import (
     print_findings,
     print_json,
     print_line,
-    show_bytes,
     until_reader_leaves,
     wants_json,
 )
@@ -26,8 +25,10 @@ from indexd.cli.spark import spark_session, uses_spark
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
 from indexd.config.units import printable
+from indexd.pages.wording import show_size
 from indexd.storage.disk import Disk
 from indexd.storage.names import building_of
+from indexd.storage.remote import disk_for
 
 if TYPE_CHECKING:
     from indexd.recovery.rebuild import Rebuilt
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
-    parser = add_command(commands, "verify", [common], "check every output in a data directory, changing nothing")
+    text = "check every output in a data directory, changing nothing"
+    parser = add_command(commands, "verify", [common], text, function=verify)
     parser.add_argument("--deep", action="store_true", help="also compare every entry with the log, both ways")
-    parser.set_defaults(function=verify)
-    parser = add_command(commands, "rebuild", [common], "build a whole data directory from the commitlog")
+    parser = add_command(
+        commands, "rebuild", [common], "build a whole data directory from the commitlog", function=rebuild
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="where to: an empty directory or none")
     parser.add_argument("--only", choices=["index"], help="build this output alone")
-    parser.set_defaults(function=rebuild)
 
 
 def rebuild(args: argparse.Namespace, config: Config) -> int:
@@ -51,29 +53,24 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:
     if args.only is not None:
         outputs = config.outputs.model_copy(update={"consume_queue": False, "sparse": False})
         config = config.model_copy(update={"outputs": outputs})
-    on_spark = uses_spark(config)
-    more: dict[str, int] = {}
+    out, more = Path(args.out), dict[str, int]()
     try:
-        if on_spark:
-            result, tasks = _on_spark(config, Path(args.out))
+        if uses_spark(config):
+            result, tasks = _on_spark(config, out)
             more = {"tasks": tasks}
         else:
-            result = _here(config, Path(args.out))
+            result = _here(config, out)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(*_left(building_of(Path(args.out)))) from None
+        building = building_of(out)
+        way = "is left: the next rebuild replaces it, or it can be removed"
+        raise KeyboardInterrupt(
+            *([f"interrupted; {printable(str(building))} {way}"] if building.exists() else [])
+        ) from None
     if wants_json(args):
         print_json(_row(args.out, result, time.monotonic() - process_started) | {"engine": config.spark.engine} | more)
     else:
         _print(args.out, result, more)
     return 0
-
-
-def _left(building: Path) -> list[str]:
-    """The line about what a rebuild that is interrupted leaves; none when it leaves nothing."""
-    if not building.exists():
-        return []
-    way = "is left: the next rebuild replaces it, or it can be removed"
-    return [f"interrupted; {printable(str(building))} {way}"]
 
 
 def _here(config: Config, out: Path) -> Rebuilt:
@@ -92,11 +89,9 @@ def _on_spark(config: Config, out: Path) -> tuple[Rebuilt, int]:
         from indexd.spark.rebuild.job import rebuild as build  # noqa: PLC0415 - the same
         from indexd.spark.session import slots  # noqa: PLC0415 - optional packages
         from indexd.spark.tasks import run_tasks  # noqa: PLC0415 - the same
-        from indexd.storage.remote import disk_for  # noqa: PLC0415 - the same
 
-        disk = disk_for(config)
+        disk, tasks = disk_for(config), partial(run_tasks, spark)
         with ProgressBar("rebuild") as bar, closing(suspects_limit(config, disk)) as limit:
-            tasks = partial(run_tasks, spark)
             return build(config, disk, out, tasks, bar.to, slots=slots(spark), log_limit=limit)
 
 
@@ -122,24 +117,26 @@ def _print(out: str, result: Rebuilt, more: dict[str, int]) -> None:
     rate = result.messages / result.seconds if result.seconds else 0
     print_line(
         f"{out}: {result.messages} messages, {result.entries} entries in {result.files} index files, "
-        f"{show_bytes(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
+        f"{show_size(result.bytes)} of log in {result.seconds:.2f} s ({rate:,.0f} messages/s)"
     )
     if more:
         print_line(f"{more['tasks']} tasks on Spark")
-    if result.skipped_bytes:
-        print_line(
-            f"{result.skipped_bytes} bytes of the log were passed over: see the uncovered ranges in {out}/frontier"
-        )
-    if result.unproven_bytes:
-        print_line(
-            f"{result.unproven_bytes} bytes at the end of the log hold messages older than one before them: the clock "
-            "went back, or they were removed, which the broker alone knows"
-        )
-    if result.left_out_messages:
-        print_line(
-            f"{result.left_out_messages} messages have no place in a ConsumeQueue: their topics have batch queues or "
-            "are no folder's name, or --queues-max was reached"
-        )
+    left_out = (
+        (result.skipped_bytes, f"bytes of the log were passed over: see the uncovered ranges in {out}/frontier"),
+        (
+            result.unproven_bytes,
+            "bytes at the end of the log hold messages older than one before them: the clock went back, or they were "
+            "removed, which the broker alone knows",
+        ),
+        (
+            result.left_out_messages,
+            "messages have no place in a ConsumeQueue: their topics have batch queues or are no folder's name, or "
+            "--queues-max was reached",
+        ),
+    )
+    for number, text in left_out:
+        if number:
+            print_line(f"{number} {text}")
     if result.unreadable is not None:
         print_line(
             f"the log ends at offset {result.unreadable.offset} in bytes that are no frame: {result.unreadable.reason}"
@@ -168,7 +165,7 @@ def verify(args: argparse.Namespace, config: Config) -> int:
 def _print_summary(report: Report, data: str) -> None:
     for note in report.notes:
         print_line(f"not checked: {printable(note)}")
-    words = [f"{report.files} index files", f"{report.entries:,} entries", show_bytes(report.bytes)]
+    words = [f"{report.files} index files", f"{report.entries:,} entries", show_size(report.bytes)]
     if report.queues:
         words.append(f"{report.units:,} units of {report.queues:,} queues")
     if report.segments:

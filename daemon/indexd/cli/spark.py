@@ -24,7 +24,6 @@ from indexd.cli.output import (
     count64,
     print_json,
     print_line,
-    show_bytes,
     some_name,
     typed,
     until_reader_leaves,
@@ -36,6 +35,7 @@ from indexd.config.compiled import prepare_compiler
 from indexd.config.load import check_outside
 from indexd.config.units import parse_count, parse_path, parse_place, printable
 from indexd.errors import UsageError
+from indexd.pages.wording import show_size
 from indexd.query.message import TIME_MAX, TIME_MIN
 from indexd.query.questions import check_times
 from indexd.storage.disk import OutputDisk
@@ -57,9 +57,10 @@ _STAGES = {"count": "counting", "chains": "measuring chains"}
 def register(commands: Any, common: Parser) -> None:
     """Add the commands."""
     text = "say what Spark would run with: which Java, Python and packages, and what is missing"
-    add_command(commands, "doctor", [common], text).set_defaults(function=doctor)
+    add_command(commands, "doctor", [common], text, function=doctor)
     _add_export(commands, common)
-    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock, chains")
+    text = "count what is in the log: topics, keys, sizes, clock, chains"
+    parser = add_command(commands, "stats", [common], text, function=stats)
     parser.add_argument(
         "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
     )
@@ -79,7 +80,6 @@ def register(commands: Any, common: Parser) -> None:
     parser.add_argument(
         "--report", type=typed(parse_path), metavar="FILE.html", help="also write a page with plots, for a browser"
     )
-    parser.set_defaults(function=stats)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _add_export(commands: Any, common: Parser) -> None:
-    parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark")
+    parser = add_command(commands, "export", [common], "write messages as Parquet files, on Spark", function=export)
     parser.add_argument(
         "--to",
         type=typed(parse_place),
@@ -124,7 +124,6 @@ def _add_export(commands: Any, common: Parser) -> None:
         default="error",
         help="when DIR holds an export: stop, or replace it (default: error)",
     )
-    parser.set_defaults(function=export)
 
 
 def uses_spark(config: Config) -> bool:
@@ -290,7 +289,7 @@ def _print_export(found: Exported, to: str) -> None:
     rate = found.rows / found.seconds if found.seconds else 0
     words = f"{found.rows:,} messages"
     if found.files is not None:
-        words += f" in {found.files:,} files of {show_bytes(found.bytes or 0)}"
+        words += f" in {found.files:,} files of {show_size(found.bytes or 0)}"
     if found.partitions is not None and found.partitions > 1:
         words += f" in {found.partitions:,} partitions"
     print_line(f"{printable(to)}: {words}, in {found.seconds:.2f} s ({rate:,.0f} messages/s)")
