@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import clean
 from bench.ground import BenchError, Ground, Report, Row, median, megabytes, progress
 from bench.indexd import Daemon, call, kernels_compiled, options
 from bench.keyed import (
@@ -36,7 +35,6 @@ from bench.rebuild import same_files
 
 NAME = "recover"
 READY_TARGET_SECONDS = 2.0
-CLEAN_TARGET_SECONDS = 1.0
 _TURNS = 3
 _KILLS_PER_TURN = 2
 _SECONDS = 600
@@ -93,18 +91,13 @@ def measure(ground: Ground, report: Report) -> None:
         added = len(killed) * sizes.delta * ENTRIES_PER_MESSAGE
         after = After(before, before + added - count_entries(data / "index"), _ask_all(ground, ours, data), same)
         shutil.rmtree(store.path)
-        small, large = clean.small_files(ground, ours, data), clean.large_files(ground, ours, data)
     _print_recovery(report, ours, killed, theirs, after)
-    _print_clean(report, small, large)
     ready = median([one.first for one in killed])
     report.verdict(NAME, f"an answer within {READY_TARGET_SECONDS} s", f"{ready:.3f} s", ready < READY_TARGET_SECONDS)
     lost = after.lost + len(ours.samples) - after.found
     report.verdict(NAME, "no key lost", f"{lost} lost", lost == 0)
     if same is not None:
         report.verdict(NAME, "the same bytes as RocketMQ's index", "the same" if same else "others", same)
-    slowest = max(median(one.running) for one in (small, large) if one is not None)
-    target = f"a clean start, {clean.FILES} files, below {CLEAN_TARGET_SECONDS} s"
-    report.verdict(NAME, target, f"{slowest:.3f} s", slowest < CLEAN_TARGET_SECONDS)
 
 
 def _take_turns(
@@ -228,14 +221,3 @@ def _print_recovery(
 
 def _row(text: str, seconds: Sequence[float], entries: str = "", found: str = "") -> Row:
     return (text, f"{min(seconds):.3f} s", f"{median(seconds):.3f} s", entries, found, str(len(seconds)))
-
-
-def _print_clean(report: Report, small: clean.Clean, large: clean.Clean | None) -> None:
-    rows: list[Row] = [("", "best", "median", "opening", "runs")]
-    data: dict[str, Any] = {"files": clean.FILES}
-    for name, text, runs in (("small", "full of entries", small), ("large", "all but the last holes", large)):
-        if runs is not None:
-            taken = (f"{seconds:.3f} s" for seconds in (min(runs.running), median(runs.running), median(runs.opening)))
-            rows.append((f"files of {megabytes(runs.file_size)}, {text}", *taken, str(len(runs.running))))
-            data[name] = {"fileSize": runs.file_size, "runningSeconds": runs.running, "openingSeconds": runs.opening}
-    report.part("clean", f"indexd's start after a clean stop, {clean.FILES} index files", rows, data)

@@ -1,16 +1,8 @@
-"""The Spark data source: rows a second on two cores, beside the same kernels without Spark; start-up is not counted.
-
-``python -m bench.source --gib 4`` measures it alone, on a log of that size, which is kept where ``--store`` says.
-"""
+"""The Spark data source: rows a second on two cores, beside the same kernels without Spark; start-up is not counted."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,35 +39,26 @@ def measure(ground: Ground, report: Report) -> None:
     store = ground.work / NAME
     progress(f"{NAME}: writing a log")
     write_large_store(store, _BYTES_PER_MESSAGE * ground.messages)
-    try:
-        measure_store(store, report)
-    finally:
-        shutil.rmtree(store)
-
-
-def measure_store(store: Path, report: Report) -> None:
-    """The same for any store."""
     warm_log(store)
     sizes = [path.stat().st_size for path in (store / "commitlog").iterdir()]
     with _session() as spark:
         rows = _count(spark, store)
         found = {name: _take_turns(spark, store, columns) for name, columns in (("narrow", _NARROW), ("wide", _WIDE))}
-    table: list[Row] = [("", "best", "median", "CPU", "runs")]
+    shutil.rmtree(store)
+    table: list[Row] = [("", "best", "median", "runs")]
     data: dict[str, Any] = {"rows": rows, "logBytes": sum(sizes)}
     for name, ways in found.items():
         for way, runs in ways.items():
-            rates = [rows / seconds for seconds, _ in runs]
-            cpu = min(cpu for _, cpu in runs) / rows * 1e9
-            words = (f"{name}: {way}", per_second(max(rates)), per_second(median(rates)), f"{cpu:.0f} ns/row")
-            table.append((*words, str(len(runs))))
-            data[f"{name}: {way}"] = [round(seconds, 4) for seconds, _ in runs]
+            rates = [rows / seconds for seconds in runs]
+            table.append((f"{name}: {way}", per_second(max(rates)), per_second(median(rates)), str(len(runs))))
+            data[f"{name}: {way}"] = [round(seconds, 4) for seconds in runs]
     report.part(NAME, f"{rows:,} messages, {megabytes(sum(sizes))} of log, {SLOTS} slots", table, data)
     for name, target in _TARGETS.items():
-        best = max(rows / seconds for seconds, _ in found[name]["data source, noop"])
+        best = max(rows / seconds for seconds in found[name]["data source, noop"])
         report.verdict(NAME, f"{name} columns at least {per_second(target)}", per_second(best), best >= target)
 
 
-def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, list[tuple[float, float]]]:
+def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, list[float]]:
     options = parse_options({"path": str(store), "columns": columns}, is_stream=False)
     from indexd.spark.source.datasource import plan  # compiles, which is not to be measured
     from indexd.storage.disk import Disk
@@ -93,23 +76,19 @@ def _take_turns(spark: SparkSession, store: Path, columns: str) -> dict[str, lis
         def raw() -> None:
             pool.map(_read, [(store, columns, split) for split in splits], chunksize=1)
 
-        def raw_alone() -> None:
-            for split in splits:
-                _read((store, columns, split))
-
         ways: dict[str, Callable[[], None]] = {
-            "kernels alone, one process": raw_alone,
             f"kernels alone, {SLOTS} processes": raw,
             "data source, noop": noop,
             "data source, groupBy in Spark": grouped,
         }
-        found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        found: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(_TURNS + 1):
             progress(f"source: turn {turn} of {_TURNS}")
             for way, work in ways.items():
-                timed = _timed(work)
+                began = time.perf_counter()
+                work()
                 if turn:  # the first one compiles, loads and warms
-                    found[way].append(timed)
+                    found[way].append(time.perf_counter() - began)
     return found
 
 
@@ -120,29 +99,6 @@ def _read(work: tuple[Path, str, Split]) -> int:
     store, columns, split = work
     options = parse_options({"path": str(store), "columns": columns}, is_stream=False)
     return sum(batch.num_rows for batch in record_batches(Disk(), options.config, split, options.columns))
-
-
-def _timed(work: Callable[[], None]) -> tuple[float, float]:
-    # (seconds, CPU seconds of this process and all that it has started).
-    cpu, began = _cpu_seconds(), time.perf_counter()
-    work()
-    return time.perf_counter() - began, _cpu_seconds() - cpu
-
-
-def _cpu_seconds() -> float:
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        parents[int(path.name)], ticks[int(path.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-
-    def is_ours(pid: int) -> bool:
-        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
-
-    return sum(ticks[pid] for pid in ticks if is_ours(pid)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -182,27 +138,3 @@ def _positions(data: Any) -> Any:
         found.append(at)
         at += int.from_bytes(data[at : at + 4].tobytes(), "big")
     return np.array(found, dtype=np.int64)
-
-
-def main() -> int:
-    """Measure the data source alone."""
-    parser = argparse.ArgumentParser(prog="python -m bench.source")
-    parser.add_argument("--gib", type=float, default=1.0, help="log to read (default: %(default)s)")
-    parser.add_argument("--store", type=Path, help="where the log is, or is made and kept (default: removed again)")
-    args = parser.parse_args()
-    report = Report(as_json=False, hidden={})
-    report.note(f"Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f}")
-    store = args.store or Path(tempfile.mkdtemp(prefix="bench-source-"))
-    try:
-        if not (store / "commitlog").exists():
-            progress(f"writing {args.gib} GiB")
-            write_large_store(store, int(args.gib * (1 << 30)))
-        measure_store(store, report)
-    finally:
-        if args.store is None:
-            shutil.rmtree(store, ignore_errors=True)
-    return report.end()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

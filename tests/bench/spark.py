@@ -16,15 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.ground import DEFAULT_SIZES, BenchError, Ground, Report, Row, megabytes, per_second, progress, warm_log
+from bench.ground import BenchError, Ground, Report, Row, megabytes, per_second, progress, warm_log
 from bench.indexd import kernels_compiled, rebuild
-from bench.rebuild import same_files
+from bench.rebuild import reindex, same_files
 from indexd.config import load
 from indexd.spark.rebuild.job import rebuild as build
 from indexd.spark.session import SparkOptions, open_session, slots
 from indexd.spark.tasks import run_tasks
 from indexd.storage.disk import Disk
-from support.rocketmq import arguments, figures_of, run
 
 NAME = "spark"
 #: Of the messages of the other parts: more than 4 GB of log where those have 3,000,000 messages.
@@ -60,7 +59,7 @@ def _take_turns(ground: Ground, store: Path) -> dict[str, list[dict[str, Any]]]:
     for turn in range(_TURNS):
         progress(f"spark: turn {turn + 1} of {_TURNS}, RocketMQ and one process")
         if ground.java_missing is None:
-            figures["rocketmq"] += _reindex(ground, store)
+            figures["rocketmq"] += reindex(ground, store, ground.work / "reindex", rounds=2)[1:]
         out = ground.work / "process"
         shutil.rmtree(out, ignore_errors=True)
         warm_log(store)
@@ -100,16 +99,6 @@ def _rebuild_in_a_session(store: Path, out: Path, master: str) -> list[dict[str,
             )
             os.sync()
     return rows[1:]
-
-
-def _reindex(ground: Ground, store: Path) -> list[dict[str, Any]]:
-    reference = ground.work / "reindex"
-    words = arguments(store=store, index=reference, rounds=2, **DEFAULT_SIZES)
-    warm_log(store)
-    said = run("Store", "reindex", *words, home=ground.jvm_home, timeout=300 + ground.messages / 10_000)
-    shutil.rmtree(reference, ignore_errors=True)
-    os.sync()
-    return [figures_of(line) for line in said.splitlines()][1:]
 
 
 def _same_trees(one: Path, other: Path) -> bool:

@@ -416,7 +416,6 @@ def test_nothing_is_made_inside_the_store(golden: Golden) -> None:
     for words in (
         ("rebuild", *flags(golden), "--out", str(golden.root / "x")),
         ("run", *flags(golden), "--data", str(golden.root / "commitlog" / "x")),
-        ("demo", *flags(golden), "--work", str(golden.root / "x")),
     ):
         done = indexd(*words)
         assert done.returncode == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,9 +29,9 @@ from indexd.cli.output import (
     print_line,
     wants_json,
 )
-from indexd.config import KEYS, Config, flag_name, load
+from indexd.config import Config, load
 from indexd.config.compiled import prepare_compiler
-from indexd.demo import default_work_directory, run_demo
+from indexd.demo import run_demo
 from indexd.errors import IndexdError, NoRoomError
 
 EXIT_INTERRUPTED = 130
@@ -109,7 +110,7 @@ def make_parser() -> Parser:
     for module in (status, rebuild, query, broker_index, inspect, kafka, spark):
         module.register(commands, common)
     text = "show the whole of indexd in under a minute, on its own log"
-    demo_parser = add_command(commands, "demo", parents, text, function=demo)
+    demo_parser = add_command(commands, "demo", [], text, function=demo)
     demo_parser.add_argument("--work", metavar="DIR", help="where everything is written (default: a new directory)")
     demo_parser.add_argument("--spark", action="store_true", help="also rebuild it by Spark, which takes a minute")
     text = "print a script that completes indexd's words: for bash, zsh or fish"
@@ -173,13 +174,7 @@ def recover(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
-def demo(args: argparse.Namespace, config: Config) -> int:
-    """Run the demo, on --store if one is given."""
-    flags: list[str] = []
-    for key, value in given_flags(args).items():
-        if value is not None and key in KEYS and key not in ("store", "data"):  # which the demo sets itself
-            for each in value if isinstance(value, list) else [value]:
-                flags += [flag_name(key), each]
-    work = Path(args.work) if args.work else default_work_directory()
-    run_demo(config.store.store, tuple(flags), work, with_spark=args.spark)
+def demo(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - it sets its own
+    """Run the demo."""
+    run_demo(Path(args.work or tempfile.mkdtemp(prefix="indexd-demo-")), with_spark=args.spark)
     return 0
