@@ -1,7 +1,7 @@
 """``indexd demo``: the whole of indexd in under a minute, told in plain words.
 
-A built-in writer stands in for a broker and makes a small commitlog of real frames that grows while the daemon runs. The
-daemon is the same command that an operator runs, as a process of its own; it is killed with -9 on the way.
+A built-in writer stands in for a broker and makes a small commitlog of real frames that grows while the daemon runs.
+The daemon is the same command that an operator runs, as a process of its own; it is killed with -9 on the way.
 """
 
 from __future__ import annotations

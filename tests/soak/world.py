@@ -61,7 +61,6 @@ class Stop:
 FIGURES = {
     "rounds": "rounds",
     "freshStarts": "data directories begun",
-    "messages": "messages written",
     "verifications": "verifications, deep, without a finding",
     "entriesChecked": "entries checked by queries for keys of all kinds",
     "filedEntriesChecked": "entries checked in the files, all of them after each round",
@@ -71,10 +70,6 @@ FIGURES = {
     "rebuildsCompared": "rebuilds, the same byte for byte",
     "rebuildsLeftOut": "rebuilds not compared, the log's begin had expired",
     "starts": "daemon starts",
-    "recoveries": "recoveries",
-    "rollBacks": "roll-backs: recoveries that took entries back",
-    "disturbances": "disturbances noticed by a running daemon",
-    "degraded": "stages that had to wait",
     "outOfSpace": "starts and recoveries ended by a full disk",
     "rssAnonMax": "anonymous memory of the daemon, most",
     "descriptorsMax": "open descriptors of the daemon, most",
@@ -291,7 +286,6 @@ class World:
         self.look_after_daemon()
         self.daemon.kill()
         self.note(f"daemon {self.daemon.pid} killed")
-        self._take_down_events()
 
     def terminate(self) -> None:
         """TERM, and a clean end; a daemon that has just found the log cut may end unclean, and says so."""
@@ -301,7 +295,6 @@ class World:
         self.note(f"daemon {self.daemon.pid} ended with {code} after TERM")
         if code and not self._may_have_ended(code):
             raise SoakError(f"TERM ended {self.daemon} with {code}: {self._last_lines()}")
-        self._take_down_events()
 
     def look_after_daemon(self) -> None:
         """What a service manager does: start it again, if it ended by itself as it may on a full disk."""
@@ -314,7 +307,6 @@ class World:
         if not (code == _NO_SPACE and self._may_have_ended(code)):
             raise SoakError(f"{self.daemon} ended by itself with {code}: {self._last_lines()}")
         self.tally.add("outOfSpace")
-        self._take_down_events()
         self.start()
 
     def signal(self, number: signal.Signals) -> None:
@@ -338,7 +330,6 @@ class World:
             end = log_writer.end_of(self.store, self._writer.begin)
         else:
             end = self._writer.stop()
-        self._count_messages(self._writer.begin, end)
         self._furthest = max(self._furthest, end)
         self.note(f"the writer {'was killed' if kill else 'stopped'}, the log ends at {end}")
         return end
@@ -347,7 +338,6 @@ class World:
         """Stop the writer behind all that ever stood in this log; its end."""
         assert self._writer is not None
         end = self._writer.stop(self._furthest)
-        self._count_messages(self._writer.begin, end)
         self._furthest = end
         self.note(f"the log ends at {end}")
         return end
@@ -390,18 +380,3 @@ class World:
 
     def _last_lines(self) -> str:
         return "\n".join(self.daemon.log.read_text("utf-8").splitlines()[-20:])
-
-    def _take_down_events(self) -> None:
-        for row in self.daemon.events():
-            if row["event"] == "recovered":
-                self.tally.add("recoveries")
-                self.tally.add("rollBacks", int(row["dropped_entries"] > 0))
-            elif row["event"] == "disturbed":
-                self.tally.add("disturbances")
-            elif row["event"] == "degraded":
-                self.tally.add("degraded")
-
-    def _count_messages(self, begin: int, end: int) -> None:
-        # Before a cut takes some of them away again. Those that expired meanwhile are not counted.
-        first = int(log_writer.segments(self.store)[0].name)
-        self.tally.add("messages", log_writer.count(self.store, max(begin, first), end))

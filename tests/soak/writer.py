@@ -96,23 +96,6 @@ def end_of(store: Path, begin: int) -> int:
     return end
 
 
-def count(store: Path, begin: int, end: int) -> int:
-    """How many messages stand from the frame at ``begin`` on before ``end``, going by their heads alone."""
-    found = 0
-    while begin < end:
-        path = _segment(store, begin)
-        if not path.exists():
-            break
-        data, base = path.read_bytes(), int(path.name)
-        while begin < end:
-            size, magic = struct.unpack_from(">ii", data, begin - base)
-            if magic == MAGIC_BLANK or size <= 0:
-                break
-            found, begin = found + 1, begin + size
-        begin = max(begin, base + SEGMENT_SIZE) if begin < end else begin
-    return found
-
-
 def segments(store: Path) -> list[Path]:
     """The files of the log, oldest first."""
     return sorted((store / "commitlog").iterdir())

@@ -51,7 +51,7 @@ def test_a_sound_store(golden: Golden) -> None:
     assert [line.split(":")[0] for line in more if ": " in line][-4:] == ["crash", "broker", "flavour", "covered"]
     assert more[-2] == "flavour: 5.4 (by its entries)"
     assert more[-1].startswith(
-        f"covered: {golden.root}, log bytes 0 to 2740160 (2.6 MiB, 4,000 messages), 1 index file"
+        f"covered: {golden.root}, log bytes 0 to 2740160 (2.61 MiB, 4,000 messages), 1 index file"
     )
     found = rows(golden)
     assert [row["kind"] for row in found] == ["file", *["answers"] * 3, "samples", "crash", "summary"]

@@ -295,8 +295,8 @@ def test_words() -> None:
     ("flags", "code", "text"),
     [
         (["--columns", "phyOffset,nothing"], 2, "no column 'nothing'"),
-        (["--topics", "A,,B"], 2, "is no list of names"),
-        (["--topics", "A,"], 2, "is no list of names"),
+        (["--topics", "A,,B"], 2, "names nothing"),
+        (["--topics", "A,"], 2, "names nothing"),
         (["-b", "2", "-e", "1"], 2, "is behind the last one"),
         (["--max-records-per-file", "-1"], 2, "is negative"),
         (["--partition-by", "hour"], 2, "hour is no partition"),

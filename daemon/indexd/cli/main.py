@@ -97,6 +97,7 @@ def make_parser() -> Parser:
     common = common_options()
     parser = Parser(
         prog="indexd",
+        usage="indexd [OPTION ...] COMMAND ...",
         parents=[common],
         description="Keeps a RocketMQ broker's message index, beside it and without touching it.",
         epilog="Without a command: run. Exit codes: 0 ok, 1 findings, 2 usage, 3 unsafe store, 4 corrupt data, "
@@ -104,7 +105,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"indexd {__version__}")
     parser.add_argument("--recover", action="store_true", help="verify and mend the data directory, then exit")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", prog="indexd", parser_class=Parser
+    )
     parents = [common]
     add_command(commands, "run", parents, "follow the store and keep its index (the default)", ["http"], run)
     for module in (status, rebuild, query, broker_index, inspect, kafka, spark):

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -190,6 +191,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=28))
         super().__init__(*args, **kwargs)
         if self.add_help:
             text = "show this help with every setting and exit"
@@ -204,6 +206,8 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.dest in KEYS and action.dest not in self.shown_keys:
                 action.help = argparse.SUPPRESS
+            elif action.dest in KEYS and (action.help or "").startswith(KEYS[action.dest].description):
+                action.help = first_clause(KEYS[action.dest].description)
         super().print_help(file)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
