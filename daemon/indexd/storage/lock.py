@@ -308,8 +308,7 @@ def _host(text: str) -> str:
     # Words of 32 bits, each in the machine's order.
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.is_unspecified:
-            return "127.0.0.1"  # Java's, which takes both
-        return str(address.ipv4_mapped) if address.ipv4_mapped else f"[{address}]"
-    return "127.0.0.1" if address.is_unspecified else str(address)
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified:
+        return "127.0.0.1"  # Java's :: takes both
+    return f"[{address}]" if address.version == 6 else str(address)
