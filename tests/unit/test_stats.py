@@ -298,7 +298,7 @@ def test_words() -> None:
         (["--topics", "A,,B"], 2, "names nothing"),
         (["--topics", "A,"], 2, "names nothing"),
         (["-b", "2", "-e", "1"], 2, "is behind the last one"),
-        (["--max-records-per-file", "-1"], 2, "is negative"),
+        (["--max-records-per-file", "-1"], 2, "is not from 0 to"),
         (["--partition-by", "hour"], 2, "hour is no partition"),
         (["--partition-by", "day,day"], 2, "given twice"),
         (["--columns", "topic", "--partition-by", "topic"], 2, "no column is left"),

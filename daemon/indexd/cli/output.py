@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from tqdm import tqdm
 
 from indexd.config import KEYS, SECTIONS, flag_name
-from indexd.config.units import printable
+from indexd.config.units import parse_count, printable
 from indexd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ V = TypeVar("V")
 EXIT_FINDINGS = 1
 _LINES_PER_KIND = 20
 _LONE = re.compile("[\ud800-\udfff]")
-_INT64 = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 SHELLS = ("bash", "zsh", "fish")
 _PATH = re.compile(r"PATH|FILE|DIR")
 _WORD = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -130,16 +129,8 @@ def typed(parse: Callable[[Any], V], least: float | None = None, most: float = f
     return read
 
 
-def parse_count64(text: str) -> int:
-    """An offset or a time: a whole number of 64 bits that is not negative."""
-    if not _INT64.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-        raise ValueError("is no whole number of 64 bits")
-    if int(text) < 0:
-        raise ValueError("is negative: offsets, and times in ms since 1970, begin at 0")
-    return int(text)
-
-
-count64 = typed(parse_count64)
+#: An offset or a time: a whole number of 64 bits that is not negative.
+count64 = typed(parse_count, 0, 2**63 - 1)
 
 
 def some_name(text: str) -> str:
