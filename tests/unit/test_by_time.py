@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,17 +13,13 @@ from indexd.consumequeue.format import Unit
 from indexd.consumequeue.reader import ConsumeQueueReader
 from indexd.errors import UsageError
 from indexd.flush.frontier import Uncovered
-from indexd.query import KeyQuery, query_exact, query_log_time, query_time
-from indexd.query.by_time import offset_by_time, scan_start
+from indexd.query import query_log_time, query_time
+from indexd.query.by_time import offset_by_time
 from indexd.storage.lock import DirectoryLock
 from support.commitlog_writer import FrameSpec
 from support.data_directory import SEGMENT, T0, spec
 from support.queue_store import QueueStore
 from support.reading import patch
-
-if TYPE_CHECKING:
-    pass
-
 
 TIMES = st.lists(
     st.one_of(st.integers(T0 - 30, T0 + 30), st.integers(T0 - 3, T0 + 3), st.sampled_from([-5, -1, 0, 1, 2**40])),
@@ -98,21 +93,6 @@ def test_a_segment_without_sparse_indexes_is_scanned_whole(store: QueueStore) ->
     store.change_frontier(sparse=sparse._replace(segments=sparse.segments[:1] + sparse.segments[2:]))
     with store.index() as index:
         assert [query_log_time(index, T0 + number).phy_offset for number in range(40)] == offsets
-        (store.data / "sparse" / f"{3 * SEGMENT:020d}.timeindex").unlink()
-        (store.data / "sparse" / f"{4 * SEGMENT:020d}.index").unlink()
-        assert [query_log_time(index, T0 + number).phy_offset for number in range(40)] == offsets
-
-
-def test_a_sparse_index_that_was_cut(store: QueueStore) -> None:
-    offsets = store.append(*[spec(T0 + number, size=500) for number in range(40)])
-    store.build()
-    for name in (f"{SEGMENT:020d}.index", f"{0:020d}.timeindex"):
-        path = store.data / "sparse" / name
-        content = path.read_bytes()
-        path.write_bytes(content[:-5])
-        with store.index() as index:
-            assert [query_log_time(index, T0 + number).phy_offset for number in range(40)] == offsets
-        path.write_bytes(content)
 
 
 def test_a_running_daemon_has_sealed_a_segment_without_any_time(store: QueueStore, tmp_path: Path) -> None:
@@ -236,32 +216,6 @@ def test_the_answer_names_the_message(store: QueueStore) -> None:
         assert (answer.queue_offset, answer.phy_offset, answer.why) == (30, None, "behind the last message")
         answer = query_time(index, "T", 1, T0)
         assert (answer.queue_offset, answer.why) == (None, "no such queue")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(TIMES, st.data())
-def test_a_bounded_walk_finds_what_an_unbounded_one_does(times: list[int], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexd.query.by_key._BOUND_AFTER", data.draw(st.sampled_from([0, 1, 7])))
-        store = QueueStore(Path(directory))
-        with store.writer as writer:
-            for number, time in enumerate(times):
-                writer.append(sized(number, time))
-        messages = store.messages()
-        kept = data.draw(st.integers(0, len(messages) - 1))
-        store.build()
-        marks = store.frontier
-        store.build(upto=messages[kept].phy_offset)  # the sparse indexes know less than the key index
-        store.write(marks.with_outputs(sparse=store.frontier.sparse))
-        with store.index() as index:
-            for begin in {*times, *(time + 1 for time in times), T0 - 100}:
-                answer = query_exact(index, KeyQuery("T", "k", 500, begin))
-                wanted = [m.phy_offset for m in messages if m.store_timestamp >= begin]
-                assert [hit.phy_offset for hit in answer.hits] == wanted[::-1]
-                assert answer.truncated is None
-                look = index.look()
-                first = wanted[0] if wanted else messages[-1].phy_offset + 1
-                assert scan_start(index, look, begin, 0) <= first
 
 
 def test_a_queue_whose_times_fall_is_halved_and_the_log_is_not(store: QueueStore) -> None:

@@ -34,7 +34,7 @@ from indexd.query.coverage import Behind
 from indexd.query.message import find_by_id, find_by_offset, parse_message_id, unpack_body
 from indexd.storage.disk import Disk
 from support.commitlog_writer import FrameSpec
-from support.data_directory import SEGMENT, T0, Store, config_of, spec
+from support.data_directory import SEGMENT, T0, config_of, spec
 from support.queue_store import QueueStore
 
 if TYPE_CHECKING:
@@ -118,17 +118,17 @@ def test_what_is_opened(store: QueueStore, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def store_asked(tmp_path: Path) -> QueueStore:
+def empty(tmp_path: Path) -> QueueStore:
     return QueueStore(tmp_path)
 
 
-def test_nothing_before_a_cursor(store_asked: QueueStore) -> None:
-    (offset, _) = store_asked.append(spec(), spec())
-    store_asked.build()
-    with store_asked.index() as index:
+def test_nothing_before_a_cursor(empty: QueueStore) -> None:
+    (offset, _) = empty.append(spec(), spec())
+    empty.build()
+    with empty.index() as index:
         assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
         assert query_exact(index, KeyQuery("T", "none")).why == "absent"
-        (behind,) = store_asked.append(spec())
+        (behind,) = empty.append(spec())
         # What is not indexed yet stands behind the cursor, unless the cursor is behind the index.
         assert query_exact(index, KeyQuery("T", "k", before=offset)).why == "absent before the cursor"
         assert query_exact(index, KeyQuery("T", "none", before=behind)).why == "absent before the cursor"
@@ -149,10 +149,10 @@ def test_what_a_cursor_leaves_open() -> None:
     assert Coverage(200, 500, None, Behind(500)).up_to(0).complete
 
 
-def test_a_query_is_ended_by_its_check(store_asked: QueueStore) -> None:
-    store_asked.append(*[spec() for _ in range(20)])
-    store_asked.build()
-    with open_data(store_asked.data) as data:
+def test_a_query_is_ended_by_its_check(empty: QueueStore) -> None:
+    empty.append(*[spec() for _ in range(20)])
+    empty.build()
+    with open_data(empty.data) as data:
         assert len(data.by_key("T", "k").hits) == 20
         where = data.by_key("T", "k").hits[0].phy_offset
         queries = (
@@ -174,25 +174,23 @@ def test_a_query_is_ended_by_its_check(store_asked: QueueStore) -> None:
                 query()
 
 
-def test_queues_that_were_left_out_and_one_that_starts_late(store_asked: QueueStore) -> None:
-    store_asked.writer.queue_offsets["T", 0] = 11
-    store_asked.append(*[spec() for _ in range(3)])
-    store_asked.build()
-    store_asked.change_frontier(
+def test_queues_that_were_left_out_and_one_that_starts_late(empty: QueueStore) -> None:
+    empty.writer.queue_offsets["T", 0] = 11
+    empty.append(*[spec() for _ in range(3)])
+    empty.build()
+    empty.change_frontier(
         queues_limit=1,
-        queues=tuple(mark._replace(begin_offset=mark.min_offset) for mark in store_asked.frontier.queues or ()),
+        queues=tuple(mark._replace(begin_offset=mark.min_offset) for mark in empty.frontier.queues or ()),
     )
-    with store_asked.index() as index:
+    with empty.index() as index:
         assert query_offset(index, OffsetQuery("T", 1, 0)).why == (
             "no such queue; queues were left out when there were 1 (queues_max)"
         )
         answer = query_offset(index, OffsetQuery("T", 0, 2))
         assert (answer.status, answer.min_offset, answer.begin_offset) == ("OFFSET_TOO_SMALL", 11, 11)
         assert query_offset(index, OffsetQuery("T", 0, 14)).why == "behind the last message"
-    store_asked.change_frontier(
-        queues=tuple(mark._replace(begin_offset=3) for mark in store_asked.frontier.queues or ())
-    )
-    with store_asked.index() as index:
+    empty.change_frontier(queues=tuple(mark._replace(begin_offset=3) for mark in empty.frontier.queues or ()))
+    with empty.index() as index:
         assert query_offset(index, OffsetQuery("T", 0, 2)).begin_offset == 3
 
 
@@ -232,24 +230,24 @@ def test_queues_that_were_left_out_and_one_that_starts_late(store_asked: QueueSt
         lambda data: data.message(None),
     ],
 )
-def test_wrong_arguments(store_asked: QueueStore, asked: Any) -> None:
-    store_asked.append(spec())
-    store_asked.build()
-    with open_data(store_asked.data) as data, pytest.raises(UsageError):
+def test_wrong_arguments(empty: QueueStore, asked: Any) -> None:
+    empty.append(spec())
+    empty.build()
+    with open_data(empty.data) as data, pytest.raises(UsageError):
         asked(data)
 
 
-def test_what_is_a_number_elsewhere_is_one_here(store_asked: QueueStore) -> None:
-    store_asked.append(spec())
-    store_asked.build()
-    with open_data(store_asked.data) as data:
+def test_what_is_a_number_elsewhere_is_one_here(empty: QueueStore) -> None:
+    empty.append(spec())
+    empty.build()
+    with open_data(empty.data) as data:
         assert len(data.by_queue("T", np.int32(0), np.int64(0), max_num=np.uint8(1)).hits) == 1
 
 
-def test_a_closed_data(store_asked: QueueStore) -> None:
-    store_asked.append(spec())
-    store_asked.build()
-    data = open_data(store_asked.data)
+def test_a_closed_data(empty: QueueStore) -> None:
+    empty.append(spec())
+    empty.build()
+    data = open_data(empty.data)
     data.close()
     data.close()
     calls: list[Any] = [
@@ -280,37 +278,32 @@ def test_a_closed_data(store_asked: QueueStore) -> None:
         (("sparse", "segments", 0, 3), 1 << 40),
     ],
 )
-def test_nonsense_in_a_frontier(store_asked: QueueStore, where: tuple[Any, ...], value: int) -> None:
-    store_asked.append(*[spec(T0 + number) for number in range(9)])
-    store_asked.build()
-    path = store_asked.data / "frontier"
+def test_nonsense_in_a_frontier(empty: QueueStore, where: tuple[Any, ...], value: int) -> None:
+    empty.append(*[spec(T0 + number) for number in range(9)])
+    empty.build()
+    path = empty.data / "frontier"
     row = json.loads(Disk().read(path))
     del row["crc32"]
     path.write_text(json.dumps(row))
-    open_data(store_asked.data).close()
+    open_data(empty.data).close()
     inner = row
     for name in where[:-1]:
         inner = inner[name]
     inner[where[-1]] = value
     path.write_text(json.dumps(row))
     with pytest.raises(CorruptDataError, match="is no frontier") as refused:
-        open_data(store_asked.data)
+        open_data(empty.data)
     assert isinstance(refused.value, IndexdError)
 
 
-@pytest.fixture
-def store_message(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def log_of(empty: QueueStore) -> LogView:
+    return open_log(Disk(), config_of(empty.data, store=empty.root, segment_size=SEGMENT), None)
 
 
-def log_of(store_message: Store) -> LogView:
-    return open_log(Disk(), config_of(store_message.data, store=store_message.root, segment_size=SEGMENT), None)
-
-
-def test_messages_by_offset_and_id(store_message: Store) -> None:
+def test_messages_by_offset_and_id(empty: QueueStore) -> None:
     v6 = replace(spec(), store_host=("2001:db8::1", 10911))
-    first, second, third = store_message.append(spec(), v6, spec(size=20))
-    log = log_of(store_message)
+    first, second, third = empty.append(spec(), v6, spec(size=20))
+    log = log_of(empty)
     for offset, digits in ((first, 32), (second, 56)):
         found = find_by_offset(log, offset)
         assert found.phy_offset == offset
@@ -318,18 +311,18 @@ def test_messages_by_offset_and_id(store_message: Store) -> None:
         assert len(text) == digits
         assert find_by_id(log, text.lower()) == found
     assert "stored by [2001:db8::1]:10911" in find_by_id(log, f"7f00000100002a9f{second:016x}").reason
-    assert "nothing is written" in find_by_offset(log, store_message.writer.max_offset).reason
+    assert "nothing is written" in find_by_offset(log, empty.writer.max_offset).reason
     assert "does not reach" in find_by_offset(log, 10**12).reason
     assert "does not reach" in find_by_offset(log, -1).reason
-    path = store_message.root / "commitlog" / f"{0:020d}"
+    path = empty.root / "commitlog" / f"{0:020d}"
     content = bytearray(path.read_bytes())
     content[third + 92] ^= 1
     path.write_bytes(bytes(content))
     assert "CRC" in find_by_offset(log, third).reason
-    store_message.append(spec(size=3900))
+    empty.append(spec(size=3900))
     log.refresh()
     path.unlink()
-    assert "has expired" in find_by_offset(log_of(store_message), first).reason
+    assert "has expired" in find_by_offset(log_of(empty), first).reason
     log.close()
 
 
@@ -355,25 +348,25 @@ def test_what_is_no_message_id(text: str) -> None:
     ],
 )
 def test_bodies(
-    store_message: Store, sys_flag: int, body: bytes, compression: str, unpacked: bool, shown: str | None
+    empty: QueueStore, sys_flag: int, body: bytes, compression: str, unpacked: bool, shown: str | None
 ) -> None:
-    (offset,) = store_message.append(replace(spec(), sys_flag=sys_flag, body=body))
-    found = unpack_body(find_by_offset(log_of(store_message), offset))
+    (offset,) = empty.append(replace(spec(), sys_flag=sys_flag, body=body))
+    found = unpack_body(find_by_offset(log_of(empty), offset))
     assert (found.compression, found.is_unpacked) == (compression, unpacked)
     if shown is not None:
         assert found.to_json()["body"] == shown
 
 
-def test_a_body_that_unpacks_to_too_much_stays_as_stored(store_message: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_unpacks_to_too_much_stays_as_stored(empty: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexd.query.message.BODY_SIZE_MAX", 1000)
-    (offset,) = store_message.append(replace(spec(), sys_flag=1, body=zlib.compress(bytes(1001))))
-    assert not unpack_body(find_by_offset(log_of(store_message), offset)).is_unpacked
+    (offset,) = empty.append(replace(spec(), sys_flag=1, body=zlib.compress(bytes(1001))))
+    assert not unpack_body(find_by_offset(log_of(empty), offset)).is_unpacked
 
 
-def test_no_more_is_unpacked_than_is_wanted(store_message: Store) -> None:
+def test_no_more_is_unpacked_than_is_wanted(empty: QueueStore) -> None:
     body = bytes(range(256)) * 4
-    (offset,) = store_message.append(replace(spec(), sys_flag=1, body=zlib.compress(body)))
-    message = find_by_offset(log_of(store_message), offset)
+    (offset,) = empty.append(replace(spec(), sys_flag=1, body=zlib.compress(body)))
+    message = find_by_offset(log_of(empty), offset)
     for most in (0, 1, 1023):
         found = unpack_body(message, most)
         assert (found.data, found.is_unpacked, found.is_cut) == (body[:most], True, True)

@@ -21,10 +21,8 @@ from indexd.index.format import (
     ENTRY_SIZE,
     FileMark,
     Flavour,
-    IndexEntry,
     IndexHeader,
     index_key_hash,
-    unpack_entry,
     unpack_fields,
 )
 from indexd.index.reader import IndexFileReader
@@ -138,11 +136,11 @@ def may_match(number: int, time_diff: int, least: int, largest: int) -> bool:
 
 def chain(
     file: IndexFileReader, key_hash: int, wanted: Wanted, header: IndexHeader | None = None
-) -> Iterator[tuple[int, IndexEntry | None]]:
-    """(physical offset, entry) of the hash's slot, those of other keys included; no entry for one that is not wanted.
+) -> Iterator[tuple[int, bool]]:
+    """(physical offset, whether hash and time are wanted) of the entries of the hash's slot.
 
-    Of those that are not wanted only one for each piece that is read comes, so that a caller can end the walk. Entry
-    numbers fall strictly, so it ends by itself; a chain that breaks the rule raises CorruptDataError.
+    Of those of other times only one for each piece that is read comes, so that a caller can end the walk. Entry numbers
+    fall strictly, so it ends by itself; a chain that breaks the rule raises CorruptDataError.
     """
     slot = file.layout.slot_of(key_hash)
     number, above = file.slot(slot), file.layout.index_num
@@ -159,18 +157,14 @@ def chain(
             count = min(max(4 * count, _NEAR), _ENTRIES_PER_READ) if above - number < _NEAR else 1
             first = max(number - count + 1, 0)
             data = file.file.pread((number - first + 1) * ENTRY_SIZE, file.layout.entry_position(first))
-        fields = unpack_fields(data, (number - first) * ENTRY_SIZE)
-        phy_offset = fields[1]
-        if phy_offset < before and may_match(number, fields[2], least, largest):
-            yield phy_offset, IndexEntry(*fields)
-        elif is_read:
-            yield phy_offset, None
-        above, number = number, fields[3]
+        entry_hash, phy_offset, time_diff, previous = unpack_fields(data, (number - first) * ENTRY_SIZE)
+        is_wanted = phy_offset < before and may_match(number, time_diff, least, largest)
+        if is_wanted or is_read:
+            yield phy_offset, is_wanted and entry_hash == key_hash
+        above, number = number, previous
 
 
-def scan(
-    file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark
-) -> Iterator[tuple[int, IndexEntry | None]]:
+def scan(file: IndexFileReader, key_hash: int, wanted: Wanted, mark: FileMark) -> Iterator[tuple[int, bool]]:
     """The same of the hash's entries among those that ``mark`` vouches for, read from the last to the first.
 
     For a file whose slots a crash may have left behind or ahead of its entries.
@@ -185,11 +179,10 @@ def scan(
         while position >= 0:
             number, rest = divmod(position, ENTRY_SIZE)
             if rest == 0:
-                entry = unpack_entry(data[position : position + ENTRY_SIZE])
-                if entry.phy_offset < wanted.before and may_match(first + number, entry.time_diff, least, largest):
-                    yield entry.phy_offset, entry
-                elif is_read:
-                    yield entry.phy_offset, None
+                _, phy_offset, time_diff, _ = unpack_fields(data, position)
+                is_wanted = phy_offset < wanted.before and may_match(first + number, time_diff, least, largest)
+                if is_wanted or is_read:
+                    yield phy_offset, is_wanted
                 number, is_read = number - 1, False
             # The next place that counts is the start of an entry: for hash 0 most bytes look like one.
             position = data.rfind(looked_for, 0, max(number * ENTRY_SIZE + len(looked_for), 0))
@@ -264,7 +257,7 @@ class _Walk:
         seen: set[int] = set()
         bound, walk_max = 0, self._index.config.query.query_walk_max
         for file in self._index.newest_first(self._look):
-            for phy_offset, entry in self._entries(file):
+            for phy_offset, is_wanted in self._entries(file):
                 self._index.log.check()
                 if phy_offset >= self._wanted.before:
                     continue
@@ -276,11 +269,11 @@ class _Walk:
                     bound = time_bound(self._index, self._look, self._query.begin)
                 if 0 <= phy_offset < bound:
                     return
-                if entry is not None and entry.key_hash == self._key_hash and phy_offset not in seen:
+                if is_wanted and phy_offset not in seen:
                     seen.add(phy_offset)
                     yield phy_offset
 
-    def _entries(self, file: OpenIndexFile) -> Iterable[tuple[int, IndexEntry | None]]:
+    def _entries(self, file: OpenIndexFile) -> Iterable[tuple[int, bool]]:
         mark = file.mark
         if mark is not None and mark.full and mark.header.begin_phy_offset >= self._wanted.before:
             return ()
