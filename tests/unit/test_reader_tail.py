@@ -129,16 +129,24 @@ def test_a_later_head_frees_the_frames_before_it_at_once(tmp_path: Path) -> None
     assert tail.reader.counters.settled == 0
 
 
-def test_a_blank_record_alone_frees_nothing(tmp_path: Path) -> None:
-    """It has no time, so an older and longer log may have left it there: it is no end of the segment before the next
-    one is in use, and the frame before it settles.
+# Frames of before, at other offsets than the new ones end.
+_OLD = encode_frame(FrameSpec("T", b"of before the crash"), len(FIRST) + 10)[10:]
+
+
+@pytest.mark.parametrize("behind", [b"", blank_record(SEGMENT_SIZE - len(FIRST)), _OLD], ids=["zeros", "blank", "old"])
+@pytest.mark.parametrize("has_next", [False, True])
+def test_what_stands_behind_frees_nothing(tmp_path: Path, behind: bytes, has_next: bool) -> None:
+    """A blank record has no time, so an older and longer log may have left it there: it is no end of the segment before
+    the next one is in use, and the frame before it settles. One of zeros is made ahead.
     """
-    tail = Tail(tmp_path, FIRST + blank_record(SEGMENT_SIZE - len(FIRST)))
+    tail = Tail(tmp_path, FIRST + behind)
+    if has_next:
+        segment(tmp_path, SEGMENT_SIZE)
     assert waits(tail.after(0), 0)
     assert tail.rows(SETTLED) == [0]
     assert waits(tail.after(0), len(FIRST))
-    second = encode_frame(FrameSpec("T", b"newer"), len(FIRST))
-    patch(tail.path, len(FIRST), second)
+    assert waits(tail.after(1), len(FIRST))
+    patch(tail.path, len(FIRST), encode_frame(FrameSpec("T", b"newer, and longer"), len(FIRST)))
     assert waits(tail.after(0), len(FIRST))
     assert tail.rows(SETTLED) == [len(FIRST)]
 
@@ -149,23 +157,6 @@ def test_a_next_segment_in_use_frees_the_last_frame_at_once(tmp_path: Path) -> N
     assert tail.rows() == [0]
     assert waits(tail.after(0), SEGMENT_SIZE)
     assert tail.rows(SETTLED) == [SEGMENT_SIZE]
-
-
-def test_a_next_segment_of_zeros_frees_nothing(tmp_path: Path) -> None:
-    tail = Tail(tmp_path, FIRST)
-    segment(tmp_path, SEGMENT_SIZE)
-    assert waits(tail.after(0), 0)
-    assert tail.rows(SETTLED) == [0]
-    assert waits(tail.after(100), len(FIRST))
-
-
-def test_what_a_truncation_left_behind_frees_nothing_when_it_is_no_head_here(tmp_path: Path) -> None:
-    """Frames of before, at other offsets than the new ones end."""
-    old = encode_frame(FrameSpec("T", b"of before the crash"), len(FIRST) + 10)
-    tail = Tail(tmp_path, FIRST + old[10:])
-    assert waits(tail.after(0), 0)
-    assert tail.rows(SETTLED) == [0]
-    assert waits(tail.after(0), len(FIRST))
 
 
 def test_what_a_truncation_left_behind_frees_nothing(tmp_path: Path) -> None:
