@@ -172,6 +172,8 @@ def test_query_offset(queued: QueueStore, capsys: pytest.CaptureFixture[str]) ->
     assert ([m["queueOffset"] for m in row["messages"]], row["nextOffset"], row["truncated"]) == ([3, 4], 5, True)
     assert row["hits"] == [queued.messages()[number].hit() for number in (3, 4)]
     assert "no message: behind the last message" in run(capsys, *command, 99)[1]
+    row = json.loads(run(capsys, *command[:-1], "--json")[1])
+    assert (row["queueOffset"], len(row["messages"])) == (0, 20)
     code, out, _ = run(capsys, "query-offset", "--data", queued.data, "-t", "none", "-i", 0, "-o", 0)
     assert (code, out.splitlines()[0]) == (0, "no message: no such queue")
 
@@ -225,7 +227,7 @@ def test_query_time_in_the_log(queued: QueueStore, capsys: pytest.CaptureFixture
         "query-time -s 1", "query-time -t T -s 1", "query-time -i 0 -s 1", "query-time --log", "query-time -t T -i 0",
         "query-time --log -t T -s 1", "query-time --log -i 0 -s 1", "query-time --log -s 1 --boundary lower",
         "query-time -t T -i 0 -s x", "query-time -t T -i 0 -s 1 --boundary middle", "query-time -t T -i q -s 1",
-        "query-offset -t T -i 0", "query-offset -t T -o 0", "query-offset -i 0 -o 0",
+        "query-offset -t T -o 0", "query-offset -i 0 -o 0",
         "query-offset -t T -i 0 -o 0 -m 0",
         "query-offset -t T -i 0 -o 0 -m 10001", "query-offset -t T -i 0 -o 0.5", "query-offset -t T -i -1 -o 0",
         "query-offset -t T -i 2147483648 -o 0", "query-offset -t T -i 0 -o -1", "query-offset -t= -i 0 -o 0",
