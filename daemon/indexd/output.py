@@ -32,27 +32,20 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 class OutputMark(Generic[Held]):
     """One output at one moment.
 
-    ``held``: what the frontier says of it, once ``unsynced`` files and then ``directories`` are durable. ``final``:
-    those of the files that nobody writes any more, closed then. ``expired``: files to be removed once a frontier
-    without them is durable. ``serial`` tells what was written later.
+    ``held``: what the frontier says of it, once ``unsynced`` files and then ``directories`` are durable. ``expired``:
+    files to be removed once a frontier without them is durable. ``serial`` tells what was written later.
     """
 
     held: Held
-    unsynced: tuple[DiskFile | Path, ...] = ()
+    unsynced: tuple[Path, ...] = ()
     directories: tuple[Path, ...] = ()
-    final: tuple[DiskFile, ...] = ()
     expired: tuple[Path, ...] = ()
     serial: int = 0
 
     def without(self, done: OutputMark[Held]) -> OutputMark[Held]:
         """What is left to do of this newer mark once ``done`` is durable."""
         expired = set(done.expired)
-        return replace(
-            self,
-            unsynced=tuple(file for file in self.unsynced if file not in done.final),
-            final=tuple(file for file in self.final if file not in done.final),
-            expired=tuple(path for path in self.expired if path not in expired),
-        )
+        return replace(self, expired=tuple(path for path in self.expired if path not in expired))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +201,7 @@ class Unsynced:
         """What ``mark`` names is durable as it was then; it may have changed since."""
         for known, paths in ((self._files, mark.unsynced), (self._directories, mark.directories)):
             for path in paths:
-                if isinstance(path, Path) and known.get(path, mark.serial + 1) <= mark.serial:
+                if known.get(path, mark.serial + 1) <= mark.serial:
                     del known[path]
                     self._file_tuple = None
 

@@ -195,7 +195,8 @@ PERSIST = Pipeline.persist
 def without_full(progress):  # type: ignore[no-untyped-def]
     """A progress whose full files nobody syncs."""
     index, *others = progress.marks
-    left = tuple(file for file in index.unsynced if file not in index.final)
+    full = {mark.name for mark in index.held if mark.full}
+    left = tuple(path for path in index.unsynced if path.name not in full)
     return replace(progress, marks=(replace(index, unsynced=left), *others))
 
 

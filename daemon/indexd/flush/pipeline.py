@@ -23,7 +23,7 @@ from indexd.errors import DiskError, DisturbedError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, StoreCheckpoint, Uncovered, add_uncovered, write_frontier
 from indexd.flush.watch import LogChangeDetector
 from indexd.output import Output, OutputMark
-from indexd.storage.disk import Disk, DiskFile, Stamp
+from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles
 
 Item = DispatchBatch | Skipped
@@ -48,7 +48,7 @@ class Progress:
     @property
     def has_work(self) -> bool:
         """Whether there is something to write down besides how far the log was read."""
-        return any(mark.expired or mark.final for mark in self.marks)
+        return any(mark.expired for mark in self.marks)
 
     def without(self, done: Progress) -> Progress:
         """What is left to do of this newer one once ``done`` is durable."""
@@ -227,7 +227,7 @@ def write_down(disk: Disk, files: DataFiles, frontier: Frontier) -> None:
     write_frontier(disk, files.frontier, frontier, __version__)
 
 
-def sync_files(disk: Disk, files: Sequence[DiskFile | Path], count: Callable[[], object] = lambda: None) -> None:
+def sync_files(disk: Disk, files: Sequence[Path], count: Callable[[], object] = lambda: None) -> None:
     """Make files durable; DisturbedError if one is not there. Thousands at a time: disks sync several together.
 
     ``count`` is called for each, in this thread.
@@ -252,10 +252,7 @@ def _each(sync: Callable[[Any], None], files: Sequence[Any], count: Callable[[],
             count()
 
 
-def _sync_file(disk: Disk, file: DiskFile | Path) -> None:
-    if isinstance(file, DiskFile):
-        file.fsync()
-        return
+def _sync_file(disk: Disk, file: Path) -> None:
     try:
         with disk.open_write(file) as opened:
             opened.fsync()

@@ -138,11 +138,6 @@ class IndexFile:
         self._slots_crc = zlib.crc32(self._slots.data)
         self.file.fsync()
 
-    def release_memory(self) -> None:
-        """Let go of slots and buffer once nothing will be put any more; the descriptor stays for the flusher."""
-        self._slots = np.empty(0, dtype=np.uint32)
-        self._buffer = np.empty((0, 5), dtype=np.uint32)
-
     def close(self) -> None:
         """Close the descriptor."""
         self.file.close()
@@ -196,8 +191,6 @@ class IndexService(Output[tuple[FileMark, ...]]):
         self._names = names
         self._full: list[FileMark] = []
         self._open: IndexFile | None = None
-        # Full files that are not known to be durable yet, still open.
-        self._rolled: list[IndexFile] = []
         self._last_name: str | None = None
         # How far a batch has come: the disk may refuse at any point.
         self._interrupted: tuple[DispatchBatch, int, int] | None = None
@@ -257,6 +250,7 @@ class IndexService(Output[tuple[FileMark, ...]]):
     def publish(self) -> None:
         """Let every reader see what has been built: once a drain, for a batch touches slots all over the file."""
         if self._open is not None:
+            self.unsynced.add(self._open.path)
             self._open.publish()
 
     def mark(self) -> OutputMark[tuple[FileMark, ...]]:
@@ -265,32 +259,12 @@ class IndexService(Output[tuple[FileMark, ...]]):
         files = list(self._full)
         if self._open is not None:
             files.append(self._open.mark(full=False))
-        return OutputMark(tuple(files), self.writing, final=self.rolled, expired=tuple(self._expired))
-
-    @property
-    def writing(self) -> tuple[DiskFile, ...]:
-        """The files whose bytes are not known to be durable: rolled ones and the open one."""
-        return (*self.rolled, *((self._open.file,) if self._open is not None else ()))
-
-    @property
-    def rolled(self) -> tuple[DiskFile, ...]:
-        """Full files that are not known to be durable yet."""
-        return tuple(file.file for file in self._rolled)
-
-    def synced(self, mark: OutputMark[tuple[FileMark, ...]]) -> None:
-        """``mark`` is durable: full files are closed, and those that expired in it are removed."""
-        super().synced(mark)
-        self.close_rolled(mark.final)
-
-    def close_rolled(self, files: tuple[DiskFile, ...]) -> None:
-        """These full files are durable to their end."""
-        for file in [file for file in self._rolled if file.file in files]:
-            self._rolled.remove(file)
-            file.close()
+        return self._mark(tuple(files))
 
     def flush(self) -> None:
         """Make the open file durable with its header as in memory: what a clean stop leaves (spec 3.8)."""
         if self._open is not None:
+            self.unsynced.add(self._open.path)
             self._open.flush()
 
     def expire(self, min_phy_offset: int) -> list[str]:
@@ -308,10 +282,9 @@ class IndexService(Output[tuple[FileMark, ...]]):
 
     def close(self) -> None:
         """Close what is open; writes nothing."""
-        for file in (*self._rolled, *([self._open] if self._open else [])):
-            file.close()
-        self._rolled.clear()
-        self._open = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def recover(self, held: tuple[FileMark, ...] | None, _: RecoveryScope) -> OutputRecovery[tuple[FileMark, ...]]:
         """As it is: what of it holds is decided first of all (``recovery.index``), and where all else is to stand."""
@@ -352,18 +325,11 @@ class IndexService(Output[tuple[FileMark, ...]]):
         name = next(self._names) if self._names is not None else next_index_name(self._clock(), self._last_name)
         file = IndexFile.create(self._disk, self.directory / name, self.layout, previous)
         self._last_name = name
-        try:
-            self._disk.sync_dir(self.directory)
-        except DiskError:
-            file.close()
-            self._disk.unlink(file.path)
-            raise
+        self.unsynced.add_directory(self.directory)
         return file
 
     def _roll(self, file: IndexFile) -> None:
-        file.publish()
+        self.publish()
         self._full.append(file.mark(full=True))
-        self._rolled.append(file)
-        file.release_memory()
-        self._open = None
+        self.close()
         self.rolls += 1

@@ -27,7 +27,7 @@ from indexd.flush.watch import LogChangeDetector
 from indexd.index.file import IndexService
 from indexd.recovery.open import check_store, decode_rules, fresh_frontier, load_kernels, reader_options
 from indexd.recovery.whole_log import WholeLog, once
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock, owner_pid
 from indexd.storage.names import DataFiles, absolute, building_of
 
@@ -184,15 +184,10 @@ class _Syncer(ThreadPoolExecutor):
         self.last = self.submit(sync_files, disk, ())
 
     def after_batch(self) -> None:
-        """Start a sync every so often; raises what the last one raised. Rolled files are synced and closed."""
-        rolled, entries = self._index.rolled, self._index.entries
-        if rolled or (entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done()):
+        """Start a sync every so often; raises what the last one raised."""
+        entries = self._index.entries
+        if entries - self._synced_entries >= _ENTRIES_PER_SYNC and self.last.done():
             self.last.result()
             self._synced_entries = entries
-            files: list[DiskFile | Path] = [*self._index.writing]
-            for output in self._pipeline.outputs:
-                files += output.unsynced.files()
+            files = [path for output in self._pipeline.outputs for path in output.unsynced.files()]
             self.last = self.submit(sync_files, self._disk, files)
-        if rolled:
-            self.last.result()
-            self._index.close_rolled(rolled)

@@ -130,7 +130,6 @@ def build_range(
                     gaps.append(Gap(item.begin, item.end, item.reason))
                 elif (batch := _clip(item, wanted, service.flavour)) is not None:
                     service.build(batch)
-                    service.close_rolled(service.rolled)
                 on_bytes(part.position - done)
                 done = part.position
         service.flush()
