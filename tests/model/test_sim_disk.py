@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 from collections.abc import Callable
@@ -16,38 +15,8 @@ from indexd.errors import DiskError
 from indexd.storage import disk as disk_module
 from indexd.storage.disk import Disk
 from support.sim_disk import SimDisk
-from support.sim_fault import OPERATIONS, FaultMap
+from support.sim_fault import FaultMap
 from support.sim_inode import PAGE_SIZE
-
-
-def every_call(disk: Disk, root: Path) -> None:
-    """On an empty directory ``root``, which is empty again afterwards."""
-    disk.make_dir(root / "d")
-    with disk.open_write(root / "new", create=True) as file:
-        file.allocate(10)
-        file.pwrite(b"x", 3)
-        file.truncate(5)
-        file.fsync()
-        file.size()
-        file.stamp()
-        file.pread(3, 0)
-    with disk.open_write(root / "new") as file:
-        file.pread_into(bytearray(3), 0)
-    disk.open_read(root / "new").close()
-    disk.exists(root / "new")
-    disk.list_dir(root)
-    disk.stamps(root)
-    disk.write_atomically(root / "new", b"1")
-    disk.rename(root / "new", root / "newer")
-    disk.link(root / "newer", root / "d" / "twin")
-    disk.exchange(root / "newer", root / "d" / "twin")
-    disk.unlink(root / "d" / "twin")
-    disk.stamp(root / "newer")
-    disk.free(root)
-    disk.unlink(root / "newer")
-    disk.remove_dir(root / "d")
-    disk.sync_dir(root)
-
 
 ROOT = Path("/simulated")
 FILE = ROOT / "file"
@@ -149,15 +118,6 @@ def test_after_a_failed_sync_a_later_one_brings_nothing_out() -> None:
         disk.crash()
         kept.add(content(disk)[:1])
     assert kept == {b"o", b"n"}
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_can_fail(tmp_path: Path, operation: str) -> None:
-    disk = made(f"{operation}@all=EIO")
-    with pytest.raises(DiskError) as caught:
-        every_call(disk, ROOT)
-    assert caught.value.errno == errno.EIO
-    assert disk.faults.injected == {f"{operation}=EIO": 1}
 
 
 def test_an_exchange_of_two_directories_survives_whole_or_not_at_all() -> None:

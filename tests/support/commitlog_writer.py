@@ -165,10 +165,6 @@ class CommitLogWriter:
         self._base = start_offset - start_offset % segment_size
         self._fd = self._open_segment()
 
-    def __repr__(self) -> str:
-        state = "closed" if self._fd < 0 else "open"
-        return f"CommitLogWriter({str(self.directory)!r}, {state}, max_offset={self.max_offset})"
-
     def __enter__(self) -> CommitLogWriter:
         return self
 
@@ -247,21 +243,15 @@ class CommitLogWriter:
 
     def _make(self, base: int) -> bool:
         """Creates the segment at ``base``, full-size and zero, unless it is there; whether it was made."""
-        try:
-            fd = os.open(self._path(base), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
+        path = self._path(base)
+        if path.exists():
             return False
-        try:
-            os.ftruncate(fd, self.segment_size)
-        finally:
-            os.close(fd)
+        path.touch()
+        os.truncate(path, self.segment_size)
         return True
 
     def _path(self, base: int) -> Path:
         return self.directory / f"{base:020d}"
 
     def _write(self, data: bytes, phy_offset: int) -> None:
-        view, position = memoryview(data), phy_offset - self._base
-        while view:
-            written = os.pwrite(self._fd, view, position)
-            view, position = view[written:], position + written
+        os.pwrite(self._fd, data, phy_offset - self._base)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from indexd.index.format import IndexLayout
-from support.commitlog_writer import CommitLogWriter, FrameSpec
+from support.commitlog_writer import FrameSpec
 from support.naive import NaiveMessage, naive_check
 from support.reading import patch
+from support.sim_checks import UnsyncedWriter
 from support.small_log import BASE_TIME, messages
 
 #: What is said of bytes that were overwritten, the file's size and name the same: only a whole reading sees them all.
@@ -93,13 +94,6 @@ _FIELDS = {
 _MAGICS = (0, -626843481, -626843477, -875286124)
 
 
-class _Writer(CommitLogWriter):
-    """A writer that does not sync: what a crash leaves of the log itself is not asked here."""
-
-    def flush(self) -> None:
-        return
-
-
 @dataclass(frozen=True, slots=True)
 class Written:
     """One frame: what was asked for, what it says, and its bytes."""
@@ -119,7 +113,7 @@ class MutantLog:
         self._prop_crc = rand.random() < 0.3
         self._number = 0
         self._specs = messages(rand.getrandbits(31))
-        self._writer = _Writer(directory, segment_size, prop_crc=self._prop_crc)
+        self._writer = UnsyncedWriter(directory, segment_size, prop_crc=self._prop_crc)
 
     def append(self, count: int) -> None:
         """Write so many messages, each younger than the one before."""
@@ -272,7 +266,7 @@ class MutantLog:
         removed, self.frames = self.frames[number:], self.frames[:number]
         self.removed += [one.message for one in removed]
         queues = self._writer.queue_offsets
-        self._writer = _Writer(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
+        self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset, prop_crc=self._prop_crc)
         kept: dict[tuple[str, int], int] = {}
         for one in self.frames:
             if one.message.sys_flag & 0xC in (0x4, 0xC):  # it is in no queue

@@ -9,17 +9,18 @@ one nothing may be left of them, whatever they were.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from indexd.cli.main import main
 from indexd.errors import DiskError, DisturbedError, IndexdError
@@ -85,14 +86,14 @@ def python_surface(data: Data) -> Surface:
         kind, topic, key, queue, number = question
         try:
             if kind in ("key", "unique"):
-                return _reply(data.by_key(topic, key, max_num=_MOST, index_type=kind[0].upper()).to_json())
-            if kind == "queue":
-                return _reply(data.by_queue(topic, queue, number, max_num=1000).to_json())
-            if kind == "queue time":
-                return _reply(data.at_time(topic, queue, number).to_json())
-            return _reply(data.log_at_time(number).to_json())
+                answer: Any = data.by_key(topic, key, max_num=_MOST, index_type=kind[0].upper())
+            elif kind == "queue":
+                answer = data.by_queue(topic, queue, number, max_num=1000)
+            else:
+                answer = data.at_time(topic, queue, number) if kind == "queue time" else data.log_at_time(number)
         except IndexdError:
             return None
+        return _reply(answer.to_json())
 
     return ask
 
@@ -110,10 +111,9 @@ def http_surface(server: Serving) -> Surface:
             "log time": ("by-time", {"time": number}),
         }[kind]
         got = server.get(f"/api/v1/messages/{where}", params=parameters)
-        row = got.json()
-        if got.status_code == 500 and row.get("type", "").endswith("internal"):
-            raise SilentError(f"{question}: {row}")
-        return _reply(row) if got.status_code == 200 else None
+        if got.status_code == 500 and got.json().get("type", "").endswith("internal"):
+            raise SilentError(f"{question}: {got.json()}")
+        return _reply(got.json()) if got.status_code == 200 else None
 
     return ask
 
@@ -130,26 +130,14 @@ def command_surface(data: Path) -> Surface:
             "queue time": ["query-time", f"--topic={topic}", f"-i{queue}", f"--timestamp={number}"],
             "log time": ["query-time", "--log", f"--timestamp={number}"],
         }[kind]
-        code, out = run_command(*words, "--json", "--data", str(data))
-        if code in (0, 1) and out:
-            return _reply(json.loads(out))
-        if code not in _REFUSALS:
-            raise SilentError(f"{question} ends with {code}")
-        return None
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as end:
+            main([*words, "--json", "--data", str(data)])
+        if int(end.value.code or 0) not in (0, 1, *_REFUSALS):
+            raise SilentError(f"{question} ends with {end.value.code}")
+        return _reply(json.loads(out.getvalue())) if out.getvalue() else None
 
     return ask
-
-
-def run_command(*words: str) -> tuple[int, str]:
-    """The exit code and standard output of ``indexd`` in this process."""
-    out = io.StringIO()
-    code = 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            main(words)
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, out.getvalue()
 
 
 def _reply(row: dict[str, Any]) -> Reply:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from indexd.commitlog.batcher import DispatchBatch, TopicTable, make_columns
 from indexd.commitlog.reader import Skipped
-from indexd.consumequeue.format import QueueMark, file_name, queue_directory, queue_folders
+from indexd.consumequeue.format import file_name, queue_folders
 from support.naive_queue import NaiveMessage
 from support.reading import Clock, open_reader
 from support.sim_disk import SimDisk
@@ -91,14 +91,3 @@ def sim_tree(disk: SimDisk, root: Path) -> dict[str, bytes]:
         for directory, sizes in queue_folders(disk.fork(), root).items()
         for begin in sizes
     }
-
-
-def durable_units(tree: dict[str, bytes], marks: Iterable[QueueMark], file_size: int) -> dict[tuple[str, int], bytes]:
-    """The bytes of the units that the marks name, whatever lies behind them."""
-    found = {}
-    for mark in marks:
-        folder = queue_directory(Path(), mark.topic, mark.queue_id)
-        begins = range(mark.first_offset * 20, mark.max_offset * 20, file_size)
-        data = b"".join(tree[str(folder / file_name(begin))] for begin in begins)
-        found[mark.topic, mark.queue_id] = data[: (mark.max_offset - mark.first_offset) * 20]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MILLIS_PER_MESSAGE = 400
 
 
-class _Writer(CommitLogWriter):
+class UnsyncedWriter(CommitLogWriter):
     """A writer that does not sync: what a crash leaves of the log itself is not asked here."""
 
     def flush(self) -> None:
@@ -52,7 +52,7 @@ class SimLog:
         #: Counted up with each rewrite: what was known of the old log holds no more.
         self.edition = 0
         self._specs = _rising(messages(seed)) if rewrites else messages(seed)
-        self._writer = _Writer(directory, segment_size)
+        self._writer = UnsyncedWriter(directory, segment_size)
         self._parsed = 0
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class SimLog:
             if int(path.name) > offset:
                 path.unlink()
         self.history = [message for message in self.history if message.phy_offset < offset]
-        self._writer = _Writer(self.directory, self.segment_size, start_offset=offset)
+        self._writer = UnsyncedWriter(self.directory, self.segment_size, start_offset=offset)
         self._parsed = offset
         self.edition += 1
 
@@ -218,20 +218,8 @@ def _expected(file: NaiveIndexFile) -> Expected:
     return Expected(IndexHeader.unpack(data), data, file.is_write_full())
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How two lists of index files differ, in entries: what is missing, what nobody wrote, what is there twice."""
-
-    lost: int
-    invented: int
-    twice: int
-    words: str
-
-
-def compare(
-    wanted: list[Expected], found: list[tuple[FileMark, bytes]], layout: IndexLayout, log_begin: int
-) -> Difference | None:
-    """None when ``found`` is ``wanted``, byte by byte; oldest files that point to expired messages only may be gone.
+def compare(wanted: list[Expected], found: list[tuple[FileMark, bytes]], log_begin: int) -> str | None:
+    """How ``found`` differs from ``wanted``, None if not at all; oldest files of expired messages only may be gone.
 
     An index count of 0 and 1 both say that a file is empty. An empty last file may be missing: it is made at the next
     message.
@@ -255,14 +243,7 @@ def compare(
             problems.append(f"file {place} ({mark.name}) differs at byte {at}, sizes {len(data)} and {len(one.data)}")
         if mark.full and not one.full:
             problems.append(f"file {place} ({mark.name}) is marked full")
-    if not problems:
-        return None
-    there = _entries([data for _, data in found], layout)
-    should = _entries([one.data for one in wanted[len(expired) :]], layout)
-    lost, invented = should - there, there - should
-    twice = sum(count for entry, count in invented.items() if entry in should)
-    words = f"{'; '.join(problems)}; {len(found)} files of {len(wanted)}"
-    return Difference(lost.total(), invented.total() - twice, twice, words)
+    return f"{'; '.join(problems)}; {len(found)} files of {len(wanted)}" if problems else None
 
 
 def _is_same(found: IndexHeader, wanted: IndexHeader, log_begin: int) -> bool:
@@ -270,18 +251,6 @@ def _is_same(found: IndexHeader, wanted: IndexHeader, log_begin: int) -> bool:
     if wanted.end_phy_offset < log_begin and 0 <= wanted.end_timestamp - found.end_timestamp < 1000:
         found = replace(found, end_timestamp=wanted.end_timestamp)
     return found == wanted
-
-
-def _entries(files: list[bytes], layout: IndexLayout) -> Counter[tuple[int, int]]:
-    # (key hash, physical offset) of every entry that a header vouches for.
-    counted: Counter[tuple[int, int]] = Counter()
-    for data in files:
-        if len(data) < HEADER_SIZE:
-            continue
-        count = min(IndexHeader.unpack(data).index_count, layout.index_num)
-        file = NaiveIndexFile.from_bytes(data.ljust(layout.file_size, b"\0"), layout.hash_slot_num, layout.index_num)
-        counted.update((key_hash, phy) for key_hash, phy, _, _ in file.entries[1:count])
-    return counted
 
 
 def naive_queues(

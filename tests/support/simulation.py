@@ -265,13 +265,9 @@ class World:
     def check_files(self, end: int, marks: tuple[FileMark, ...]) -> None:
         """The files are those of an undisturbed build of the log up to ``end``."""
         wanted = self.oracle.files(self.begin, end, self.gaps)
-        difference = compare(wanted, self.read_files(marks), self.layout, self.log.begin)
-        if difference is None:
-            return
-        for kind in ("lost", "invented", "twice"):
-            self.tally[kind] += getattr(difference, kind)
-        kind = next((kind for kind in ("lost", "invented", "twice") if getattr(difference, kind)), "differs")
-        raise BrokenError(kind, f"[{self.begin}, {end}) but for {self.gaps}: {difference.words}; {self}")
+        difference = compare(wanted, self.read_files(marks), self.log.begin)
+        if difference is not None:
+            raise BrokenError("differs", f"[{self.begin}, {end}) but for {self.gaps}: {difference}; {self}")
 
     def check_live(self) -> None:
         """The files of the running daemon, after a drain."""

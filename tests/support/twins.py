@@ -167,34 +167,23 @@ def naive_messages(data: bytes) -> Iterator[NaiveMessage]:
 def request_of(message: Message, flavour: Flavour) -> DispatchRequest:
     """A Message as a row of a batch."""
     batched = "INNER_NUM" in message.properties and "INNER_BASE" in message.properties
-    return DispatchRequest(
-        topic=message.topic,
-        queue_id=message.queue_id,
-        commit_log_offset=message.phy_offset,
-        msg_size=message.size,
-        tags_code=message.tags_code,
-        store_timestamp=message.store_timestamp,
-        consume_queue_offset=message.queue_offset,
-        batch_size=int(message.properties["INNER_NUM"]) if batched else 1,
-        sys_flag=message.sys_flag,
-        key_hashes=hashes(message.topic, message.uniq_key, message.keys, message.tags, flavour),
-    )
+    batch_size = int(message.properties["INNER_NUM"]) if batched else 1
+    return _request(message, message.queue_offset, batch_size, message.keys, flavour)
 
 
 def naive_request(message: NaiveMessage, flavour: Flavour) -> DispatchRequest:
     """A NaiveMessage as a row of a batch."""
+    return _request(message, message.batch_base, message.batch_size, split_keys(message.keys), flavour)
+
+
+def _request(
+    message: Message | NaiveMessage, queue_offset: int, batch_size: int, keys: list[str], flavour: Flavour
+) -> DispatchRequest:
     return DispatchRequest(
-        topic=message.topic,
-        queue_id=message.queue_id,
-        commit_log_offset=message.phy_offset,
-        msg_size=message.size,
-        tags_code=message.tags_code,
-        store_timestamp=message.store_timestamp,
-        consume_queue_offset=message.batch_base,
-        batch_size=message.batch_size,
-        sys_flag=message.sys_flag,
-        key_hashes=hashes(message.topic, message.uniq_key, split_keys(message.keys), message.tags, flavour),
-    )
+        message.topic, message.queue_id, message.phy_offset, message.size, message.tags_code, message.store_timestamp,
+        queue_offset, batch_size, message.sys_flag,
+        hashes(message.topic, message.uniq_key, keys, message.tags, flavour),
+    )  # fmt: skip
 
 
 def hashes(topic: str, uniq_key: str | None, keys: list[str], tags: str | None, flavour: Flavour) -> tuple[int, ...]:

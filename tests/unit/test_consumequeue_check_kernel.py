@@ -11,7 +11,7 @@ from indexd.consumequeue.check import check_queues
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
-from indexd.findings import Finding, Findings
+from indexd.findings import Findings
 from indexd.output import CheckScope, Condition
 from indexd.storage.disk import Disk
 from support.queues import batches, stream
@@ -101,34 +101,12 @@ def test_a_queue_that_ends_elsewhere_is_found(built: Built) -> None:
     assert [finding.what for finding in built.check().kept] == ["queue-end"]
 
 
-def test_bytes_behind_the_last_unit_are_found_only_at_rest(built: Built) -> None:
-    name = built.write(built.mark.max_offset, b"\1\0\2", 3)
-    position = built.mark.max_offset * 20 % FILE_SIZE + 3
-    text = f"2 bytes behind the last unit, {built.mark.max_offset - 1}, are not zero"
-    assert built.check().kept == [Finding(name, position, "behind-last-unit", text)]
-    assert built.check(is_at_rest=False).kept == []
-
-
 def test_files_that_are_missing_or_of_another_size_are_found(built: Built) -> None:
     (built.folder / NAME).unlink()
     (built.folder / "00000000000000000080").write_bytes((built.folder / "00000000000000000080").read_bytes()[:70])
     (built.folder / "00000000000000000160").write_bytes((built.folder / "00000000000000000160").read_bytes() + b"x")
     kinds = [(finding.file.rpartition("/")[2][-3:], finding.what) for finding in built.check().kept]
     assert kinds == [("000", "file-missing"), ("080", "file-size"), ("160", "file-size")]
-
-
-def test_files_that_no_mark_names_are_found_unless_a_daemon_may_have_made_them(built: Built) -> None:
-    for path in (f"Topic0/99/{NAME}", f"New/0/{NAME}", "Topic0/0/00000000000000099920", "Topic0/notes"):
-        (built.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (built.root / path).write_bytes(bytes(FILE_SIZE))
-    found = built.check()
-    assert {finding.what for finding in found.kept} == {"file-unnamed"}
-    assert sorted(finding.file for finding in found.kept) == [
-        f"consumequeue/New/0/{NAME}",
-        "consumequeue/Topic0/0/00000000000000099920",
-        f"consumequeue/Topic0/99/{NAME}",
-    ]
-    assert built.check(is_complete=False).kept == []
 
 
 def test_a_queue_that_is_wrong_all_over_is_found_in_bounded_memory(tmp_path: Path) -> None:

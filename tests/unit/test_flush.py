@@ -147,7 +147,7 @@ def test_files_are_synced_before_the_checkpoint_and_that_before_the_frontier(
     disk.calls.clear()
     pipeline = Pipeline(disk, files, [service], FRESH, LogChangeDetector(disk, SegmentList))
     frontier = replace(FRESH.with_outputs(index=(mark,)), phy_offset=200, store_timestamp=5000, messages=1)
-    pipeline.persist(Progress(frontier, (OutputMark((mark,), (file.file,)),)))
+    pipeline.persist(Progress(frontier, (OutputMark((mark,), (file.path,)),)))
     order = [call for call in disk.calls if not call.endswith(".tmp")]
     assert order == ["sync 20260101000000000", "checkpoint", "frontier"]
     stored = StoreCheckpoint.unpack(files.checkpoint.read_bytes(), files.checkpoint)

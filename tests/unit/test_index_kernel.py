@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -90,25 +89,6 @@ def test_a_hash_of_the_smallest_int_is_zero_and_in_slot_zero() -> None:
         put_key(file, *ZERO_HASH, 5, 5, FLAVOURS["5.4"])
         assert published(file)[40:44] == struct.pack(">i", 1)
         assert IndexFileReader(file.file, file.layout).select_phy_offset(0, 64, *FOREVER) == [5]
-
-
-@pytest.mark.parametrize(
-    ("begin", "time", "seconds"),
-    [
-        *((1000, 999, 0), (1000, -5, 0), (1000, 1999, 0), (1000, 2000, 1), (0, 10**15, 0), (-1, 10**15, 0)),
-        *((1, 1 + 1000 * (2**31 - 1), 2**31 - 1), (1, 1 + 1000 * 2**31, 2**31 - 1), (1, 2**63 - 1, 2**31 - 1)),
-        # Java's subtraction wraps: far enough back comes out far ahead.
-        (BASE_TIME, -(2**63), 2**31 - 1),
-    ],
-)
-def test_the_time_difference_is_clamped(begin: int, time: int, seconds: int) -> None:
-    naive = NaiveIndexFile(3, 10)
-    with new_file(3, 10) as file:
-        for number, timestamp in enumerate((begin, time)):
-            put_key(file, "T", "k", number, timestamp, FLAVOURS["5.4"])
-            naive.put_key("T#k", number, timestamp)
-        assert published(file) == naive.to_bytes()
-        assert published(file)[40 + 12 + 2 * 20 + 12 :][:4] == struct.pack(">i", seconds)
 
 
 # --- any puts ---

@@ -104,17 +104,6 @@ def test_messages_given_again_are_treated_as_rocketmq_does(
         assert contents(directory) == [file.to_bytes() for file in naive.files]
 
 
-def test_the_entries_of_one_message_straddle_files() -> None:
-    data = encode(specs(2, keys=7))
-    with new_service(3, 4) as (service, directory):
-        for batch in batches(data, "5.4", [5]):
-            service.build(batch)
-        heads = [mark.header for mark in service.mark().held]
-        assert [head.entries for head in heads] == [3, 3, 3, 3, 2]
-        assert heads[1].begin_phy_offset == heads[0].end_phy_offset == 0
-        assert contents(directory) == [file.to_bytes() for file in naive_service(data, 3, 4).files]
-
-
 def test_a_full_last_file_has_no_successor_until_the_next_message_of_any_kind() -> None:
     data = encode([*specs(1, keys=3), Sample(FrameSpec("no keys"))])
     with new_service(3, 4) as (service, directory):

@@ -356,17 +356,6 @@ def test_every_changed_byte_is_found_where_it_is(
 ROWS: list[Row] = [(position, 100, 1000 + position) for position in range(0, 3 * SEGMENT_SIZE, 128)]
 
 
-def test_windows_count_all_and_keep_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = build(tmp_path / "sparse", ROWS, 0)
-    path = tmp_path / "sparse" / index_name(0)
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    monkeypatch.setattr(check_module, "KEPT_MAX", 5)
-    found = checked(tmp_path / "sparse", mark)
-    count = mark.segments[0].offset_entries
-    assert found.counts["entry-offset"] == found.counts["entry-position"] == count == 31
-    assert sum(finding.what == "entry-offset" for finding in found.kept) == 5
-
-
 def test_what_is_missing_too_much_or_nobodys(tmp_path: Path) -> None:
     mark = build(tmp_path / "sparse", ROWS, 300)
     (tmp_path / "sparse" / index_name(0)).unlink()

@@ -13,10 +13,8 @@ from indexd.index.format import (
     ENTRY_SIZE,
     HEADER_SIZE,
     SLOT_SIZE,
-    IndexEntry,
     IndexHeader,
     IndexLayout,
-    unpack_entry,
     unpack_fields,
     unpack_slot,
 )
@@ -51,12 +49,6 @@ class IndexFileReader:
     def slot(self, number: int) -> int:
         """The newest entry of a slot, 0 = none."""
         return unpack_slot(self.file.pread(SLOT_SIZE, self.layout.slot_position(number)))
-
-    def entry(self, number: int) -> IndexEntry:
-        """One entry; CorruptDataError for a number that no file of this layout has."""
-        if not 0 <= number < self.layout.index_num:
-            raise CorruptDataError(f"index file {self.file.path} names entry {number} of {self.layout.index_num}")
-        return unpack_entry(self.file.pread(ENTRY_SIZE, self.layout.entry_position(number)))
 
     def select_phy_offset(
         self,
