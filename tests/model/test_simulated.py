@@ -153,16 +153,6 @@ def run_many(root: Path, count: int, *, rewrites: bool) -> Counter[str]:
     return tally
 
 
-def test_one_seed_is_one_run(tmp_path: Path) -> None:
-    runs = []
-    for place in ("a", "b"):
-        run = RandomRun(tmp_path / place, 12)
-        run.go()
-        runs.append((run.history, run.tally()))
-    assert runs[0] == runs[1]
-
-
-MUTANT_RUNS = 60
 SHAPE = Shape(index_num=60, hash_slot_num=1500)
 
 
@@ -196,16 +186,6 @@ def without_full(progress):  # type: ignore[no-untyped-def]
     full = {mark.name for mark in index.held if mark.full}
     left = tuple(path for path in index.unsynced if path.name not in full)
     return replace(progress, marks=(replace(index, unsynced=left), *others))
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_random_runs_catch_it(tmp_path: Path, mutant: str) -> None:
-    def go() -> None:
-        for seed in range(MUTANT_RUNS):
-            RandomRun(tmp_path / str(seed), seed).go()
-
-    with MUTANTS[mutant], pytest.raises(BrokenError):
-        go()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from indexd.config import Config, load
+from indexd.consumequeue.format import QueuesMark
 from indexd.flush.frontier import Frontier, write_frontier
 from indexd.index.format import FileMark, IndexHeader, IndexLayout
 from indexd.query import KeyQuery, QueryIndex, open_index, query_exact
 from indexd.storage.disk import Disk
 from indexd.storage.names import DataFiles
 from support.commitlog_writer import CommitLogWriter, FrameSpec
-from support.frontiers import changed
 from support.naive import NaiveIndexService, naive_frames
 
 if TYPE_CHECKING:
@@ -80,6 +80,17 @@ def config_of(data: Path, **keys: Any) -> Config:
 def spec(time: int = T0, topic: str = "T", size: int = 0, **properties: str) -> FrameSpec:
     """A message with ``size`` body bytes; key k unless properties are given."""
     return FrameSpec(topic, bytes(size), properties or {"KEYS": "k"}, store_timestamp=time)
+
+
+def changed(frontier: Frontier, **changes: Any) -> Frontier:
+    """``replace`` that also takes index, queues, queue_file_size, queues_limit and sparse; None for not built."""
+    parts: dict[str, Any] = {name: changes.pop(name) for name in ("index", "sparse") if name in changes}
+    if changes.keys() & {"queues", "queue_file_size", "queues_limit"}:
+        queues = changes.pop("queues", frontier.queues)
+        size = changes.pop("queue_file_size", frontier.queue_file_size)
+        limit = changes.pop("queues_limit", frontier.queues_limit)
+        parts["consumeQueue"] = None if queues is None else QueuesMark(size, queues, limit)
+    return replace(frontier.with_outputs(**parts), **changes)
 
 
 class Store:

@@ -10,7 +10,7 @@ from indexd.consumequeue.format import UNIT_SIZE, QueueMark, file_name
 from indexd.flush.frontier import Frontier, read_frontier, write_frontier
 from indexd.sparse.format import index_name, time_index_name
 from indexd.storage.disk import Disk
-from support.frontiers import changed
+from support.data_directory import changed
 from support.reopened import config_for, undisturbed
 from support.small_log import QUEUE_FILE_SIZE, write_log
 

@@ -12,13 +12,12 @@ from indexd.commitlog.batcher import TopicTable
 from indexd.consumequeue.format import BLANK_UNIT, UNIT, QueueMark, QueuesMark
 from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DiskError
-from indexd.output import OutputMark, OutputRecovery
+from indexd.output import OutputRecovery
 from indexd.storage.disk import Disk
 from support.naive_queue import NaiveConsumeQueueStore, NaiveMessage
 from support.output_recovery import EVERYTHING, carried_out, made_durable, planned_queues
 from support.queues import batch_of, batches, sim_tree, stream, tree
 from support.sim_disk import SimDisk
-from support.sim_fault import FaultMap
 
 ROOT = Path("/simulated")
 QUEUES = ROOT / "consumequeue"
@@ -75,55 +74,6 @@ def test_ten_thousand_queues_need_few_descriptors_and_a_cheap_mark() -> None:
     store.close()
 
 
-def test_what_was_written_after_a_mark_is_not_synced_with_it() -> None:
-    store, table = make(), TopicTable()
-    store.build(batch_of([one(0, 0), one(0, 10, 1)], table))
-    first = store.mark()
-    store.build(batch_of([one(1, 20)], table))
-    second = store.mark()
-    store.synced(first)
-    assert store.mark().unsynced == (QUEUES / "T/0/00000000000000000000",)
-    assert store.mark().directories == ()
-    store.synced(second)
-    assert store.mark().unsynced == ()
-    store.synced(first)
-    last = store.mark()
-    assert last == OutputMark(second.held, serial=last.serial)
-
-
-def test_expired_files_go_once_no_frontier_names_them() -> None:
-    disk = SimDisk(ROOT)
-    store, twin = make(disk), naive([])
-    messages = stream(3, 400, 4)
-    for batch in batches(messages, 100):
-        store.build(batch)
-    for message in messages:
-        twin.put(message)
-    begin = messages[250].phy_offset
-    names = store.expire(begin)
-    assert len(names) == twin.delete_expired(begin) > 5
-    progress = store.mark()
-    assert [str(path.relative_to(QUEUES)) for path in progress.expired] == names
-    assert [tuple(mark) for mark in progress.held.queues] == twin.marks()
-    assert not set(progress.expired) & set(progress.unsynced)
-    assert set(names) < set(sim_tree(disk, QUEUES))
-    disk.faults = FaultMap.parse("unlink#2=EACCES")
-    with pytest.raises(DiskError):
-        store.synced(progress)
-    store.synced(progress)
-    assert sim_tree(disk, QUEUES) == twin.tree()
-    assert store.mark().expired == ()
-    calls = disk.operations
-    assert store.expire(begin) == []
-    assert store.expire(begin - 1) == []
-    assert disk.operations == calls
-    # All of it: the last file of each queue stays.
-    end = messages[-1].phy_offset + messages[-1].size
-    assert len(store.expire(end)) == twin.delete_expired(end)
-    assert [tuple(mark) for mark in store.mark().held.queues] == twin.marks()
-    assert all(mark.min_offset == mark.max_offset for mark in store.mark().held.queues)
-
-
 def test_expiry_asks_the_disk_only_about_queues_that_may_have_changed() -> None:
     disk = SimDisk(ROOT)
     store = make(disk, 1000)
@@ -134,30 +84,6 @@ def test_expiry_asks_the_disk_only_about_queues_that_may_have_changed() -> None:
     store.expire(250)
     assert 0 < disk.counts["pread"] - calls < 10
     assert store.mark().held.queues[0].min_offset == 25
-
-
-@pytest.mark.parametrize("is_removed_late", [True, False])
-def test_behind_messages_that_nobody_has_read_all_begin_anew(*, is_removed_late: bool) -> None:
-    disk, messages = SimDisk(ROOT), stream(6, 300, 7)
-    store = make(disk)
-    for batch in batches(messages[:80], 30):
-        store.build(batch)
-    store.synced(store.mark())
-    store.build(batch_of(messages[80:100], TopicTable()))
-    store.begin_anew()
-    progress = store.mark()
-    assert (progress.held.queues, progress.unsynced) == ((), ())
-    assert len(progress.expired) == sum(len(queue.files()) for queue in naive(messages[:80]).queues.values())
-    if not is_removed_late:
-        store.synced(progress)
-    for batch in batches(messages[110:], 30):
-        store.build(batch)
-    assert [tuple(mark) for mark in store.mark().held.queues] == naive(messages[110:]).marks()
-    assert len(store.expire(1)) == len(progress.expired)
-    # Some files have the names of old ones: they stay.
-    store.synced(progress)
-    assert sim_tree(disk, QUEUES) == naive(messages[110:]).tree()
-    assert store.mark().expired == ()
 
 
 def test_a_directory_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
@@ -213,25 +139,6 @@ def test_what_is_whole_is_left_alone(messages: list[NaiveMessage]) -> None:
     changes = disk.changes
     carried_out(disk, found)
     assert disk.changes == changes
-
-
-def test_nothing_at_all_is_planned_without_a_folder() -> None:
-    assert planned(SimDisk(ROOT), ()) == OutputRecovery(QueuesMark(FILE_SIZE))
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 30, 75, 149, 150])
-def test_a_cut_takes_the_units_back_as_if_they_had_never_been(messages: list[NaiveMessage], at: int) -> None:
-    disk = SimDisk(ROOT)
-    marks = build(disk, messages)
-    cut_at = messages[at].phy_offset if at < len(messages) else EVERYTHING
-    found = planned(disk, marks, cut_at)
-    shorter = naive(messages[:at])
-    assert [tuple(mark) for mark in found.held.queues] == shorter.marks()
-    assert (found.refill_from, found.reasons) == (None, ())
-    carried_out(disk, found)
-    assert sim_tree(disk, QUEUES) == shorter.tree()
-    assert set(disk.list_dirs(QUEUES)) == {name.split("/")[0] for name in shorter.tree()}
-    go_on(disk, found.held.queues, messages, cut_at)
 
 
 def test_a_queue_of_blank_units_alone_is_none(messages: list[NaiveMessage]) -> None:
@@ -294,18 +201,6 @@ def test_units_that_are_gone_and_have_expired_are_not_asked_for(messages: list[N
     assert (found.held.queues, found.refill_from) == (marks[1:], messages[5].phy_offset)
     found = planned(disk, marks, EVERYTHING - 1, log_begin=victim.max_phy_offset)
     assert (found.held.queues, found.refill_from) == (marks[1:], None)
-
-
-def test_behind_a_log_that_expired_meanwhile_all_begin_anew(messages: list[NaiveMessage]) -> None:
-    disk = SimDisk(ROOT)
-    marks = build(disk, messages[:50])
-    end = messages[50].phy_offset
-    found = planned(disk, marks, end, log_begin=end)
-    assert found.held.queues == marks
-    found = planned(disk, marks, end, log_begin=messages[60].phy_offset)
-    assert (found.held.queues, found.refill_from) == ((), None)
-    carried_out(disk, found)
-    go_on(disk, (), messages[60:], 0)
 
 
 def test_what_no_mark_names_goes_and_what_is_not_ours_stays(tmp_path: Path, messages: list[NaiveMessage]) -> None:

@@ -104,22 +104,6 @@ def test_messages_given_again_are_treated_as_rocketmq_does(
         assert contents(directory) == [file.to_bytes() for file in naive.files]
 
 
-def test_a_full_last_file_has_no_successor_until_the_next_message_of_any_kind() -> None:
-    data = encode([*specs(1, keys=3), Sample(FrameSpec("no keys"))])
-    with new_service(3, 4) as (service, directory):
-        first, second = batches(data, "5.4", [1])
-        service.build(first)
-        assert len(contents(directory)) == 1
-        assert not service.mark().held[0].full
-        service.build(second)
-        marks = service.mark().held
-        assert [mark.full for mark in marks] == [True, False]
-        assert marks[1].header == IndexHeader(BASE_TIME, BASE_TIME, 0, 0, 0, 1)
-        assert contents(directory)[1][36:] == bytes(4 + 3 * 4 + 4 * 20)
-        service.flush()
-        assert contents(directory)[1][36:40] == b"\0\0\0\1"
-
-
 # --- names ---
 
 

@@ -239,47 +239,6 @@ def test_a_service_goes_on_from_a_mark(rows: list[Row], interval: int, split: li
 # --- what a flusher has to do ---
 
 
-def test_what_is_unsynced_until_when(tmp_path: Path) -> None:
-    service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    assert service.mark().unsynced == ()
-    service.build(batch_of([(0, 91, 1), (91, 91, 2)]))
-    first = service.mark()
-    assert {path.name for path in first.unsynced} == {f"{0:020d}.index", f"{0:020d}.timeindex"}
-    assert first.directories == (tmp_path,)
-    service.build(batch_of([(182, 91, 3)]))
-    second = service.mark()
-    service.synced(first)
-    assert set(service.mark().unsynced) == set(first.unsynced)  # written since
-    assert service.mark().directories == ()
-    service.synced(second)
-    assert service.mark().unsynced == ()
-    service.build(batch_of([(SEGMENT_SIZE, 91, 3)]))
-    assert len(service.mark().unsynced) == 4
-    made_durable(Disk(), service)
-    assert (service.mark().unsynced, service.mark().directories) == ((), ())
-    service.close()
-
-
-def test_expiry(tmp_path: Path) -> None:
-    service = SparseService(Disk(), tmp_path, SEGMENT_SIZE, 0)
-    service.build(batch_of([(SEGMENT_SIZE * number, 91, number) for number in range(4)]))
-    assert service.expire(SEGMENT_SIZE - 1) == []
-    names = service.expire(2 * SEGMENT_SIZE)
-    assert names == [f"{SEGMENT_SIZE * number:020d}.{end}" for number in range(2) for end in ("index", "timeindex")]
-    progress = service.mark()
-    assert [segment.base for segment in progress.held.segments] == [2 * SEGMENT_SIZE, 3 * SEGMENT_SIZE]
-    assert progress.expired == tuple(tmp_path / name for name in names)
-    assert not {path.name for path in progress.unsynced} & set(names)
-    assert len(list(tmp_path.iterdir())) == 8
-    service.synced(progress)
-    assert len(list(tmp_path.iterdir())) == 4
-    assert service.mark().expired == ()
-    # The segment that grows stays, whatever the log says.
-    assert len(service.expire(100 * SEGMENT_SIZE)) == 2
-    assert [segment.base for segment in service.mark().held.segments] == [3 * SEGMENT_SIZE]
-    service.close()
-
-
 # --- a disk that refuses ---
 
 
@@ -504,32 +463,6 @@ def test_what_does_not_hold_is_built_again_with_all_behind(damage: str, tmp_path
     assert f"{base:020d}" in done.reasons[0]
     assert done.held == SparseMark(300, base, mark.segments[:number], None)
     go_on(Disk(), tmp_path, done, rows)
-
-
-@given(log_rows(), INTERVALS, st.data())
-def test_a_log_that_was_cut_and_written_on(rows: list[Row], interval: int, data: st.DataObject) -> None:
-    cut_at = data.draw(st.integers(0, len(rows)))
-    phy_offset = rows[cut_at][0] if cut_at < len(rows) else rows[-1][0] + rows[-1][1]
-    other = [(phy, size, time if at < cut_at else time ^ 1) for at, (phy, size, time) in enumerate(rows)]
-    with tempfile.TemporaryDirectory() as name:
-        mark = built(Disk(), Path(name), rows, interval)
-        done = recovered(Disk(), Path(name), mark, phy_offset)
-        assert done.held.phy_offset <= phy_offset
-        read_again = phy_offset - (done.held.phy_offset if done.refill_from is None else done.refill_from)
-        assert read_again < SEGMENT_SIZE or done.refill_from is None
-        go_on(Disk(), Path(name), done, other, interval)
-
-
-def test_segments_that_have_expired_are_left_out(tmp_path: Path) -> None:
-    rows = rows_of(4)
-    mark = built(Disk(), tmp_path, rows)
-    (tmp_path / f"{0:020d}.index").unlink()
-    done = recovered(Disk(), tmp_path, mark, mark.phy_offset, log_begin=2 * SEGMENT_SIZE)
-    assert (done.held, done.refill_from) == (mark._replace(segments=mark.segments[2:]), None)
-    assert len(done.delete) == 3
-    go_on(Disk(), tmp_path, done, [row for row in rows if row[0] >= 2 * SEGMENT_SIZE])
-    done = recovered(Disk(), tmp_path, done.held, mark.phy_offset, log_begin=9 * SEGMENT_SIZE)
-    assert (done.held.segments, done.held.active, done.refill_from) == ((), None, None)
 
 
 def test_bytes_behind_the_mark_become_zeros(tmp_path: Path) -> None:

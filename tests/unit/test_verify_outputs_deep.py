@@ -14,7 +14,7 @@ from indexd.flush.frontier import write_frontier
 from indexd.storage.disk import Disk
 from indexd.storage.names import segment_name
 from support.beside_log import frames
-from support.frontiers import changed
+from support.data_directory import changed
 from support.outputs import Built, build, copied, found, live_bytes
 from support.small_log import SEGMENT_SIZE
 from support.verifying import change, check, kinds
