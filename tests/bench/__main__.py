@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bench import audit, http, idle, key, rebuild, recover, remoting, source, spark, start, tail
+from bench import audit, http, key, rebuild, recover, remoting, source, spark, start, tail
 from bench.ground import BYTES_PER_MESSAGE, BenchError, Ground, Report, progress
 from indexd import __version__
 from indexd.errors import IndexdError
@@ -22,8 +22,9 @@ from support.rocketmq import RocketMQError
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _PARTS = {
-    part.NAME: part.measure for part in (rebuild, tail, idle, start, recover, key, http, remoting, audit, source, spark)
+    part.NAME: part.measure for part in (rebuild, tail, start, recover, key, http, remoting, audit, source, spark)
 }
+_PARTS["idle"] = start.measure_idle
 _MESSAGES_LEAST = 1000
 # Index files of both sides and a log that is written at full speed (messages a second that no machine here reaches).
 _FREE_BYTES = 3 << 30

@@ -1,4 +1,4 @@
-"""How long short commands take from the shell: start of the process to its end."""
+"""How long short commands take from the shell, start of the process to its end; and what a daemon at rest takes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench.ground import BenchError, Ground, Report, Row, median, progress
-from bench.indexd import call, kernels_compiled, options, rebuild
+from bench.ground import BenchError, Ground, Report, Row, median, megabytes, progress
+from bench.indexd import Daemon, call, kernels_compiled, options, rebuild
 
 NAME = "start"
 QUERY_TARGET_SECONDS = 0.3
@@ -58,3 +58,28 @@ def measure(ground: Ground, report: Report) -> None:
 
 def _hits(said: str) -> int:
     return len(json.loads(said.splitlines()[-1])["phyOffsets"])
+
+
+CPU_TARGET = 0.01
+_CATCH_UP_SECONDS = 600
+_REST_SECONDS = 5
+
+
+def measure_idle(ground: Ground, report: Report) -> None:
+    """A daemon that has caught up with a store to which nothing is written."""
+    store = ground.store()
+    progress(f"idle: {ground.seconds} s")
+    with kernels_compiled(ground), Daemon(ground, store, ground.work / "idle.data") as daemon:
+        daemon.wait_for_messages(ground.messages, _CATCH_UP_SECONDS)
+        time.sleep(_REST_SECONDS)
+        began, first = time.monotonic(), daemon.usage()
+        time.sleep(ground.seconds)
+        seconds, last = time.monotonic() - began, daemon.usage()
+    share = (last.cpu_seconds - first.cpu_seconds) / seconds
+    rows: list[Row] = [
+        ("CPU, of one processor", "RssAnon", "VmRSS"),
+        (f"{share:.2%}", megabytes(last.anonymous), megabytes(last.rss)),
+    ]
+    data = {"cpuShare": round(share, 5), "rssAnonBytes": last.anonymous, "rssBytes": last.rss, "seconds": seconds}
+    report.part("idle", f"{seconds:.0f} s, the log at rest", rows, data)
+    report.verdict("idle", f"CPU below {CPU_TARGET:.0%} of one processor", f"{share:.2%}", share < CPU_TARGET)

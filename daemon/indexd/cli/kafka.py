@@ -78,7 +78,9 @@ def check(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - th
     if wants_json(args):
         print_json(report.to_json() | {"directory": args.directory})
     else:
-        _print_check(report, args.directory)
+        words = [counted(report.partitions, "partition"), counted(report.segments, "segment")]
+        words += [counted(report.batches, "batch"), counted(report.entries, "index entry")]
+        _print_summary(args.directory, words, report, counted(len(report.findings), "finding"))
     return EXIT_FINDINGS if len(report.findings) else 0
 
 
@@ -102,7 +104,10 @@ def rebuild(args: argparse.Namespace, config: Config) -> int:  # noqa: ARG001 - 
             print_json({"kind": "segment"} | segment.to_json())
         print_json(report.to_json() | {"directory": args.directory, "out": args.out})
     else:
-        _print_rebuild(report, args.directory, args.out)
+        place = "in place" if args.out is None else f"in {printable(args.out)}"
+        words = [counted(report.partitions, "partition"), counted(len(report.segments), "segment")]
+        words.append(f"{report.to_json()['changed']} of them written {place}")
+        _print_summary(args.directory, words, report, counted(len(report.findings), "problem"))
     return EXIT_FINDINGS if len(report.findings) else 0
 
 
@@ -115,19 +120,6 @@ def _print_rows(kind: str, findings: Findings, notes: Sequence[Note], *, json_li
             print_line(f"note: {printable(note.file)}: {printable(note.text)}")
 
 
-def _print_check(report: CheckReport, directory: str) -> None:
-    words = [counted(report.partitions, "partition"), counted(report.segments, "segment")]
-    words += [counted(report.batches, "batch"), counted(report.entries, "index entry")]
-    words += [f"{show_size(report.bytes)} in {report.seconds:.2f} s"]
-    found = counted(len(report.findings), "finding")
-    print_line(f"{printable(directory)}: {', '.join(words)}: {found}")
-
-
-def _print_rebuild(report: RebuildReport, directory: str, out: str | None) -> None:
-    summary = report.to_json()
-    place = "in place" if out is None else f"in {printable(out)}"
-    words = [counted(report.partitions, "partition"), counted(summary["segments"], "segment")]
-    words += [f"{summary['changed']} of them written {place}"]
-    words += [f"{show_size(summary['bytes'])} in {report.seconds:.2f} s"]
-    found = counted(len(report.findings), "problem")
-    print_line(f"{printable(directory)}: {', '.join(words)}: {found}")
+def _print_summary(directory: str, words: list[str], report: CheckReport | RebuildReport, found: str) -> None:
+    size = show_size(report.to_json()["bytes"])
+    print_line(f"{printable(directory)}: {', '.join(words)}, {size} in {report.seconds:.2f} s: {found}")

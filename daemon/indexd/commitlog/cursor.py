@@ -22,7 +22,8 @@ from indexd.commitlog.batcher import Batcher, DispatchBatch
 from indexd.commitlog.format import BLANK_SIZE, FRAME_SIZE_MIN, STAMPED_SIZE
 from indexd.commitlog.kernel import Rules, find_frame, store_timestamp_at
 from indexd.commitlog.segments import Segment, SegmentList, WrittenEnd, first_written, list_segments
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.errors import MissingOk
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.page_cache import ReadPages
 
 
@@ -62,7 +63,7 @@ class SegmentCursor:
         """
         if self._file is None or self.segment is None or self.segment.base < (self.log.min_offset or 0):
             return False
-        with ignore_missing():
+        with MissingOk():
             return self._disk.stamp(self._file.path).inode != self._file.stamp().inode
         return True
 
@@ -77,7 +78,7 @@ class SegmentCursor:
             self.refresh()
         segment = self.log.at(offset)
         if segment is not None:
-            with ignore_missing():
+            with MissingOk():
                 self._file = self._disk.open_read(segment.path)
                 self.segment = segment
                 return True
@@ -86,7 +87,7 @@ class SegmentCursor:
 
     def _first_bytes(self, segment: Segment) -> bytes | None:
         # None for one that is not there any more.
-        with ignore_missing(), self._disk.open_read(segment.path) as file:
+        with MissingOk(), self._disk.open_read(segment.path) as file:
             return file.pread(BLANK_SIZE, 0)
         return None
 

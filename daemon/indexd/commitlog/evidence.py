@@ -17,7 +17,8 @@ from typing import NamedTuple, Self
 from indexd.commitlog.decoder import read_head
 from indexd.commitlog.format import HEAD_SIZE
 from indexd.commitlog.segments import Segment, SegmentList
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.errors import MissingOk
+from indexd.storage.disk import Disk, DiskFile
 
 # Of a larger frame this many bytes are looked at: a look at every point must stay a matter of milliseconds.
 _BYTES_MAX = 64 << 10
@@ -112,7 +113,7 @@ class FrameReader:
         segment = self.log.at(phy_offset)
         if segment is None:
             return None
-        with ignore_missing():
+        with MissingOk():
             if segment.base not in self._files:
                 file = self._disk.open_read(segment.path)
                 self.files_opened = next(_STATES)

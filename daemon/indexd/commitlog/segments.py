@@ -16,8 +16,8 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from indexd.commitlog.format import BLANK_SIZE
-from indexd.errors import MissingStoreError, UnsafeStoreError
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.errors import MissingOk, MissingStoreError, UnsafeStoreError
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import segment_base
 
 
@@ -71,7 +71,7 @@ def list_segments(disk: Disk, directories: tuple[Path, ...], segment_size: int) 
     present = 0
     for directory in directories:
         rows: list[tuple[str, int]] = []
-        with ignore_missing():
+        with MissingOk():
             rows = disk.list_dir(directory)
             present += 1
         for name, size in rows:
@@ -124,7 +124,7 @@ def log_end(disk: Disk, log: SegmentList, known: int) -> int:
     for segment in reversed(log.segments):
         if segment.end <= known:
             break
-        with ignore_missing(), disk.open_read(segment.path) as file:
+        with MissingOk(), disk.open_read(segment.path) as file:
             if known > segment.base or any(file.pread(BLANK_SIZE, 0)):  # else it is made ahead, nothing is in it
                 return max(end_within(file, segment, max(known, segment.base)), known)
     return known

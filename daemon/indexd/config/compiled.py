@@ -47,7 +47,9 @@ def _lasting_folder(name: str) -> Path | None:
         if why is None:
             make_private(folder)
             os.utime(folder)
-            _remove_old(parent, folder)
+            older = sorted(set(_folders(parent)) - {folder}, key=lambda path: path.stat().st_mtime)
+            for old in older[: 1 - _KEPT_FOLDERS]:
+                shutil.rmtree(old, ignore_errors=True)
             # Those are numba's, and as the umask has left them.
             why = next((why for path in _folders(folder) if (why := why_not_trusted(path))), None)
     except (OSError, UsageError):
@@ -80,13 +82,6 @@ def mark_compiled() -> None:
 
 def _mark() -> Path:
     return Path(os.environ["NUMBA_CACHE_DIR"]) / "compiled"
-
-
-def _remove_old(parent: Path, current: Path) -> None:
-    folders = sorted(_folders(parent), key=lambda path: path.stat().st_mtime)
-    for folder in folders[:-_KEPT_FOLDERS]:
-        if folder != current:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -110,9 +110,9 @@ def parse_java_int(value: object) -> int:
 
 def parse_java_flag(value: object) -> bool:
     """A flag of broker.conf: for Boolean.parseBoolean all but "true" is false, "true " as well."""
-    if str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    raise ValueError("is not true or false; the broker reads it as false")
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("is not true or false; the broker reads it as false")
+    return str(value).lower() == "true"
 
 
 def parse_choice(value: object) -> object:

@@ -23,9 +23,10 @@ from indexd.consumequeue.format import (
     unnamed_files,
 )
 from indexd.consumequeue.reader import ConsumeQueueReader
+from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
 from indexd.output import CheckScope, LogBounds, OutputRecovery, RecoveryScope, find_nonzero
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.storage.disk import Disk, DiskFile
 
 #: A unit as it lies in a file.
 UNIT_TYPE = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -81,7 +82,7 @@ def check_queues(disk: Disk, directory: Path, held: QueuesMark, scope: CheckScop
         folder = queue_directory(directory, mark.topic, mark.queue_id)
         for first in range(mark.first_offset, mark.max_offset, file_size // UNIT_SIZE):
             path = folder / file_name(first * UNIT_SIZE)
-            with ignore_missing(), disk.open_read(path) as file:
+            with MissingOk(), disk.open_read(path) as file:
                 _check_file(file, f"{name}/{path.name}", file_size, mark, first, units, findings, scope)
                 continue
             findings.add(f"{name}/{path.name}", 0, "file-missing", "the frontier names it, but it is not there")

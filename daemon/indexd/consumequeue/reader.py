@@ -10,8 +10,8 @@ from bisect import bisect_left
 from pathlib import Path
 
 from indexd.consumequeue.format import UNIT, UNIT_SIZE, QueueMark, Unit, file_name, file_offset, queue_directory
-from indexd.errors import CorruptDataError, DiskError
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.errors import CorruptDataError, DiskError, MissingOk
+from indexd.storage.disk import Disk, DiskFile
 
 # Units that one read brings at most: 1 MiB.
 _UNITS_PER_READ = 52_428
@@ -62,7 +62,7 @@ class ConsumeQueueReader:
         """Our own queue that a running daemon has made since the last mark; None if there is none."""
         reader = cls(disk, root, topic, queue_id, file_size)
         rows: list[tuple[str, int]] = []
-        with ignore_missing():
+        with MissingOk():
             rows = disk.list_dir(reader._directory)
         starts = (file_offset(name) for name, size in rows if size > 0)
         first = min((start for start in starts if start is not None and start % file_size == 0), default=None)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
 from indexd.index.entries import WalkedEntries, read_slots, walk_entries
 from indexd.index.format import ENTRY_SIZE, HEADER_SIZE, FileMark, Flavour, IndexHeader, IndexLayout, inherited
@@ -23,7 +24,7 @@ from indexd.index.kernel import (
     USED_SLOT_COUNT,
 )
 from indexd.output import CheckScope, Condition, LogBounds, find_nonzero
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.names import is_index_name
 
 _INT_MAX = (1 << 31) - 1
@@ -185,7 +186,7 @@ def check_index(
         if mark in scope.sound:
             continue
         condition, wrong = Condition.AT_REST if mark.full else scope.condition, None
-        with ignore_missing(), disk.open_read(directory / mark.name) as file:
+        with MissingOk(), disk.open_read(directory / mark.name) as file:
             wrong = check_file(file, mark, layout, flavour, condition, scope.on_bytes)
         begin = scope.log_begin() if wrong is None else None
         if wrong is not None:

@@ -20,7 +20,7 @@ from indexd.commitlog.lookup import Cached, LogView
 from indexd.config import Config, flag_name
 from indexd.consumequeue.format import QueueMark, is_topic_name, queue_directory
 from indexd.consumequeue.reader import ConsumeQueueReader
-from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
+from indexd.errors import CorruptDataError, MissingOk, UnsafeStoreError, UsageError
 from indexd.flush.frontier import Frontier, Uncovered, read_frontier
 from indexd.index.format import FLAVOURS, FileMark, Flavour, IndexLayout
 from indexd.index.reader import IndexFileReader
@@ -34,7 +34,7 @@ from indexd.query.coverage import (
     make_coverage,
     read_state,
 )
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.storage.disk import Disk, DiskFile
 from indexd.storage.lock import owner_pid
 from indexd.storage.names import DataFiles, is_index_name
 
@@ -147,7 +147,7 @@ class QueryIndex:
             return coverage
         begin, reason = segments[-1].end, LOG_ENDS
         if begin >= coverage.end and coverage.behind is None:
-            with ignore_missing():
+            with MissingOk():
                 written, known = (self.disk.stamp(path).mtime_ns for path in (segments[-1].path, known_since))
                 if written > known:
                     begin, reason = max(segments[-1].base, coverage.begin), REWRITTEN
@@ -169,7 +169,7 @@ class QueryIndex:
                 self.files_opened += 1
                 self._open.pop(name).reader.file.close()
             file = None
-            with ignore_missing():
+            with MissingOk():
                 file = self.disk.open_read(self.files.index / name)
             if file is None:
                 self._check_expired(name, mark)
@@ -218,7 +218,7 @@ class QueryIndex:
         self._open.clear()
 
     def _list(self) -> list[tuple[str, int]]:
-        with ignore_missing():
+        with MissingOk():
             return [(name, size) for name, size in self.disk.list_dir(self.files.index) if is_index_name(name)]
         return []
 
@@ -350,7 +350,7 @@ def with_queue(
     """
     for _ in range(2):
         look = index.look()
-        with ignore_missing(), open_queue(index, look, topic, queue_id) or nullcontext() as queue:
+        with MissingOk(), open_queue(index, look, topic, queue_id) or nullcontext() as queue:
             return answer(look, queue)
     raise CorruptDataError(f"a file of {queue_directory(index.files.consumequeue, topic, queue_id)} is missing")
 
@@ -361,7 +361,7 @@ def topics_of(index: QueryIndex) -> list[str] | None:
     if marks is None:
         return None
     folders: Sequence[str] = ()
-    with ignore_missing():
+    with MissingOk():
         folders = index.disk.list_dirs(index.files.consumequeue)
     return sorted({mark.topic for mark in marks} | {name for name in folders if is_topic_name(name)})
 

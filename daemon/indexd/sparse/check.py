@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.format import FRAME_SIZE_MIN
+from indexd.errors import MissingOk
 from indexd.findings import KEPT_MAX, Findings
 from indexd.output import CheckScope, OutputRecovery, RecoveryScope, find_nonzero
 from indexd.sparse.format import NO_TIMESTAMP, TIME_ENTRY_SIZE, ActiveMark, SegmentMark, SparseMark, own_base
 from indexd.sparse.kernel import OFFSET_ENTRY_TYPE, TIME_ENTRY_TYPE, unpack_entries
 from indexd.sparse.sparse_index import OffsetIndex, TimeIndex
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.storage.disk import Disk, DiskFile
 
 _ENTRIES_PER_READ = 1 << 16
 Entries = NDArray[np.int64]
@@ -31,7 +32,7 @@ def check_sparse(disk: Disk, directory: Path, segment_size: int, mark: SparseMar
     for segment in mark.segments:
         active = mark.active if segment is mark.segments[-1] else None
         for is_time, (name, size) in enumerate(segment.files):
-            with ignore_missing(), disk.open_read(directory / name) as file:
+            with MissingOk(), disk.open_read(directory / name) as file:
                 there = file.size()
                 if there < size or (there > size and active is None):
                     text = f"{there} bytes, but the entries take {size}"

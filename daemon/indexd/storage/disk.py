@@ -50,15 +50,6 @@ class WouldWaitError(Exception):
     """What was asked for is not in memory, or it takes the system to say so."""
 
 
-class ignore_missing:  # noqa: N801 - read as a word, like contextlib.suppress
-    """A block that ends early, and in peace, where a file or its directory is not there (any more)."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        return isinstance(error, DiskError) and error.is_missing
-
-
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A descriptor to name files in, and for nothing else (O_PATH). Raises OSError."""

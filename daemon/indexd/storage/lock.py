@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from indexd.errors import BusyError, DiskError
-from indexd.storage.disk import Disk, DiskFile, ignore_missing
+from indexd.errors import BusyError, DiskError, MissingOk
+from indexd.storage.disk import Disk, DiskFile
 
 
 class _LockFile:
@@ -77,7 +77,7 @@ class DirectoryLock(_LockFile):
 
     def is_held(self) -> bool:
         """Whether the lock file is still the one that was locked: nobody else can lock it then."""
-        with ignore_missing():
+        with MissingOk():
             return self._file is not None and Disk().stamp(self._path).inode == self._file.stamp().inode
         return False
 
