@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from bench.ground import BenchError, Ground, Report, Row, median, megabytes, per_second, progress, warm_log
-from bench.indexd import INDEX_ALONE, command, kernels_compiled, options, rebuild
+from bench.indexd import INDEX_ALONE, call, kernels_compiled, options, rebuild
 
 NAME = "audit"
 _TURNS = 5
 _TARGET = "messages/s of the key index at least those of a rebuild"
-_OK = 0
 #: How each is called in the table, and its options.
 _AUDITS = {
     "indexd audit --samples 0": ("--samples", "0"),
@@ -44,15 +41,14 @@ def measure(ground: Ground, report: Report) -> None:
         _audit(ground, store, *flags)  # their kernels, too
     _repair(ground, store)
     with kernels_compiled(ground):
-        seconds, peaks, size = _take_turns(ground, store, built)
-    _print(report, ground, seconds, peaks, size)
+        seconds, size = _take_turns(ground, store, built)
+    _print(report, ground, seconds, size)
     shutil.rmtree(store)
 
 
-def _take_turns(ground: Ground, store: Path, out: Path) -> tuple[dict[str, list[float]], dict[str, int], int]:
+def _take_turns(ground: Ground, store: Path, out: Path) -> tuple[dict[str, list[float]], int]:
     names = ["indexd rebuild of the key index", *_AUDITS, "indexd repair, no index"]
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    peaks: dict[str, int] = {}
     size = 0
     for turn in range(_TURNS):
         progress(f"audit: turn {turn + 1} of {_TURNS}")
@@ -63,60 +59,40 @@ def _take_turns(ground: Ground, store: Path, out: Path) -> tuple[dict[str, list[
         shutil.rmtree(out)
         os.sync()
         for name, flags in _AUDITS.items():
-            row, peak = _audit(ground, store, *flags)
+            row = _audit(ground, store, *flags)
             if row["keys"] != row["findableKeys"] or row["messages"] != ground.messages:
                 raise BenchError(f"{row['findableKeys']} of {row['keys']} keys of {row['messages']} messages are found")
             seconds[name].append(row["seconds"])
-            peaks[name] = max(peak, peaks.get(name, 0))
-        wall, peak = _repair(ground, store)
-        seconds[names[-1]].append(wall)
-        peaks[names[-1]] = max(peak, peaks.get(names[-1], 0))
+        seconds[names[-1]].append(_repair(ground, store))
         os.sync()
-    return seconds, peaks, size
+    return seconds, size
 
 
-def _audit(ground: Ground, store: Path, *flags: str) -> tuple[dict[str, Any], int]:
-    said, _, peak = _run(ground, _OK, "audit", *options(ground, store), *flags, "--json")
+def _audit(ground: Ground, store: Path, *flags: str) -> dict[str, Any]:
+    said, _ = call(ground, "audit", *options(ground, store), *flags, "--json")
     row: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return row, peak
+    return row
 
 
-def _repair(ground: Ground, store: Path) -> tuple[float, int]:
+def _repair(ground: Ground, store: Path) -> float:
     # All of it: the audit that finds nothing, the files, the check of them, the exchange.
     shutil.rmtree(store / "index")
     (store / "index").mkdir()
-    _, wall, peak = _run(ground, _OK, "repair", *options(ground, store), "--yes", "--json")
+    _, seconds = call(ground, "repair", *options(ground, store), "--yes", "--json")
     for left in store.glob("indexd-repair-*"):
         shutil.rmtree(left)
-    return wall, peak
+    return seconds
 
 
-def _run(ground: Ground, wanted: int, *words: str) -> tuple[str, float, int]:
-    # What it says, its wall time, and the most memory that it held: bytes.
-    began = time.perf_counter()
-    said, errors = ground.work / "said", ground.work / "errors"
-    with said.open("wb") as out, errors.open("wb") as err:
-        process = subprocess.Popen(
-            command(*words), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ground.environment()
-        )
-        ground.note_process(process)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != wanted:
-        raise BenchError(f"indexd {words[0]} ended with {process.returncode}: {errors.read_text('utf-8')[-500:]}")
-    return said.read_text("utf-8"), time.perf_counter() - began, used.ru_maxrss * 1024
-
-
-def _print(report: Report, ground: Ground, seconds: dict[str, list[float]], peaks: dict[str, int], size: int) -> None:
-    rows: list[Row] = [("", "best", "median", "best", "median", "peak RSS", "runs")]
+def _print(report: Report, ground: Ground, seconds: dict[str, list[float]], size: int) -> None:
+    rows: list[Row] = [("", "best", "median", "best", "median", "runs")]
     for name, values in seconds.items():
         best, middle = min(values), median(values)
         rates = (per_second(ground.messages / best), per_second(ground.messages / middle))
-        peak = megabytes(peaks[name]) if name in peaks else ""
-        rows.append((name, *rates, f"{best:.3f} s", f"{middle:.3f} s", peak, str(len(values))))
+        rows.append((name, *rates, f"{best:.3f} s", f"{middle:.3f} s", str(len(values))))
     names = list(seconds)
     ratio = min(seconds[names[0]]) / min(seconds[names[1]])
-    rows.append(("audit / rebuild", f"{ratio:.2f}", *("",) * 5))
-    data = {"messages": ground.messages, "logBytes": size, "seconds": seconds, "peakBytes": peaks, "ratio": ratio}
+    rows.append(("audit / rebuild", f"{ratio:.2f}", *("",) * 4))
+    data = {"messages": ground.messages, "logBytes": size, "seconds": seconds, "ratio": ratio}
     report.part(NAME, f"{ground.messages:,} messages, {megabytes(size)} of log", rows, data)
     report.verdict(NAME, _TARGET, f"{ratio:.2f}", ratio >= 1)
