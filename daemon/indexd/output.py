@@ -165,17 +165,11 @@ class Unsynced:
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
         self._directories: dict[Path, int] = {}
-        self._file_tuple: tuple[Path, ...] | None = ()
         #: Of the mark that comes next.
         self.serial = 1
 
-    def __repr__(self) -> str:
-        return f"Unsynced({len(self._files)} files, {len(self._directories)} directories)"
-
     def add(self, path: Path) -> None:
         """A file was changed, or will be right now: where the disk refuses half way, it was changed as well."""
-        if path not in self._files:
-            self._file_tuple = None
         self._files[path] = self.serial
 
     def add_directory(self, path: Path) -> None:
@@ -184,14 +178,11 @@ class Unsynced:
 
     def discard(self, path: Path) -> None:
         """The file is to be removed: nobody needs it."""
-        if self._files.pop(path, None) is not None:
-            self._file_tuple = None
+        self._files.pop(path, None)
 
     def files(self) -> tuple[Path, ...]:
         """All files, in order of their first change."""
-        if self._file_tuple is None:
-            self._file_tuple = tuple(self._files)
-        return self._file_tuple
+        return tuple(self._files)
 
     def directories(self) -> tuple[Path, ...]:
         """All directories, the same way."""
@@ -203,7 +194,6 @@ class Unsynced:
             for path in paths:
                 if known.get(path, mark.serial + 1) <= mark.serial:
                     del known[path]
-                    self._file_tuple = None
 
 
 class Output(ABC, Generic[Held]):
@@ -266,15 +256,9 @@ class Output(ABC, Generic[Held]):
         """What stands now, published."""
 
     def _mark(self, held: Held) -> OutputMark[Held]:
-        unsynced = self.unsynced
-        mark = OutputMark(
-            held,
-            unsynced.files(),
-            unsynced.directories(),
-            expired=tuple(self._expired),
-            serial=unsynced.serial,
-        )
-        unsynced.serial += 1
+        files, directories = self.unsynced.files(), self.unsynced.directories()
+        mark = OutputMark(held, files, directories, expired=tuple(self._expired), serial=self.unsynced.serial)
+        self.unsynced.serial += 1
         return mark
 
     def synced(self, mark: OutputMark[Held]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -32,10 +31,9 @@ from support.daemon import (
     index_files,
     indexd,
     indexd_here,
-    rebuild,
 )
 from support.fake_broker import FakeBroker, well
-from support.faults import RETRY, OwnMounts, check_calm, check_directory, check_whole, degraded, fill
+from support.faults import RETRY, OwnMounts, Place, check_calm, check_directory, check_whole, degraded, fill
 from support.goldens import Golden, unpack
 from support.missing import need
 from support.naive import naive_frames
@@ -58,44 +56,39 @@ def ask(data: Path, key: str) -> list[int]:
 
 
 def test_a_disk_that_others_fill_stops_indexing_and_nothing_else(tmp_path: Path) -> None:
-    store = tmp_path / "store"
     with OwnMounts() as mounts:
         size = 16 << 20
-        data = mounts.tmpfs(tmp_path / "data", size)
-        first = write_log(store, 500)
-        env = RETRY | {"INDEXD_DISK_USED_MAX": "0.70"}
-        with Daemon(store, data, *SIZES, env=env, tracer=mounts.words) as daemon:
-            daemon.wait_durable(first)
-            found = ask(data, "Aa")
+        place = Place(tmp_path, mounts.tmpfs(tmp_path / "data", size), mounts.words)
+        place.env = RETRY | {"INDEXD_DISK_USED_MAX": "0.70"}
+        with place.running(500) as daemon:
+            first, found = place.end, ask(place.data, "Aa")
             assert found
-            filler = fill(data, leave_pages=size // PAGE // 4)
-            end = write_log(store, 1000, seed=2, start_offset=first)
+            filler = fill(place.data, leave_pages=size // PAGE // 4)
+            place.log(1000)
             problem = degraded(daemon, "disk_used_max is 70.0%", stage="build")
-            assert problem.startswith(f"cannot index into {data}: its file system is 7")
+            assert problem.startswith(f"cannot index into {place.data}: its file system is 7")
             assert "free space on that file system" in problem
             check_calm(daemon)
             row = daemon.state()
             assert row["phyOffset"] == first
             assert "disk_used_max" in row["problems"]["build"]
-            assert ask(data, "Aa") == found
+            assert ask(place.data, "Aa") == found
             filler.unlink()
-            daemon.wait_for(lambda: daemon.events("healed") or None, "healed")
-            check_whole(daemon, end)
+            daemon.wait_event("healed")
+            check_whole(daemon, place.end)
 
 
 def test_a_disk_that_is_too_full_from_the_start(tmp_path: Path) -> None:
-    store = tmp_path / "store"
     with OwnMounts() as mounts:
-        data = mounts.tmpfs(tmp_path / "data", 16 << 20)
-        end = write_log(store, 500)
-        filler = fill(data, leave_pages=1000)
-        env = RETRY | {"INDEXD_DISK_USED_MAX": "70%"}
-        with Daemon(store, data, *SIZES, env=env, tracer=mounts.words) as daemon:
+        place = Place(tmp_path, mounts.tmpfs(tmp_path / "data", 16 << 20), mounts.words)
+        place.env = RETRY | {"INDEXD_DISK_USED_MAX": "70%"}
+        place.log(500)
+        filler = fill(place.data, leave_pages=1000)
+        with place.daemon() as daemon:
             degraded(daemon, "disk_used_max", stage="build")
             assert daemon.terminate() == 0  # a stop does not wait for room
-        with Daemon(store, data, *SIZES, env=env, tracer=mounts.words) as daemon:
-            filler.unlink()
-            check_whole(daemon, end)
+        filler.unlink()
+        place.starts_well()
 
 
 # --- memory and the page cache ---
@@ -242,45 +235,39 @@ def test_a_broker_that_is_not_there_does_not_keep_an_index_from_being_built(
 
 
 INTERNAL = 70
-SOON = {"INDEXD_RETRY_MAX_SECONDS": "1"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    write_log(tmp_path / "store", 3000)
-    return tmp_path / "store"
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, env={"INDEXD_RETRY_MAX_SECONDS": "1"})
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
+def stopped(place: Place) -> Place:
+    """A log of several segments, and its index after a clean stop."""
+    place.log(3000)
+    done = indexd_here("--recover", "--store", place.store, "--data", place.data, *SIZES)
+    assert done.returncode == 0, done.stderr
+    return place
 
 
-def end_of(store: Path) -> int:
-    *_, last = naive_frames(store / "commitlog", SEGMENT_SIZE)
-    return last.phy_offset + last.size
-
-
-def test_the_data_directory_is_moved_away_and_comes_back(store: Path, data: Path) -> None:
-    with Daemon(store, data, *SIZES, env=SOON) as daemon:
-        daemon.wait_durable(end_of(store))
-        data.rename(data.with_name("away"))
-        daemon.wait_event("degraded")
-        time.sleep(3)  # several tries
-        data.with_name("away").rename(data)
+def test_the_data_directory_is_moved_away_and_comes_back(place: Place) -> None:
+    with place.running(3000) as daemon:
+        place.data.rename(place.data.with_name("away"))
+        daemon.wait_for(lambda: len(daemon.events("degraded")) > 3 or None, "several tries")
+        place.data.with_name("away").rename(place.data)
         daemon.wait_event("healed")
-        end = write_log(store, 100, seed=5, start_offset=end_of(store))
-        daemon.wait_caught_up(end)
-        assert indexd("--store", store, "--data", data, *SIZES).returncode == 5
-        assert daemon.terminate() == 0
-    rebuild(store, data.with_name("whole"), *SIZES)
-    assert_same_index(data, data.with_name("whole"))
+        place.log(100)
+        daemon.wait_caught_up(place.end)
+        assert indexd("--store", place.store, "--data", place.data, *SIZES).returncode == 5
+        check_whole(daemon, place.end)
 
 
 @pytest.mark.parametrize("limit", [8, 10, 12, 13])
-def test_too_few_descriptors_to_start_at_all(store: Path, data: Path, limit: int) -> None:
+def test_too_few_descriptors_to_start_at_all(place: Place, limit: int) -> None:
+    place.log(3000)
     done = subprocess.run(
-        [COMMAND, "--store", store, "--data", data, *SIZES],
+        [COMMAND, "--store", place.store, "--data", place.data, *SIZES],
         env=environment(QUICK),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -294,105 +281,89 @@ def test_too_few_descriptors_to_start_at_all(store: Path, data: Path, limit: int
     assert "Traceback" not in done.stderr
 
 
-def test_a_segment_in_the_middle_is_gone(store: Path, data: Path) -> None:
+def test_a_segment_in_the_middle_is_gone(stopped: Place) -> None:
     """The log cannot be read there, and never will be: that is said once, and no recovery follows another."""
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end_of(store))
-        assert daemon.terminate() == 0
-    end = end_of(store)
-    before = [path.read_bytes() for path in index_files(data)]
-    (store / "commitlog" / f"{SEGMENT_SIZE:020d}").unlink()
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_caught_up(end)
-        time.sleep(2)  # forty drains
+    before = [path.read_bytes() for path in index_files(stopped.data)]
+    (stopped.store / "commitlog" / f"{SEGMENT_SIZE:020d}").unlink()
+    with stopped.daemon() as daemon:
+        begun = daemon.wait_caught_up(stopped.end)["writtenAt"]
+        daemon.wait_state(lambda row: bool(row["writtenAt"] > begun + 2000))  # forty drains
         assert not daemon.events("disturbed")
         assert daemon.terminate() == 0
-    assert [path.read_bytes() for path in index_files(data)] == before
+    assert [path.read_bytes() for path in index_files(stopped.data)] == before
 
 
-def test_rot_in_the_middle_and_another_end_at_once(store: Path, data: Path) -> None:
+def test_rot_in_the_middle_and_another_end_at_once(stopped: Place) -> None:
     """What lies between the two is still true, and stays."""
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end_of(store))
-        assert daemon.terminate() == 0
-    offsets = [message.phy_offset for message in naive_frames(store / "commitlog", SEGMENT_SIZE)]
+    offsets = [message.phy_offset for message in naive_frames(stopped.store / "commitlog", SEGMENT_SIZE)]
     rotten, cut = offsets[1500], offsets[-200]
-    with cut_at(store, cut) as writer:
+    with cut_at(stopped.store, cut) as writer:
         end = write_on(writer, 300, seed=9)
-    path = store / "commitlog" / f"{rotten - rotten % SEGMENT_SIZE:020d}"
+    path = stopped.store / "commitlog" / f"{rotten - rotten % SEGMENT_SIZE:020d}"
     with path.open("r+b") as file:
         file.seek(rotten % SEGMENT_SIZE)
         file.write(b"\xff" * 8)
-    with Daemon(store, data, *SIZES) as daemon:
-        recovered = daemon.wait_event("opened")
-        assert recovered["phy_offset"] == cut
+    with stopped.daemon() as daemon:
+        assert daemon.wait_event("opened")["phy_offset"] == cut
         daemon.wait_caught_up(end)
         assert daemon.terminate() == 0
 
 
-def test_a_stop_does_not_depend_on_the_log(store: Path, data: Path) -> None:
-    with Daemon(store, data, *SIZES, env=SOON) as daemon:
-        daemon.wait_durable(end_of(store))
-        (store / "commitlog").rename(store / "unmounted")
+def test_a_stop_does_not_depend_on_the_log(place: Place) -> None:
+    with place.running(3000) as daemon:
+        (place.store / "commitlog").rename(place.store / "unmounted")
         daemon.wait_event("degraded")
         assert daemon.terminate() == 0
-    assert not (data / "abort").exists()
-    (store / "unmounted").rename(store / "commitlog")
-    with Daemon(store, data, *SIZES) as daemon:
+    assert not (place.data / "abort").exists()
+    (place.store / "unmounted").rename(place.store / "commitlog")
+    with place.daemon() as daemon:
         assert daemon.wait_event("opened")["reasons"] == ["the last stop was clean"]
 
 
 @pytest.mark.parametrize("name", ["frontier", "starts"])
-def test_a_pipe_is_no_file(store: Path, data: Path, name: str) -> None:
-    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
-    (data / name).unlink(missing_ok=True)
-    os.mkfifo(data / name)
-    done = indexd("--store", store, "--data", data, *SIZES, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}, timeout=30)
+def test_a_pipe_is_no_file(stopped: Place, name: str) -> None:
+    path = stopped.data / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    words = ("--store", stopped.store, "--data", stopped.data, *SIZES)
+    done = indexd(*words, env={"INDEXD_UNCLEAN_STARTS_MAX": "5"}, timeout=30)
     assert done.returncode == INTERNAL
-    assert f"cannot open {data / name}: it is no plain file" in done.stderr.splitlines()[-1]
+    assert f"cannot open {path}: it is no plain file" in done.stderr.splitlines()[-1]
 
 
-def test_verify_of_a_log_that_ends_where_a_segment_does(store: Path, data: Path) -> None:
-    (store / "commitlog" / f"{0:020d}").rename(store / "first")
-    for path in (store / "commitlog").iterdir():
+def test_verify_of_a_log_that_ends_where_a_segment_does(place: Place) -> None:
+    place.log(3000)
+    for path in sorted((place.store / "commitlog").iterdir())[1:]:
         path.unlink()
-    (store / "first").rename(store / "commitlog" / f"{0:020d}")
-    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
-    done = indexd("verify", "--deep", "--data", data)
+    assert indexd_here("--recover", "--store", place.store, "--data", place.data, *SIZES).returncode == 0
+    done = indexd_here("verify", "--deep", "--data", place.data)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("byte", [4, 12, 20, 30, 2000])
-def test_verify_looks_at_every_byte_of_the_checkpoint(store: Path, data: Path, byte: int, killed: bool) -> None:
-    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
+@pytest.mark.parametrize(("byte", "killed"), [(4, False), (12, True), (20, False), (30, True), (2000, False)])
+def test_verify_looks_at_every_byte_of_the_checkpoint(stopped: Place, byte: int, killed: bool) -> None:
     if killed:
-        (data / "abort").write_text("1")
-    content = bytearray((data / "checkpoint").read_bytes())
+        (stopped.data / "abort").write_text("1")
+    content = bytearray((stopped.data / "checkpoint").read_bytes())
     content[byte] ^= 1
-    (data / "checkpoint").write_bytes(content)
-    assert indexd("verify", "--data", data).returncode == 1
+    (stopped.data / "checkpoint").write_bytes(content)
+    assert indexd_here("verify", "--data", stopped.data).returncode == 1
 
 
-def test_no_frontier_but_index_files_is_damage(store: Path, data: Path) -> None:
-    assert indexd("--recover", "--store", store, "--data", data, *SIZES).returncode == 0
-    (data / "frontier").unlink()
-    done = indexd("query-key", "-t", "TopicTest", "-k", "Aa", "--data", data)
+def test_no_frontier_but_index_files_is_damage(stopped: Place) -> None:
+    (stopped.data / "frontier").unlink()
+    done = indexd("query-key", "-t", "TopicTest", "-k", "Aa", "--data", stopped.data)
     assert done.returncode == 4
     assert "indexd --recover" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_term_while_it_has_no_descriptors_left(store: Path, data: Path, number: signal.Signals) -> None:
-    with Daemon(store, data, *SIZES, env=SOON) as daemon:
-        daemon.wait_durable(end_of(store))
+def test_term_while_it_has_no_descriptors_left(place: Place) -> None:
+    with place.running(3000) as daemon:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (6, 4096))
         daemon.wait_event("degraded")
-        assert daemon.terminate(number) in (0, INTERNAL)
+        assert daemon.terminate() in (0, INTERNAL)
         assert "Traceback" not in daemon.log.read_text("utf-8")
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_caught_up(end_of(store))
-        assert daemon.terminate() == 0
+    place.starts_well()
 
 
 @pytest.fixture
@@ -496,22 +467,6 @@ def test_output_that_cannot_be_written_is_one_line(golden: Golden, tmp_path: Pat
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
-
-
-def test_hup_takes_over_what_can_be_and_refuses_what_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "store" / "commitlog").mkdir(parents=True)
-    config = tmp_path / "indexd.toml"
-    config.write_text("[reader]\nretry_max_seconds = 30\n")
-    with Daemon(tmp_path / "store", tmp_path / "data", "-c", str(config)) as daemon:
-        daemon.wait_event("running", 60)
-        config.write_text("[reader]\nretry_max_seconds = 20\n[index]\nindex_num = 99\n")
-        os.kill(daemon.pid, signal.SIGHUP)
-        event = daemon.wait_event("reloaded", 10)
-        assert (event["changed"], event["needs_restart"]) == (["retry_max_seconds"], ["index_num"])
-        config.write_text("[reader]\nretry_max_seconds = -1\n")
-        os.kill(daemon.pid, signal.SIGHUP)
-        assert "retry_max_seconds" in daemon.wait_event("reload_refused", 10)["problem"]
-        assert daemon.terminate() == 0
 
 
 def test_a_pipe_is_not_inspected(tmp_path: Path) -> None:

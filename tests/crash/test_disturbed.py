@@ -17,6 +17,7 @@ from indexd.index.format import IndexLayout
 from indexd.query import open_data
 from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index, index_files, indexd, rebuild
+from support.faults import Place
 from support.outputs import INTERVAL, UNITS, Built, build, copied
 from support.reopened import config_for, cut_at, undisturbed, write_on
 from support.small_log import HASH_SLOT_NUM, INDEX_NUM, SEGMENT_SIZE, SIZES, write_log
@@ -68,36 +69,25 @@ FULL, OPEN = 0, -1
     [
         (FULL, lambda path: path.unlink(), "removed"),
         (OPEN, lambda path: path.unlink(), "removed"),
+        (FULL, lambda path: shutil.rmtree(path.parent), "removed"),
         (OPEN, lambda path: os.truncate(path, 1000), "cut to 1000 bytes"),
         (FULL, lambda path: overwrite(path, 0), "written"),
         (OPEN, lambda path: overwrite(path, LAYOUT.slot_position(10)), "written"),
         (FULL, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
         (OPEN, lambda path: overwrite(path, LAYOUT.entry_position(10)), "written"),
     ],
-    ids=["removed", "removed open", "cut", "header", "slots", "entries", "entries open"],
+    ids=["removed", "removed open", "folder", "cut", "header", "slots", "entries", "entries open"],
 )
 def test_an_index_file_is_touched(tmp_path: Path, which: int, damage: Callable[[Path], None], says: str) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 3000)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end)
-        path = index_files(data)[which]
-        time.sleep(0.05)
+    place = Place(tmp_path)
+    with place.running(3000) as daemon:
+        path = index_files(place.data)[which]
+        time.sleep(0.05)  # a write at the same tick of the clock would have the same time
         damage(path)
         problem = after(daemon, "disturbed")["problem"]
         assert f"{path} was {says}" in problem
-        check_mended(daemon, store, end)
+        check_mended(daemon, place.store, place.end)
         assert len(daemon.events("disturbed")) == 1
-
-
-def test_the_whole_index_folder_is_removed(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 3000)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end)
-        shutil.rmtree(data / "index")
-        assert "removed" in after(daemon, "disturbed")["problem"]
-        check_mended(daemon, store, end)
 
 
 def words(path: Path) -> Any:
@@ -113,10 +103,9 @@ def words(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["abort", "frontier", "checkpoint", "lock"])
 def test_a_small_file_is_removed(tmp_path: Path, name: str) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 1000)
-    with Daemon(store, data, *SIZES) as daemon:
-        daemon.wait_durable(end)
+    place = Place(tmp_path)
+    with place.running() as daemon:
+        store, data, end = place.store, place.data, place.end
         before = words(data / name)
         (data / name).unlink()
         assert daemon.wait_event("restored")["names"] == [name]
@@ -141,26 +130,13 @@ def test_a_second_instance_that_took_a_new_lock_wins(tmp_path: Path) -> None:
             check_mended(second, store, end)
 
 
-def test_the_log_is_cut_by_a_little_and_written_on_beside_the_running_daemon(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("back", "written"), [(20, 3), (1500, 5), (1500, 2000)])
+def test_the_log_is_cut_and_written_on_beside_the_running_daemon(tmp_path: Path, back: int, written: int) -> None:
     store, data = tmp_path / "store", tmp_path / "data"
     write_log(store, 3000)
     with Daemon(store, data, *SIZES, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
         daemon.wait_caught_up()
-        with cut_at(store, offsets(store)[-20]) as writer:
-            end = write_on(writer, 3, seed=33)
-        assert "the log was cut" in after(daemon, "disturbed")["problem"]
-        check_mended(daemon, store, end)
-
-
-@pytest.mark.parametrize("written", [5, 2000])
-def test_the_log_is_cut_and_written_on_beside_the_running_daemon(tmp_path: Path, written: int) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    write_log(store, 3000)
-    with Daemon(store, data, *SIZES, env={"INDEXD_CORRUPT_AFTER_MS": "200"}) as daemon:
-        daemon.wait_caught_up()
-        cut = int(daemon.state()["phyOffset"]) // 2
-        cut = next(offset for offset in offsets(store) if offset >= cut)
-        with cut_at(store, cut) as writer:
+        with cut_at(store, offsets(store)[-back]) as writer:
             end = write_on(writer, written, seed=33)
         assert "the log was cut" in after(daemon, "disturbed")["problem"]
         check_mended(daemon, store, end)

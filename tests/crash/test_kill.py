@@ -112,18 +112,6 @@ def check_that_both_are_whole(data: Path) -> None:
     assert (data / "checkpoint").stat().st_size == CHECKPOINT_SIZE
 
 
-def test_kills_right_after_the_start(tmp_path: Path) -> None:
-    store, data = tmp_path / "store", tmp_path / "data"
-    end = write_log(store, 4000)
-    for pause in (0.0, 0.1, 0.4, None):
-        with Daemon(store, data, *SIZES) as daemon:
-            if pause is None:
-                daemon.wait_event("starting")
-            else:
-                time.sleep(pause)
-    finish(store, data, end)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_in_the_middle_of_a_catch_up_is_clean(tmp_path: Path, number: signal.Signals) -> None:
     store, data = tmp_path / "store", tmp_path / "data"

@@ -17,12 +17,33 @@ from indexd.errors import UnsafeStoreError
 from support.beside_log import over_queues, write
 from support.daemon import Daemon, assert_same_index, compile_kernels, indexd, indexd_here
 from support.outputs import INTERVAL, UNITS, Built, build, copied
-from support.recovering_outputs import FLAGS, check_whole, recover
 from support.reopened import config_for, named_for, reopen, undisturbed
-from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES
 from support.verifying import change, check, kinds
 
 UNSAFE = 3
+FLAGS = (*SIZES, "--sparse-interval", str(INTERVAL))
+
+
+def recover(built: Built, *flags: str) -> dict[str, Any]:
+    """What it says with --json; it must end well."""
+    done = indexd_here("--recover", "--json", "--store", built.store, "--data", built.data, *FLAGS, *flags)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def check_whole(built: Built, base: Built) -> None:
+    """What lies there is what an undisturbed build makes, and the frontier says so."""
+    assert sorted(path.name for path in built.data.iterdir()) == sorted(
+        {path.name for path in base.data.iterdir()} | {"lock"} & {path.name for path in built.data.iterdir()}
+    )
+    assert_same_index(built.data, base.data)
+    ours, wanted = built.frontier, base.frontier
+    assert sorted(ours.queues or ()) == sorted(wanted.queues or ())
+    assert (ours.sparse, ours.refill_offset, ours.messages) == (wanted.sparse, None, wanted.messages)
+    report = check(built.data, deep=True)
+    assert (kinds(report), report.notes) == ({}, [])
 
 
 @pytest.fixture(scope="module")

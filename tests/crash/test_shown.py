@@ -179,6 +179,9 @@ def test_a_hup_changes_limits_and_says_what_needs_a_restart(tmp_path: Path) -> N
         event = daemon.wait_for(lambda: next(iter(daemon.events("reloaded")[1:]), None), "the second")
         assert event["changed"] == ["broker_check_interval", "read_rate_max"]
         assert event["needs_restart"] == ["cluster", "http_queries_max", "mqtt_interval"]
+        config.write_text("[reader]\nretry_max_seconds = -1\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        assert "retry_max_seconds" in daemon.wait_event("reload_refused")["problem"]
         # 1000 bytes a second would take more than ten minutes: what it waited for under the old bound is over.
         daemon.wait_caught_up(end)
         assert daemon.terminate() == 0

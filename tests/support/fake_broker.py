@@ -1,13 +1,16 @@
-"""A listener on loopback that answers remoting requests as a test tells it: well, badly, slowly, or not at all."""
+"""A broker as it is seen from beside it: what answers remoting requests as a test tells it, what holds STORE/lock."""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Self
 
 from indexd.service.broker import BrokerAdmin, BrokerFinder, SilentBrokerError
@@ -111,3 +114,45 @@ class Named:
 
     def ends_at(self, position: int, head: bytes) -> bool:
         return self.is_fresh and self.offset == position
+
+
+#: Opens the lock file as a broker does, locks it when told to, and ends with its input.
+STAND_IN = """
+import fcntl, sys
+file = open(sys.argv[1], sys.argv[2])
+print(flush=True)
+for word in sys.stdin:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    print(flush=True)
+"""
+
+
+class StandIn:
+    """Another process with STORE/lock open; ``start`` locks it, as the end of a broker's loading."""
+
+    def __init__(self, path: Path, mode: str = "r+") -> None:
+        command = [sys.executable, "-c", STAND_IN, str(path), mode, "org.apache.rocketmq.broker.BrokerStartup"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        self.pid = self._process.pid
+
+    def start(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def stand_in(path: Path, mode: str = "r+") -> Iterator[StandIn]:
+    process = StandIn(path, mode)
+    try:
+        yield process
+    finally:
+        process.kill()

@@ -21,9 +21,11 @@ import pytest
 from indexd.cli.main import main
 from indexd.config import Config
 from indexd.config.compiled import prepare_compiler
+from support.beside_log import assert_beside, write
+from support.commitlog_writer import FrameSpec
 from support.daemon import Daemon, assert_same_index, index_files, indexd_here
 from support.missing import missing, need, need_root
-from support.small_log import SIZES
+from support.small_log import QUEUE_FILE_SIZE, SEGMENT_SIZE, SIZES, write_log
 
 #: It looks again every second, so that a test sees several tries; a flush that failed is tried at the next interval.
 RETRY = {"INDEXD_RETRY_MAX_SECONDS": "1", "INDEXD_FLUSH_INTERVAL": "0.5"}
@@ -120,6 +122,56 @@ def run_again(store: Path, data: Path, end: int, *flags: str, tracer: Sequence[s
         daemon.wait_event("recovered")
         check_whole(daemon, end, *flags)
     return daemon
+
+
+class Place:
+    """A store, a data directory, and daemons for them; ``env`` and ``tracer`` are theirs."""
+
+    def __init__(
+        self, root: Path, data: Path | None = None, tracer: Sequence[str] = (), env: dict[str, str] = RETRY
+    ) -> None:
+        self.store, self.data, self.tracer, self.env = root / "store", data or root / "data", tracer, env
+        self.end = 0
+
+    def log(self, what: int | list[FrameSpec] = 3000) -> None:
+        """Append so many messages, or these."""
+        if isinstance(what, int):
+            self.end = write_log(self.store, what, seed=4 if self.end else 1, start_offset=self.end)
+        else:
+            self.end = write(self.store, what, SEGMENT_SIZE)
+
+    def daemon(self, *flags: str) -> Daemon:
+        """With the sizes of ``small_log``, or others."""
+        return Daemon(self.store, self.data, *(flags or SIZES), env=self.env, tracer=self.tracer)
+
+    @contextmanager
+    def running(self, what: int | list[FrameSpec] = 1000, *flags: str) -> Iterator[Daemon]:
+        """A daemon that has made a log durable."""
+        self.log(what)
+        with self.daemon(*flags) as daemon:
+            daemon.wait_durable(self.end)
+            yield daemon
+
+    def fails(self, words: str) -> None:
+        """A daemon that ends at once with one line."""
+        with self.daemon() as daemon:
+            assert daemon.wait() == DISK_FAILED
+            assert words in end_line(daemon)
+
+    def mended(self, daemon: Daemon, *flags: str) -> None:
+        """It goes on by itself: all outputs are whole then."""
+        check_whole(daemon, self.end, *flags)
+        if not flags:
+            assert_beside(self.data, self.store, SEGMENT_SIZE, QUEUE_FILE_SIZE)
+
+    def starts_well(self) -> None:
+        """It recovers if need be, catches up, stops, and all is whole."""
+        with self.daemon() as daemon:
+            check_whole(daemon, self.end)
+
+    def run_again(self) -> None:
+        """The same, and it says that it recovered."""
+        run_again(self.store, self.data, self.end, tracer=self.tracer)
 
 
 def under_permissions() -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def build(store: Store) -> None:
     frontier = store.frontier
     full = [mark for mark in frontier.index if mark.full]
     end = full[-1].header.end_timestamp if full else 0
-    StoreCheckpoint(frontier.store_timestamp, 0, end, 0, frontier.phy_offset).write(Disk(), store.data / "checkpoint")
+    checkpoint = StoreCheckpoint(frontier.store_timestamp, 0, end, 0, frontier.phy_offset)
+    (store.data / "checkpoint").write_bytes(checkpoint.pack())
 
 
 def check(data: Path, *, deep: bool = False, config: Config | None = None) -> Report:

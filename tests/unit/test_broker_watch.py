@@ -18,7 +18,7 @@ from indexd.service.broker import BrokerWatch
 from indexd.storage import lock as broker_lock
 from indexd.storage.disk import Disk
 from indexd.storage.lock import StoreLock, look_at_lock
-from support.broker_stand_in import STAND_IN, stand_in
+from support.fake_broker import STAND_IN, stand_in
 from support.missing import need
 
 

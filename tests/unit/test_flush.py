@@ -1,4 +1,4 @@
-"""Checkpoint and frontier: their bytes, what they refuse, and the order in which they are written."""
+"""Checkpoint and frontier: their bytes, what they refuse, when they are written, and what a start keeps by them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,8 @@ from indexd.flush.watch import LogChangeDetector
 from indexd.index.file import IndexFile, IndexService
 from indexd.index.format import FLAVOURS, FileMark, IndexHeader, IndexLayout
 from indexd.output import OutputMark
-from indexd.storage.disk import Disk, DiskFile
+from indexd.recovery.recover import OnDisk, plan_recovery
+from indexd.storage.disk import Disk, DiskFile, Stamp
 from indexd.storage.names import DataFiles
 from support.goldens import unpack
 from support.twins import put_key
@@ -169,3 +171,64 @@ def test_writing_a_frontier_twice_leaves_no_temporary_file(tmp_path: Path) -> No
     for _ in range(2):
         write_frontier(Disk(), tmp_path / "frontier", FRESH, "1")
     assert [path.name for path in tmp_path.iterdir()] == ["frontier"]
+
+
+# --- what is on disk -> what is kept, replayed and removed: a row a case ---
+
+SIZE = LAYOUT.file_size
+A = FileMark("20260101000000001", IndexHeader(1, 2, 0, 100, 3, 20), full=True)
+B = FileMark("20260101000000002", IndexHeader(2, 3, 100, 200, 3, 20), full=True)
+C = FileMark("20260101000000003", IndexHeader(3, 4, 200, 300, 3, 7), full=False)
+WITH_FILES = Frontier("/s", ("/s/commitlog",), 1 << 20, "5.4", LAYOUT, phy_offset=400, outputs={"index": (A, B, C)})
+
+HERE = {mark.name: SIZE for mark in (A, B, C)}
+
+
+def on_disk(**changes: object) -> OnDisk:
+    sizes: Any = changes.pop("sizes", HERE)
+    stamps = {name: Stamp(size, 0, 0) for name, size in sizes.items()}
+    headers = {mark.name: mark.header for mark in (A, B, C)}
+    return replace(OnDisk(abort=False, frontier=WITH_FILES, stamps=stamps, headers=headers), **changes)  # type: ignore[arg-type]
+
+
+CHANGED = {A.name: A.header, B.name: replace(B.header, index_count=3), C.name: C.header}
+OTHER = "20260101000000009"
+
+
+@pytest.mark.parametrize(
+    ("changes", "forced", "keep", "replay", "delete", "phy_offset"),
+    [
+        # A clean stop leaves nothing to do; after a crash the open file alone is replayed; --recover replays all.
+        ({}, False, (A, B, C), (), (), 400),
+        ({"abort": True}, False, (A, B), (C,), (), 400),
+        ({}, True, (), (A, B, C), (), 400),
+        # A header that is not ours, or a file that its checksums deny, is replayed even after a clean stop.
+        ({"headers": CHANGED}, False, (A, C), (B,), (), 400),
+        ({"damaged": frozenset({A.name})}, False, (B, C), (A,), (), 400),
+        # What the frontier does not name goes; without a frontier all of it.
+        ({"sizes": HERE | {OTHER: SIZE}}, False, (A, B, C), (), (OTHER,), 400),
+        ({"frontier": None}, False, (), (), (A.name, B.name, C.name), None),
+        # A missing or cut file ends what is kept, but for one that pointed to expired messages only.
+        ({"sizes": {A.name: SIZE, C.name: SIZE}}, False, (A,), (), (C.name,), None),
+        *(
+            ({"sizes": HERE | {B.name: size}}, False, (A,), (), (B.name, C.name), None)
+            for size in (SIZE - 1, SIZE + 1, 0)
+        ),
+        ({"sizes": {B.name: SIZE, C.name: SIZE}, "log_begin": 101}, False, (B, C), (), (), 400),
+        ({"sizes": {B.name: SIZE, C.name: SIZE}, "log_begin": 100}, False, (), (), (B.name, C.name), None),
+    ],
+)
+def test_what_is_kept_replayed_and_removed(
+    changes: dict[str, object],
+    forced: bool,
+    keep: tuple[FileMark, ...],
+    replay: tuple[FileMark, ...],
+    delete: tuple[str, ...],
+    phy_offset: int | None,
+) -> None:
+    plan = plan_recovery(on_disk(**changes), forced=forced)
+    assert (plan.keep, plan.replay, plan.delete, plan.phy_offset) == (keep, replay, delete, phy_offset)
+    assert plan.cut == (phy_offset is None and "frontier" not in changes)
+    first = next((mark.name for mark in (A, B, C) if mark not in (*keep, *replay)), "")
+    assert first in plan.reason or not plan.cut
+    assert plan.is_clean == (not replay and not delete)

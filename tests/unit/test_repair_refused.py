@@ -15,8 +15,8 @@ from indexd.errors import CorruptDataError, DiskError
 from indexd.repair import run
 from indexd.storage import disk as disk_module
 from indexd.storage.lock import StoreLock
-from support.broker_stand_in import stand_in
 from support.daemon import compile_kernels
+from support.fake_broker import stand_in
 from support.repairing import (
     folders_of,
     holed_store,

@@ -300,14 +300,7 @@ class StoreCheckpoint:
 
     def pack(self) -> bytes:
         """The 4096 bytes."""
-        fields = _FIELDS.pack(
-            self.physic_msg_timestamp,
-            self.logics_msg_timestamp,
-            self.index_msg_timestamp,
-            self.master_flushed_offset,
-            self.confirm_phy_offset,
-        )
-        return fields.ljust(CHECKPOINT_SIZE, b"\0")
+        return _FIELDS.pack(*astuple(self)).ljust(CHECKPOINT_SIZE, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes, path: Path) -> StoreCheckpoint:
@@ -315,10 +308,6 @@ class StoreCheckpoint:
         if len(data) < _FIELDS.size:
             raise CorruptDataError(f"checkpoint {path} has {len(data)} bytes, not {CHECKPOINT_SIZE}")
         return cls(*_FIELDS.unpack_from(data))
-
-    def write(self, disk: Disk, path: Path) -> None:
-        """Replace the file durably."""
-        disk.write_atomically(path, self.pack())
 
 
 def write_abort(disk: Disk, path: Path) -> None:

@@ -62,7 +62,6 @@ class FlushCounters:
 
     flushes: int = 0
     files_synced: int = 0
-    seconds: float = 0.0
     last_seconds: float = 0.0
 
 
@@ -179,12 +178,10 @@ class Pipeline:
         self.written = {}
         write_down(self._disk, self._files, progress.frontier)
         self.frontier = progress.frontier
-        stamps = self._disk.stamps(self._files.data)
-        names = (self._files.checkpoint.name, self._files.frontier.name)
-        self.written = {name: stamps[name] for name in names if name in stamps}
+        names = self._files.checkpoint.name, self._files.frontier.name
+        self.written = {name: stamp for name, stamp in self._disk.stamps(self._files.data).items() if name in names}
         self.counters.flushes += 1
         self.counters.last_seconds = time.monotonic() - started
-        self.counters.seconds += self.counters.last_seconds
 
     def persisted(self, progress: Progress) -> None:
         """Close what is durable to its end and remove what no frontier names any more.
@@ -223,7 +220,7 @@ class Pipeline:
 
 def write_down(disk: Disk, files: DataFiles, frontier: Frontier) -> None:
     """Replace the checkpoint, then the frontier; what it names has been synced."""
-    StoreCheckpoint.of(frontier).write(disk, files.checkpoint)
+    disk.write_atomically(files.checkpoint, StoreCheckpoint.of(frontier).pack())
     write_frontier(disk, files.frontier, frontier, __version__)
 
 
@@ -247,8 +244,7 @@ def _each(sync: Callable[[Any], None], files: Sequence[Any], count: Callable[[],
             count()
         return
     with ThreadPoolExecutor(_SYNC_THREADS, "sync") as pool:
-        for done in [pool.submit(sync, file) for file in files]:
-            done.result()
+        for _ in pool.map(sync, files):
             count()
 
 

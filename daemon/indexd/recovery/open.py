@@ -23,16 +23,19 @@ from indexd.commitlog.reader import LogReader, ReaderCounters, ReaderOptions, Sk
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import LogLimit
 from indexd.compare.log import Comparison
+from indexd.compare.queues import QueueComparison
 from indexd.config import Config
 from indexd.config.load import check_outside
 from indexd.config.units import RemotePath
+from indexd.consumequeue.check import kept_queues
+from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import CorruptDataError, UnsafeStoreError, UsageError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, read_frontier, write_frontier
 from indexd.flush.pipeline import Pipeline
 from indexd.flush.registry import OUTPUTS, all_outputs
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS, IndexLayout
-from indexd.output import Output
+from indexd.output import Output, OutputRecovery, RecoveryScope
 from indexd.recovery.recover import (
     NO_DAMAGE,
     Damage,
@@ -41,7 +44,6 @@ from indexd.recovery.recover import (
     OnProgress,
     Recovered,
     RecoveryPlan,
-    SecondaryRecovery,
     look,
     plan_recovery,
 )
@@ -174,7 +176,7 @@ def open_data(
         reader.close()
     base = opening.base
     pipeline = opening.load(recovered)
-    begin = opening.secondary.refill_from
+    begin = base.refill_offset
     if begin is not None:
         _refill(config, disk, pipeline, begin, on_progress)
     pipeline.detector.remember_tail(pipeline.built.phy_offset)
@@ -214,8 +216,10 @@ class _Opening:
         recheck = max(config.recovery.recheck_bytes, damage.recheck_size(self.known))
         self.log = KnownLog(disk, self.reader, self.known, recheck, is_forced=forced)
         self.log.check_same_store(config.store.data, self.known)
-        refills = forced or damage.is_secondary
-        self.secondary = SecondaryRecovery(disk, others, self.known, self._begin, unclean=unclean, forced=refills)
+        # The outputs besides the key index, whether each is wanted, and what is kept of each.
+        self._others = others
+        self._kept: list[tuple[Output[Any], bool, OutputRecovery[Any]]] = []
+        self._is_refilled = forced or damage.is_secondary
         #: What is true after the recovery, and building goes on from.
         self.base = self.known
 
@@ -235,8 +239,14 @@ class _Opening:
             recovery = IndexRecovery(self._disk, index, self.known, plan, lookup, self._begin, on_progress)
             recovered = recovery.carry_out(self._comparison, self._commit)
         self._commit(recovered)
-        self.secondary.carry_out()
-        recovered.reasons += self.secondary.reasons
+        for output, is_wanted, kept in self._kept:
+            if is_wanted:
+                self._disk.make_dir(output.directory)
+            kept.carry_out(self._disk, output.unsynced)  # files of an output that is not wanted any more go
+            recovered.reasons += kept.reasons
+        if recovered.compared.queues_until is not None:
+            until = recovered.compared.queues_until
+            recovered.reasons.append(f"the ConsumeQueues are not what the log says from offset {until} on")
         return recovered
 
     def load(self, recovered: Recovered) -> Pipeline:
@@ -245,10 +255,11 @@ class _Opening:
         list_log = partial(list_segments, disk, config.store.commit_log_directories, config.store.segment_size)
         detector = LogChangeDetector(disk, list_log)
         detector.take_over(self.log.evidence_before(self.base.phy_offset), recovered.compared.tail)
-        outputs = [self.index, *self.secondary.wanted]
+        wanted = [(output, kept.held) for output, is_wanted, kept in self._kept if is_wanted]
+        outputs = [self.index, *(output for output, _ in wanted)]
         try:
-            self.index.load(recovered.files)
-            self.secondary.load()
+            for output, held in ((self.index, recovered.files), *wanted):
+                output.load(held)
             return Pipeline(disk, self.files, outputs, self.base, detector)
         except BaseException:
             for output in outputs:
@@ -256,16 +267,53 @@ class _Opening:
             raise
 
     def _comparison(self, end: int) -> Comparison:
-        comparison = self.log.comparison(end)
-        queues_from = partial(self.secondary.comparison, self._config, end=end)
-        return replace(comparison, queues_from=queues_from, is_same_log=self.log.is_same_log)
+        queues_from = partial(self._queues, end=end)
+        return replace(self.log.comparison(end), queues_from=queues_from, is_same_log=self.log.is_same_log)
+
+    def _queues(self, begin: int, end: int) -> QueueComparison | None:
+        # What the ConsumeQueues hold of log bytes ``[begin, end)``, to be compared; None where there are none.
+        name = ConsumeQueueStore.name
+        held = self.known.outputs.get(name)
+        store = next((one for one, is_wanted in self._others if one.name == name and is_wanted), None)
+        if store is None or held is None or self.known.refill_offset is not None or self._is_refilled:
+            return None
+        at_begin, at_end = (RecoveryScope(at, at, self._begin, self._is_unclean) for at in (begin, end))
+        whole, is_whole = kept_queues(self._disk, store.directory, held, at_end)
+        if not is_whole:
+            return None
+        begins, _ = kept_queues(self._disk, store.directory, held, at_begin)
+        most = held.limit or self._config.outputs.queues_max
+        return QueueComparison(self._disk, store.directory, most, begins, whole)
+
+    def _plan_others(self, phy_offset: int, queues_until: int | None) -> dict[str, Any]:
+        # What holds of each at ``phy_offset``: true before and after its files are changed. Behind ``doubtful_from``
+        # nothing is believed that was not compared with the log, behind ``queues_until`` nothing at all. What a refill
+        # that was broken off had come to was compared by nobody.
+        doubtful_from = self.log.doubtful_from
+        limits = [phy_offset, self.known.filled_offset]
+        limits += [queues_until] if queues_until is not None else []
+        limits += [self._begin] if self._is_refilled else []
+        self._kept, held = [], {}
+        for output, is_wanted in self._others:
+            believed = min(limits)
+            if not output.is_compared and doubtful_from is not None:
+                believed = min(believed, doubtful_from)
+            scope = RecoveryScope(phy_offset, believed, self._begin, self._is_unclean, self._is_refilled)
+            kept = output.recover(self.known.outputs.get(output.name) if is_wanted else None, scope)
+            self._kept.append((output, is_wanted, kept))
+            held[output.name] = kept.held if is_wanted else None
+        return held
 
     def _commit(self, recovered: Recovered) -> None:
         # A frontier with what is true from now on, durable before any file becomes less than the one before said of it.
         base = self._base(recovered)
-        self.secondary.plan(base.phy_offset, self.log.doubtful_from, recovered.compared.queues_until)
+        held = self._plan_others(base.phy_offset, recovered.compared.queues_until)
         evidence = self.log.evidence_before(base.phy_offset)
-        self.base = self.secondary.named(replace(base.with_outputs(index=recovered.files), evidence=evidence))
+        refills = (kept.refill_from for _, is_wanted, kept in self._kept if is_wanted)
+        # From here on the log has to be read again for them.
+        begin = min((offset for offset in refills if offset is not None), default=None)
+        base = base.with_outputs(index=recovered.files, **held)
+        self.base = replace(base, evidence=evidence, refill_offset=begin)
         if self.base != self.frontier:
             write_frontier(self._disk, self.files.frontier, self.base, __version__)
 

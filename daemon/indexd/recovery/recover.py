@@ -7,27 +7,21 @@ pure (``plan_recovery``): nothing is read or written by it, so every case is a r
 Every step of carrying out leaves a directory that the same recovery would bring to the same end: what the frontier says
 is made true again first; where it is not to be true any more, it is replaced before the files change.
 
-KnownLog holds what was noted of the log against what it says today (decision 7). What is missing of the outputs besides
-the key index alone does not touch that: the log is read once more from there (SecondaryRecovery).
+KnownLog holds what was noted of the log against what it says today (decision 7).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from indexd.commitlog.decoder import Message
 from indexd.commitlog.evidence import WATCHED_SIZE, Evidence, FrameReader, newest
 from indexd.commitlog.lookup import LogView
 from indexd.commitlog.reader import LogReader
 from indexd.compare.log import Agreed, Compared, Comparison, compare_with_log
-from indexd.compare.queues import QueueComparison
-from indexd.config import Config
-from indexd.consumequeue.check import kept_queues
-from indexd.consumequeue.store import ConsumeQueueStore
 from indexd.errors import DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import Frontier
 from indexd.index.entries import (
@@ -41,14 +35,13 @@ from indexd.index.entries import (
     write_back,
 )
 from indexd.index.format import FLAVOURS, HEADER_SIZE, FileMark, IndexHeader
-from indexd.output import Output, OutputRecovery, RecoveryScope
-from indexd.storage.disk import Disk
+from indexd.storage.disk import Disk, Stamp
 from indexd.storage.names import DataFiles, is_index_name
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a data directory holds: the abort flag, the frontier; size, header and time of each index file.
+    """What a data directory holds: the abort flag, the frontier; stamp and header of each index file.
 
     ``log_begin`` is the first physical offset that the log still has. ``damaged`` are names of files that are not what
     their checksums say.
@@ -56,10 +49,9 @@ class OnDisk:
 
     abort: bool
     frontier: Frontier | None
-    sizes: Mapping[str, int]
+    stamps: Mapping[str, Stamp]
     headers: Mapping[str, IndexHeader | None]
     log_begin: int = 0
-    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
 
 
@@ -88,19 +80,19 @@ class RecoveryPlan:
 def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     """Decide; ``forced`` (indexd --recover) replays every file, not only those that a crash can have touched."""
     if disk.frontier is None:
-        return RecoveryPlan((), (), tuple(sorted(disk.sizes)), None, cut=False, reason="there is no frontier")
+        return RecoveryPlan((), (), tuple(sorted(disk.stamps)), None, cut=False, reason="there is no frontier")
     reason = "abort is there" if disk.abort else "the last stop was clean"
-    size = disk.frontier.layout.file_size
+    sizes, size = {name: stamp.size for name, stamp in disk.stamps.items()}, disk.frontier.layout.file_size
     marks = disk.frontier.index
-    while marks and marks[0].name not in disk.sizes and marks[0].header.end_phy_offset < disk.log_begin:
+    while marks and marks[0].name not in sizes and marks[0].header.end_phy_offset < disk.log_begin:
         marks = marks[1:]  # it pointed to expired messages only, and may well be gone
     whole = 0
-    while whole < len(marks) and disk.sizes.get(marks[whole].name) == size:
+    while whole < len(marks) and sizes.get(marks[whole].name) == size:
         whole += 1
     cut, offset = whole < len(marks), None if whole < len(marks) else disk.frontier.phy_offset
     if cut:
         name = marks[whole].name
-        found = f"has {disk.sizes[name]} bytes" if name in disk.sizes else "is missing"
+        found = f"has {sizes[name]} bytes" if name in sizes else "is missing"
         reason = f"index file {name} {found}"
     elif disk.damaged:
         reason = f"index file {min(disk.damaged)} is not what its checksums say"
@@ -111,13 +103,13 @@ def plan_recovery(disk: OnDisk, *, forced: bool = False) -> RecoveryPlan:
     keep: list[FileMark] = []
     replay: list[FileMark] = []
     for mark in marks:
-        is_ours = not mark.mtime_ns or disk.mtimes_ns.get(mark.name, mark.mtime_ns) == mark.mtime_ns
+        is_ours = mark.mtime_ns in (0, disk.stamps[mark.name].mtime_ns)
         sound = disk.headers.get(mark.name) == mark.header and is_ours and mark.name not in disk.damaged
         # An open file is written between flushes: after a crash only its durable prefix is known.
         touched = disk.abort and not mark.full
         (replay if forced or touched or not sound else keep).append(mark)
     kept = {mark.name for mark in marks}
-    delete = tuple(sorted(name for name in disk.sizes if name not in kept))
+    delete = tuple(sorted(name for name in sizes if name not in kept))
     return RecoveryPlan(tuple(keep), tuple(replay), delete, offset, cut, "--recover" if forced else reason, lost)
 
 
@@ -149,19 +141,18 @@ def look(
 ) -> OnDisk:
     """What the data directory holds; reads headers only, and the slots of a file that will be written on."""
     stamps = {name: stamp for name, stamp in disk.stamps(files.index).items() if is_index_name(name)}
-    sizes = {name: stamp.size for name, stamp in stamps.items()}
     headers: dict[str, IndexHeader | None] = {}
-    for name, size in sizes.items():
+    for name, stamp in stamps.items():
         with disk.open_read(files.index / name) as file:
-            headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0)) if size >= HEADER_SIZE else None
-    mtimes_ns = {name: stamp.mtime_ns for name, stamp in stamps.items()}
+            headers[name] = IndexHeader.unpack(file.pread(HEADER_SIZE, 0)) if stamp.size >= HEADER_SIZE else None
     if frontier is not None and frontier.index and not unclean:
         mark = frontier.index[-1]
-        if not mark.full and sizes.get(mark.name) == frontier.layout.file_size and mark.slots_crc is not None:
+        is_whole = mark.name in stamps and stamps[mark.name].size == frontier.layout.file_size
+        if is_whole and not mark.full and mark.slots_crc is not None:
             with disk.open_read(files.index / mark.name) as file:
                 if zlib.crc32(read_slots(file, frontier.layout).data) != mark.slots_crc:
                     damaged |= {mark.name}
-    return OnDisk(unclean, frontier, sizes, headers, log_begin, mtimes_ns, damaged)
+    return OnDisk(unclean, frontier, stamps, headers, log_begin, damaged)
 
 
 class IndexRecovery:
@@ -434,93 +425,3 @@ class KnownLog:
             return None
         with FrameReader(self._disk, self._reader.log) as frames:
             return behind if frames.holds(behind) else None
-
-
-class SecondaryRecovery:
-    """From what a frontier names of these outputs to outputs that hold all before its physical offset.
-
-    ``outputs`` with whether each is wanted. ``plan`` reads only, and may be asked again with another offset;
-    ``carry_out`` changes files, after a frontier with what ``named`` gives is durable. Raises DiskError.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        outputs: Sequence[tuple[Output[Any], bool]],
-        known: Frontier,
-        log_begin: int,
-        *,
-        unclean: bool,
-        forced: bool,
-    ) -> None:
-        self._disk, self._outputs, self._known = disk, outputs, known
-        self._log_begin = log_begin
-        self._is_unclean, self._is_forced = unclean, forced
-        self._plans: list[OutputRecovery[Any]] = []
-        #: From here on the log has to be read again for them, up to where they are to stand.
-        self.refill_from: int | None = None
-        #: What did not hold, a line each.
-        self.reasons: list[str] = []
-
-    def plan(self, phy_offset: int, doubtful_from: int | None = None, queues_until: int | None = None) -> None:
-        """All is to stand at ``phy_offset``.
-
-        Behind ``doubtful_from`` nothing is believed that was not compared with the log, behind ``queues_until``
-        nothing at all. What a refill that was broken off had come to was compared by nobody.
-        """
-        limits = [phy_offset, self._known.filled_offset]
-        limits += [queues_until] if queues_until is not None else []
-        limits += [self._log_begin] if self._is_forced else []
-        believed = min(limits)
-        self._plans, starts = [], []
-        for output, is_wanted in self._outputs:
-            own = believed if output.is_compared or doubtful_from is None else min(believed, doubtful_from)
-            scope = RecoveryScope(phy_offset, own, self._log_begin, self._is_unclean, self._is_forced)
-            plan = output.recover(self._known.outputs.get(output.name) if is_wanted else None, scope)
-            self._plans.append(plan)
-            if is_wanted and plan.refill_from is not None:
-                starts.append(plan.refill_from)
-        self.refill_from = min(starts, default=None)
-        self.reasons = [reason for plan in self._plans for reason in plan.reasons]
-        if queues_until is not None:
-            self.reasons.append(f"the ConsumeQueues are not what the log says from offset {queues_until} on")
-
-    def named(self, base: Frontier) -> Frontier:
-        """``base`` with what has been planned: true before and after the files are changed."""
-        held = {
-            output.name: plan.held if is_wanted else None
-            for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True)
-        }
-        return replace(base.with_outputs(**held), refill_offset=self.refill_from)
-
-    def comparison(self, config: Config, begin: int, end: int) -> QueueComparison | None:
-        """What the ConsumeQueues hold of log bytes ``[begin, end)``, to be compared; None where there are none."""
-        name = ConsumeQueueStore.name
-        held = self._known.outputs.get(name)
-        store = next((one for one, is_wanted in self._outputs if one.name == name and is_wanted), None)
-        if store is None or held is None or self._known.refill_offset is not None or self._is_forced:
-            return None
-        at_begin, at_end = (RecoveryScope(at, at, self._log_begin, self._is_unclean) for at in (begin, end))
-        whole, is_whole = kept_queues(self._disk, store.directory, held, at_end)
-        if not is_whole:
-            return None
-        begins, _ = kept_queues(self._disk, store.directory, held, at_begin)
-        return QueueComparison(self._disk, store.directory, held.limit or config.outputs.queues_max, begins, whole)
-
-    def carry_out(self) -> None:
-        """Make the files what the plan says, durably; those of an output that is not wanted any more go."""
-        for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True):
-            if is_wanted:
-                self._disk.make_dir(output.directory)
-            plan.carry_out(self._disk, output.unsynced)
-
-    @property
-    def wanted(self) -> list[Output[Any]]:
-        """The outputs that are asked for."""
-        return [output for output, is_wanted in self._outputs if is_wanted]
-
-    def load(self) -> None:
-        """Have them stand where the plan says."""
-        for (output, is_wanted), plan in zip(self._outputs, self._plans, strict=True):
-            if is_wanted:
-                output.load(plan.held)
