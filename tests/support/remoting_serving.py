@@ -1,16 +1,26 @@
-"""RemotingServing: the remoting server in a thread of a test, with a processor that does what its requests say.
+"""RemotingServing and Outlet: the remoting server and the whole outlet in a thread of a test; Peer: what stands behind.
 
->>> with RemotingServing(tmp_path) as server, server.client() as client:
-...     client.ask(ECHO, {"a": "b"}, b"body")
+>>> with Peer(broker_handlers()) as broker, Peer(name_server_handlers({'broker-a': {0: broker.address}})) as names:
+...     with Outlet(root, upstream_namesrv=names.address, node_id='broker-a') as outlet, outlet.client() as client:
+...         client.ask(310, {'topic': 'TopicTest'}, b'sent')
+
+A handler of a Peer returns members of Command for the answer (code 0 unless told), or None: no answer. What has no
+handler is answered with code 3.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import uvloop
@@ -21,15 +31,17 @@ from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
 from indexd.serve.remoting.limits import Limits
+from indexd.serve.remoting.upstream import Patience
 from indexd.serve.server import listen
-from support.remoting import RemotingClient
+from support.remoting import Command, RemotingClient, encode, read_command
 from support.serving import Log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import ExitStack
     from pathlib import Path
 
     from indexd.serve.remoting.upstream import Client
+
 
 _SECONDS = 30.0
 #: Looks are many.
@@ -192,3 +204,219 @@ def is_closed(peer: socket.socket) -> bool:
     except ConnectionError:
         pass
     return True
+
+
+Handler = Callable[[Command], Mapping[str, Any] | None]
+_PEER_SECONDS = 10.0
+
+
+def _refuse(_: Command) -> Mapping[str, Any]:
+    return {"code": 3, "remark": "no handler"}
+
+
+class Peer:
+    """For a ``with`` block. ``requests``: what came, in order, with the number of the connection it came on."""
+
+    def __init__(
+        self, handlers: Mapping[int, Handler] | None = None, *, port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.handlers = dict(handlers or {})
+        self.requests: list[tuple[int, Command]] = []
+        #: What clients answered to ``ask_client``.
+        self.responses: list[Command] = []
+        self.connections = 0
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: dict[int, socket.socket] = {}
+        self._opaque = itertools.count(1_000_000)
+        self._changed = threading.Condition()
+
+    @property
+    def port(self) -> int:
+        """Of its address."""
+        return int(self.address.rpartition(":")[2])
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """As a process that ends."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close every connection."""
+        for connection in list(self._open.values()):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def open_connections(self) -> list[int]:
+        """The numbers of those that are open."""
+        return sorted(self._open)
+
+    def codes(self) -> list[int]:
+        """The codes of the requests that came."""
+        return [command.code for _, command in self.requests]
+
+    def wait(self, condition: Callable[[Peer], object]) -> None:
+        """Until ``condition`` holds: it is asked after each event; an assertion ends the wait after ten seconds."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), _PEER_SECONDS), self.codes()[-100:]
+
+    def ask_client(self, connection: int, code: int, *, is_oneway: bool = False, **more: Any) -> Command:
+        """Send a request to who holds that connection."""
+        command = Command(code, next(self._opaque), 2 if is_oneway else 0, **more)
+        self._open[connection].sendall(encode(command))
+        return command
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection, self.connections), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        with suppress(OSError, EOFError), connection if self._tls is None else self._wrap(connection) as connection:
+            self._note(partial(self._open.__setitem__, number, connection))
+            try:
+                with connection.makefile("rb") as stream:
+                    while True:
+                        self._take(connection, number, read_command(stream))
+            finally:
+                self._note(lambda: self._open.pop(number))
+
+    def _wrap(self, connection: socket.socket) -> socket.socket:
+        assert self._tls is not None
+        with connection:  # what is wrapped takes its descriptor along
+            return self._tls.wrap_socket(connection, server_side=True)
+
+    def _take(self, connection: socket.socket, number: int, command: Command) -> None:
+        if command.is_answer:
+            self._note(lambda: self.responses.append(command))
+            return
+        self._note(lambda: self.requests.append((number, command)))
+        handler = self.handlers.get(command.code, _refuse)
+        members = handler(command)
+        if members is not None and not command.is_oneway:
+            answer = Command(**{"code": 0, "opaque": command.opaque, "flag": 1, "form": command.form, **members})
+            connection.sendall(encode(answer))
+
+    def _note(self, change: Callable[[], object]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
+
+
+#: brokerName -> broker id -> address.
+Brokers = dict[str, dict[int, str]]
+CLUSTER = "C"
+NAME = "broker-a"
+#: Nobody is left alone for long.
+PATIENCE = Patience(retry=0.02, fresh=0.05, missing=0.02)
+
+
+class Outlet(RemotingServing):
+    """Over ``root/data`` and ``root/store``; ``row`` is what a running daemon adds to its board."""
+
+    def __init__(
+        self, root: Path, *, row: Mapping[str, Any] | None = None, patience: Patience = PATIENCE, **settings: Any
+    ) -> None:
+        super().__init__(root, **settings)
+        self.patience = patience
+        self.board.running(lambda: dict(row or {}))
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            self._is_up.set()
+            given = self.config, self.board, self.log, self._listening, self._stop, self.limits, self.patience
+            await remoting_server.serve_remoting(*given)
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+        except BaseException as error:  # noqa: BLE001 - the test is told at the end
+            self.failures.append(error)
+
+    def events(self) -> list[str]:
+        """The names of what was logged."""
+        return [event for _, event, _ in self.log.lines]
+
+
+def broker_data(name: str, addresses: Mapping[int, str]) -> dict[str, Any]:
+    """A BrokerData."""
+    table = {str(number): address for number, address in addresses.items()}
+    return {"brokerName": name, "cluster": CLUSTER, "brokerAddrs": table, "enableActingMaster": False}
+
+
+def route_data(brokers: Brokers) -> dict[str, Any]:
+    """A TopicRouteData of four queues on each broker."""
+    queues = [
+        {"brokerName": name, "perm": 6, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0} for name in brokers
+    ]
+    return {
+        "brokerDatas": [broker_data(name, addresses) for name, addresses in brokers.items()],
+        "queueDatas": queues,
+        "filterServerTable": {},
+    }
+
+
+def fastjson(value: object) -> bytes:
+    """As a name server writes it for clients before 4.9.4: keys 0 to 9 without quotes."""
+    text = json.dumps(value, ensure_ascii=False)
+    for number in range(10):
+        text = text.replace(f'"{number}":', f"{number}:")
+    return text.encode()
+
+
+def name_server_handlers(brokers: Brokers, topics: Mapping[str, Brokers] | None = None) -> dict[int, Handler]:
+    """A name server that knows ``brokers``; both may be changed later. Without ``topics`` every topic is on all."""
+
+    def route(request: Command) -> dict[str, Any]:
+        found = brokers if topics is None else topics.get(request.ext_fields["topic"], {})
+        return {"body": fastjson(route_data(found))} if found else {"code": 17, "remark": "no route in name server"}
+
+    def cluster(_: Command) -> dict[str, Any]:
+        table = {name: broker_data(name, addresses) for name, addresses in brokers.items()}
+        return {"body": fastjson({"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: sorted(brokers)}})}
+
+    return {105: route, 106: cluster, 206: lambda _: {"body": b'{"topicList":["TopicTest"]}'}}
+
+
+def broker_handlers() -> dict[int, Handler]:
+    """A broker that says yes to all that clients do."""
+
+    def echo(request: Command) -> dict[str, Any]:
+        return {"ext_fields": dict(request.ext_fields) | {"msgId": "broker"}, "body": request.body}
+
+    codes = (10, 11, 15, 29, 30, 31, 32, 34, 35, 37, 38, 41, 300, 310, 361, 200050)
+    table = {"table": {"brokerVersionDesc": "V5_4_0", "putTps": "1.0 1.0 1.0"}}
+    return dict.fromkeys(codes, echo) | {28: lambda _: {"body": json.dumps(table).encode()}}
+
+
+class Behind:
+    """A broker called ``NAME``, a name server that knows it (``brokers``), and the outlet in front; all in a stack."""
+
+    def __init__(self, stack: ExitStack, root: Path, **settings: object) -> None:
+        self.broker = stack.enter_context(Peer(broker_handlers()))
+        self.brokers: Brokers = {NAME: {0: self.broker.address}}
+        self.names = stack.enter_context(Peer(name_server_handlers(self.brokers)))
+        given: dict[str, Any] = {"upstream_namesrv": self.names.address, "node_id": NAME} | settings
+        self.outlet = stack.enter_context(Outlet(root, **given))
+        self._stack = stack
+
+    def client(self, **options: Any) -> RemotingClient:
+        """One that the stack closes."""
+        return self._stack.enter_context(self.outlet.client(**options))
+
+    def heartbeats(self) -> list[tuple[int, Command]]:
+        """Those that the broker got, each with the number of its connection."""
+        return [(number, command) for number, command in self.broker.requests if command.code == 34]

@@ -15,11 +15,10 @@ from indexd.index.format import IndexLayout
 from indexd.query import TIME_MAX, KeyQuery, open_index
 from indexd.query.broker_message import query_message
 from indexd.storage.disk import Disk
-from support.broker_frames import ANY_SIZE, damage
 from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
 from support.goldens import unpack
-from support.key_queries_judge import COMPILED, Judge, by_key, frames
 from support.page_cache import forget
+from support.remoting_asking import ANY_SIZE, COMPILED, Judge, by_key, damage, frames
 from support.strategies import Sample, logs, queries
 
 LARGE = IndexLayout(101, 1000)

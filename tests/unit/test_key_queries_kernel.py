@@ -17,8 +17,7 @@ from indexd.serve.remoting import key_queries_kernel as kernel
 from indexd.serve.remoting.command import HEADER_MAX, Form, FrameError, RemotingCommand, encode_command
 from indexd.serve.remoting.key_queries import TOGETHER_MAX
 from support.data_directory import T0, Store, spec
-from support.key_queries_judge import FIELDS, Both, both, framed, header, request, written
-from support.remoting_asking import asking
+from support.remoting_asking import FIELDS, Both, asking, both, framed, header, request, written
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,11 +24,11 @@ from indexd.query.broker_message import (
     view_message,
 )
 from indexd.storage.disk import Disk
-from support.broker_frames import ANY_SIZE, damage, frames_at, raw
 from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
 from support.goldens import unpack
 from support.naive import exact_oracle
 from support.queue_store import QueueStore
+from support.remoting_asking import ANY_SIZE, damage, frames_at, raw
 from support.strategies import Sample, logs, queries
 
 if TYPE_CHECKING:

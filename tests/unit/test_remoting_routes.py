@@ -19,16 +19,16 @@ from indexd.serve.remoting.routes import BrokerPlace, find_place, lead_cluster, 
 from support.daemon import rebuild
 from support.data_directory import LAYOUT, SEGMENT, config_of, make_data
 from support.remoting import V4_9_3, V4_9_4
-from support.remoting_outlet import (
+from support.remoting_serving import (
     CLUSTER,
     Brokers,
     Outlet,
+    Peer,
     broker_data,
     broker_handlers,
     name_server_handlers,
     route_data,
 )
-from support.remoting_peer import Peer
 from support.serving import Log
 from support.small_log import SIZES, write_log
 

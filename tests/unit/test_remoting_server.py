@@ -1,22 +1,35 @@
-"""Connections of the remoting server: frames in pieces and in heaps, answers in any order, limits, TLS and the stop."""
+"""Connections of the remoting server: frames, TLS, the stop, and what one that means harm may cost."""
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import struct
 import threading
-from typing import TYPE_CHECKING
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexd.serve.metrics import render
 from indexd.serve.remoting.command import RemotingCommand
-from support.remoting import Command, encode
-from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing
+from indexd.serve.remoting.limits import MemoryBudget
+from indexd.serve.remoting.server import address_of, connections_max
+from support.remoting import Command, RemotingClient, encode
+from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing, is_closed
+from support.serving import Log
 from support.tls import client_context, make_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from indexd.serve.remoting.limits import Limits
 
 
 @pytest.fixture
@@ -206,3 +219,380 @@ def test_its_metrics(server: RemotingServing) -> None:
     assert lines[f"{prefix}requests_totalothererror"] == "1.0"
     assert float(lines[f"{prefix}received_bytes_total"]) > 300
     assert float(lines[f"{prefix}sent_bytes_total"]) > 300
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1", "127.0.0.1:9"), ("::1", "[::1]:9"), ("::ffff:10.0.0.1", "10.0.0.1:9"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:9"), ("::ffff:a00:1:2", "[::ffff:a00:1:2]:9"),
+    ],
+)  # fmt: skip
+def test_addresses(host: str, name: str) -> None:
+    assert address_of(host, 9) == name
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, remoting="[::1]:0") as server, server.client() as client:
+        assert client.ask(WHO).remark == f"{client.local} {server.address}"
+        assert server.row()["address"] == server.address == f"[::1]:{server.place[1]}"
+
+
+def test_tls(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    with RemotingServing(tmp_path, remoting_tls_cert=cert, remoting_tls_key=key) as server:
+        with server.client(tls=client_context(cert)) as client:
+            assert client.ask(ECHO, body=bytes(900_000)).body == bytes(900_000)
+            assert client.ask(SIZE, {"size": 3_000_000}).body == bytes(3_000_000)
+        with server.connect() as plain:
+            plain.sendall(encode(Command(ECHO)))
+            assert is_closed(plain)
+        with server.connect() as left:
+            left.sendall(b"\x16\x03\x01\x02")
+        server.wait_for(lambda: server.row()["refused"]["tls"] == 2)
+        with server.client(tls=client_context(cert)) as client:
+            assert client.ask(ECHO).code == 0
+            server.wait_for(lambda: server.row()["connections"] == 1)
+
+
+def test_a_handshake_that_does_not_come(tmp_path: Path) -> None:
+    limits = replace(LIMITS, handshake_seconds=0.2)
+    cert, key = make_certificate(tmp_path)
+    with RemotingServing(tmp_path, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key) as server:
+        with server.connect() as peer:
+            server.wait_for(lambda: server.row()["connections"] == 1)
+            assert is_closed(peer)
+        server.wait_for(lambda: server.row()["refused"]["tls"] == 1)
+        with server.connect():
+            server.wait_for(lambda: server.row()["connections"] == 1)
+            assert server.stop() < 2, "a stop waits for no handshake"
+
+
+def test_only_networks_that_are_allowed(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, remoting_allow="10.0.0.0/8") as server:
+        for _ in range(3):
+            assert server.turns_away()
+        server.wait_for(lambda: server.row()["refused"]["allow"] == 3)
+        assert [(line[1], line[2]["peer"]) for line in server.log.lines] == [("remoting_not_allowed", "127.0.0.1")]
+        assert server.row()["connectionsTotal"] == 0
+    with RemotingServing(tmp_path, remoting_allow="10.0.0.0/8,127.0.0.1") as server, server.client() as client:
+        assert client.ask(ECHO).code == 0
+
+
+def test_as_many_connections_as_may_be(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, remoting_connections_max=5) as server, ExitStack() as stack:
+        clients = [stack.enter_context(server.client()) for _ in range(5)]
+        assert all(client.ask(ECHO).code == 0 for client in clients)
+        assert server.turns_away()
+        clients[0].close()
+        server.wait_for(lambda: server.row()["connections"] == 4)
+        assert stack.enter_context(server.client()).ask(ECHO).code == 0
+        assert server.row()["refused"] == {"allow": 0, "full": 1, "tls": 0}
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "each", "expected"),
+    [(8000, 8000, 1, 4096), (1024, 1024, 1, 512), (1024, 1024, 2, 256), (300, 300, 1, 16), (-1, -1, 1, 4096)],
+)
+def test_descriptors_are_left_for_the_index(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, each: int, expected: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.delattr(resource, "setrlimit")  # there is nothing to take
+    log = Log()
+    assert connections_max(4096, each, log) == expected
+    assert [line[1] for line in log.lines] == ["remoting_descriptors"] * (expected < 4096)
+
+
+def test_more_descriptors_are_taken_where_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = [(1024, 1_000_000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    assert connections_max(4096, 2, Log()) == 4096
+    assert limits[-1] == (2 * 4096 + 512, 1_000_000)
+
+
+_MANY = 2000
+
+
+_HEARTBEAT = encode(Command(34, 1))
+
+
+_RESET = struct.pack("ii", 1, 0)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotingServing]:
+    """One server for whatever comes."""
+    with RemotingServing(tmp_path_factory.mktemp("hostile")) as serving:
+        yield serving
+
+
+def _closed(server: RemotingServing, reason: str, count: int = 1) -> None:
+    server.wait_for(lambda: server.row()["closed"][reason] == count)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"SSH-2.0-x\r\n",
+        b"\x00\x00\x00\x00", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x00\x00\x00\x03abc",
+        b"\x00\x10\x00\x01", b"\x00\x00\x00\x04\x00\x00\x00\x00", b"\x00\x00\x00\x04\x00\xff\xff\xff",
+        b"\x00\x00\x00\x04\x07\x00\x00\x00", b"\x00\x00\x00\x06\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x06\x00\x00\x00\x02{}",
+        b"\x00\x00\x00\x05\x01\x00\x00\x01\x00", b"\x00" * 64, b"\xff" * 64, _HEARTBEAT * 3 + b"\xff\xff\xff\xff",
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_frame(server: RemotingServing, words: bytes) -> None:
+    with server.client() as good:
+        for count in range(1, 4):
+            with server.connect() as peer:
+                peer.sendall(words)
+                assert is_closed(peer)
+            _closed(server, "bytes", count)
+        assert good.ask(ECHO).code == 0
+    assert [line[1] for line in server.log.errors()] == ["remoting_bytes"], "one line a minute"
+    assert server.log.lines[0][2]["peer"].startswith("127.0.0.1:")
+
+
+def test_any_stream_in_any_pieces(shared: RemotingServing) -> None:
+    frames = [encode(Command(ECHO, number, body=os.urandom(number * 37 % 5000))) for number in range(60)]
+    data = b"".join(frames)
+    for size in (1, 3, 4, 5, 1000, 4999, 70_000):
+        with shared.client() as client:
+            at = 0
+            while at < len(data) and (size > 5 or at < 4000):
+                client.socket.sendall(data[at : at + size])
+                at += size
+            whole = sum(1 for number in range(1, 61) if len(b"".join(frames[:number])) <= at)
+            assert sorted(client.receive().opaque for _ in range(whole)) == list(range(whole))
+
+
+@pytest.mark.parametrize("start", [b"\x00", _HEARTBEAT[:-1], struct.pack(">i", 1 << 20), _HEARTBEAT + b"\x00\x00\x00"])
+def test_a_frame_that_does_not_end(tmp_path: Path, start: bytes) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
+        with server.connect() as peer:
+            began = time.monotonic()
+            peer.sendall(start)
+            assert is_closed(peer)
+            assert 0.2 < time.monotonic() - began < 5
+        _closed(server, "slow")
+
+
+def test_a_frame_a_byte_now_and_then(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, frame_seconds=0.3)) as server:
+        with server.connect() as peer, suppress(ConnectionError):
+            for byte in _HEARTBEAT:
+                peer.sendall(bytes([byte]))
+                time.sleep(0.02)
+        _closed(server, "slow")
+        assert server.processor.begun[34] == 0
+
+
+def test_a_large_frame_may_take_longer_when_it_comes(tmp_path: Path) -> None:
+    limits = replace(LIMITS, frame_seconds=0.15, frame_bytes_per_second=500_000)
+    frame = encode(Command(ECHO, body=bytes(500_000)))
+    with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
+        for at in range(0, len(frame), 100_000):
+            client.socket.sendall(frame[at : at + 100_000])
+            time.sleep(0.08)
+        assert len(client.receive().body) == 500_000
+
+
+def test_who_says_nothing(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, first_seconds=0.2), remoting_idle_timeout="2s") as server:
+        with server.connect() as silent, server.client() as client:
+            began = time.monotonic()
+            assert client.ask(ECHO).code == 0
+            assert is_closed(silent)
+            first = time.monotonic() - began
+            waiting = client.start(SLEEP, {"seconds": 2.3})  # no idleness: something is under way
+            assert client.answer_to(waiting).code == 0
+            answered = time.monotonic()
+            assert client.is_closed()
+            assert first < 1.8 < time.monotonic() - answered < 8
+        _closed(server, "idle", 2)
+
+
+def test_thousands_of_connections(server: RemotingServing) -> None:
+    frame = encode(Command(ECHO, 5, body=b"all"))
+    with ExitStack() as stack:
+        peers = [stack.enter_context(server.connect()) for _ in range(_MANY)]
+        for peer in peers:
+            peer.sendall(frame)
+        for peer in peers:
+            data = peer.recv(4096)
+            assert data.endswith(b"all")
+        server.wait_for(lambda: server.row()["connections"] == _MANY)
+        with server.client() as good:
+            began = time.monotonic()
+            assert good.ask(ECHO).code == 0
+            assert time.monotonic() - began < 2
+    server.wait_for(lambda: server.row()["connections"] == 0)
+
+
+def test_thousands_that_come_and_go(server: RemotingServing) -> None:
+    for number in range(_MANY):
+        peer = server.connect()
+        if number % 3 == 0:
+            peer.sendall(_HEARTBEAT[: number % len(_HEARTBEAT)])
+        if number % 2:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        peer.close()
+    with server.client() as good:
+        assert good.ask(ECHO).code == 0
+    server.wait_for(lambda: server.row()["connectionsTotal"] > 1 and server.row()["connections"] == 0)
+    assert server.log.errors() == []
+
+
+def test_without_descriptors_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, 2
+
+    def refuse(self: socket.socket) -> Any:
+        nonlocal failures
+        if failures > 0:
+            failures -= 1
+            raise OSError(24, os.strerror(24))
+        return accept(self)
+
+    with RemotingServing(tmp_path) as server:
+        monkeypatch.setattr(socket.socket, "accept", refuse)
+        began = time.monotonic()
+        with server.client() as client:
+            assert client.ask(ECHO).code == 0
+        assert 0.3 < time.monotonic() - began < 5
+        assert [line[1] for line in server.log.errors()] == ["remoting_full"]
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_answers_that_are_not_taken(tmp_path: Path, is_tls: bool) -> None:
+    limits = replace(LIMITS, untaken_seconds=0.3)
+    with _tls_or_not(tmp_path, is_tls, limits) as server:
+        with _client(server, is_tls) as greedy, _client(server, is_tls) as gone, _client(server, is_tls) as good:
+            for client in (greedy, gone):
+                client.start(SIZE, {"size": 20_000_000})
+            server.wait_for(lambda: server.processor.ended[SIZE] == 2)
+            gone.socket.shutdown(socket.SHUT_WR)
+            server.wait_for(lambda: server.row()["connections"] == 1)
+            assert good.ask(ECHO).code == 0
+        _closed(server, "untaken", 2)
+
+
+def _tls_or_not(place: Path, is_tls: bool, limits: Limits = LIMITS) -> RemotingServing:
+    if not is_tls:
+        return RemotingServing(place, limits=limits)
+    cert, key = make_certificate(place)
+    return RemotingServing(place, limits=limits, remoting_tls_cert=cert, remoting_tls_key=key)
+
+
+def _client(server: RemotingServing, is_tls: bool) -> RemotingClient:
+    cert = server.config.remoting.remoting_tls_cert
+    return server.client(tls=client_context(cert) if is_tls and cert is not None else None)
+
+
+def test_an_answer_that_is_taken_slowly(tmp_path: Path) -> None:
+    limits = replace(LIMITS, untaken_seconds=0.4)
+    with RemotingServing(tmp_path, limits=limits) as server, server.client() as client:
+        client.start(SIZE, {"size": 10_000_000})
+        count = 0
+        while count < 10_000_000:
+            count += len(client.socket.recv(1_000_000))
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_who_asks_without_listening_is_not_read_any_more(tmp_path: Path, is_tls: bool) -> None:
+    frame = encode(Command(SIZE, 1, ext_fields={"size": "100000"}))
+    with _tls_or_not(tmp_path, is_tls) as server, _client(server, is_tls) as deaf:
+        peer = deaf.socket
+        peer.settimeout(1)
+        with pytest.raises(TimeoutError):
+            peer.sendall(frame * 60_000)
+        began = server.processor.begun[SIZE]
+        assert began < 2 * LIMITS.under_way
+        with _client(server, is_tls) as good:
+            assert good.ask(ECHO).code == 0
+        assert server.processor.begun[SIZE] == began
+        # What it did ask is answered once it listens.
+        peer.settimeout(30)
+        server.wait_for(lambda: peer.recv(1 << 20) and server.processor.begun[SIZE] > began)
+
+
+def test_as_many_requests_under_way_as_may_be(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, under_way=20), remoting_idle_timeout="1s") as server:
+        with server.client() as client, server.client() as other:
+            client.socket.sendall(b"".join(encode(Command(HANG, number)) for number in range(50)))
+            server.wait_for(lambda: server.processor.begun[HANG] == 20)
+            assert other.ask(ECHO).code == 0
+            assert server.processor.begun[HANG] == 20
+        # That it has gone is not seen, for nothing of it is read: it ends all the same.
+        server.wait_for(lambda: server.processor.cancelled[HANG] == 20)
+        _closed(server, "idle")
+
+
+def test_requests_under_way_hold_no_more_than_they_may(server: RemotingServing) -> None:
+    body = bytes(1_000_000)
+    with server.client() as client:
+
+        def send() -> None:
+            with suppress(OSError):
+                for _ in range(100):
+                    client.start(HANG, body=body)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        bound = LIMITS.under_way_bytes // len(body)
+        server.wait_for(lambda: server.processor.begun[HANG] >= bound)
+        time.sleep(0.1)
+        assert server.processor.begun[HANG] <= bound + 1
+        client.socket.shutdown(socket.SHUT_RDWR)
+        sending.join()
+
+
+def test_frames_that_do_not_end_hold_no_more_than_they_may(tmp_path: Path) -> None:
+    start = struct.pack(">i", 1_000_000) + bytes(700_000)
+    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=3_000_000)) as server, ExitStack() as stack:
+        good = stack.enter_context(server.client())
+        assert good.ask(ECHO).code == 0
+        for count in range(12):
+            peer = stack.enter_context(server.connect())
+            with suppress(ConnectionError):
+                peer.sendall(start)
+            assert good.ask(ECHO, body=bytes(1000)).code == 0, count
+        server.wait_for(lambda: server.row()["closed"]["memory"] >= 8)
+        assert server.row()["closed"]["slow"] == 0
+
+
+def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
+    with RemotingServing(tmp_path, limits=replace(LIMITS, held_bytes=50_000_000)) as server, ExitStack() as stack:
+        good = stack.enter_context(server.client())
+        for _ in range(8):
+            stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})
+        assert len(good.ask(SIZE, {"size": 1_000_000}).body) == 1_000_000
+        server.wait_for(lambda: server.row()["closed"]["memory"] >= 5)
+
+
+class _Holder:
+    # A connection as the budget sees it.
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget, self.held, self.is_closed = budget, 0, False
+
+    def end(self, reason: str) -> None:
+        assert reason == "memory"
+        self.is_closed = True
+        self.budget.hold(self, 0)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 120)), max_size=40))
+def test_a_budget_closes_those_that_hold_most(steps: list[tuple[int, int]]) -> None:
+    budget = MemoryBudget(100)
+    holders = [_Holder(budget) for _ in range(6)]
+    for which, size in steps:
+        if holders[which].is_closed:
+            holders[which] = _Holder(budget)
+        others = {one: one.held for one in holders if one is not holders[which] and not one.is_closed}
+        budget.hold(holders[which], size)  # type: ignore[arg-type]
+        assert budget.held == sum(one.held for one in holders) <= 100
+        gone = [held for one, held in others.items() if one.is_closed]
+        left = [held for one, held in others.items() if not one.is_closed]
+        assert not gone or not left or min(gone) >= max(left)

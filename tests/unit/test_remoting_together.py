@@ -1,28 +1,36 @@
-"""Heaps of requests over one connection, some of which are answered by one compiled call: nobody can tell which."""
+"""Key queries answered by one compiled call in the event loop's own thread: nobody can tell, none waits for a disk."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from indexd.errors import CorruptDataError
+from indexd.serve import queries as serve_queries
+from indexd.serve.queries import Queries
 from indexd.serve.remoting.command import RemotingCommand, decode_command, encode_command
-from indexd.serve.remoting.key_queries import KeyQueries
-from support.data_directory import T0
+from indexd.serve.remoting.key_queries import IndexTables, KeyQueries, load_key_queries
+from indexd.storage.disk import Disk, WouldWaitError
+from support.data_directory import T0, spec
+from support.page_cache import forget
 from support.queue_store import QueueStore
 from support.remoting import signed
-from support.remoting_asking import ALL_TIME, six_messages
-from support.remoting_outlet import Outlet
-from support.remoting_serving import is_closed
+from support.remoting_asking import ALL_TIME, asking, both, frame_of, request, six_messages
+from support.remoting_serving import Outlet, is_closed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from indexd.query import QueryIndex
     from indexd.serve.remoting.key_queries import Answered
+
 
 _QUERY = {"topic": "T", "key": "k", "maxNum": "32"} | ALL_TIME
 _KEYS = ("rocketmq", "12345678")
@@ -48,7 +56,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-def request(opaque: int, code: int = 12, fields: Mapping[str, str] = _QUERY) -> bytes:
+def query_frame(opaque: int, code: int = 12, fields: Mapping[str, str] = _QUERY) -> bytes:
     return encode_command(RemotingCommand(code, opaque, language="JAVA", version=493, ext_fields=dict(fields)))
 
 
@@ -62,7 +70,7 @@ def wait_until_compiled(outlet: Outlet, together: list[int]) -> None:
     with outlet.connect() as client, client.makefile("rb") as stream:
 
         def ask() -> bool:
-            client.sendall(request(1) + request(2))
+            client.sendall(query_frame(1) + query_frame(2))
             return {decode_command(read_frame(stream)).opaque for _ in range(2)} == {1, 2} and bool(together)
 
         outlet.wait_for(ask)
@@ -84,7 +92,7 @@ def test_each_gets_its_own_answer(store: QueueStore, tmp_path: Path, together: l
         wait_until_compiled(outlet, together)
         wanted = []
         for code, fields in asked:
-            client.sendall(request(7, code, fields))
+            client.sendall(query_frame(7, code, fields))
             wanted.append(decode_command(read_frame(stream)))
         assert [answer.code for answer in wanted] == [0, 0, 22, 1, 22, 22, 0, 3, 0]
         together.clear()
@@ -94,7 +102,7 @@ def test_each_gets_its_own_answer(store: QueueStore, tmp_path: Path, together: l
         answers = {}
         for first in range(0, len(sent), 20):
             numbers = range(first, first + 20)
-            data = b"".join(request(number, *asked[sent[number]]) for number in numbers)
+            data = b"".join(query_frame(number, *asked[sent[number]]) for number in numbers)
             for begin in range(0, len(data), 1777):
                 client.sendall(data[begin : begin + 1777])
             for _ in numbers:
@@ -130,7 +138,93 @@ def test_a_frame_that_is_none_behind_those_that_are_answered(
     with Outlet(tmp_path) as outlet:
         wait_until_compiled(outlet, together)
         with outlet.connect() as client, client.makefile("rb") as stream:
-            client.sendall(request(70) + request(71) + b"\xff\xff\xff\xff" + request(72))
+            client.sendall(query_frame(70) + query_frame(71) + b"\xff\xff\xff\xff" + query_frame(72))
             assert [decode_command(read_frame(stream)).opaque for _ in range(2)] == [70, 71]
             assert is_closed(client)
         outlet.wait_for(lambda: outlet.row()["closed"]["bytes"] == 1)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_queries, "_LOOK_SECONDS", 60.0)
+
+
+async def test_from_the_second_query_on(store: QueueStore) -> None:
+    loaded = threading.Event()
+
+    def load() -> Callable[[QueryIndex], IndexTables] | None:
+        load_key_queries()
+        loaded.set()
+        return IndexTables
+
+    with asking(store) as to:
+        queries = Queries(to.config, to.board, 2, load)
+        try:
+            with pytest.raises(WouldWaitError):
+                queries.ask_compiled(str)  # nothing is open
+            await queries.ask(lambda data: data.index.look())
+            assert await asyncio.to_thread(loaded.wait, 60)
+            await asyncio.sleep(0.1)
+            await queries.ask(lambda data: data.index.look())
+            assert queries.ask_compiled(lambda compiled: compiled.prepare()) is not None
+        finally:
+            queries.stop()
+            assert queries.close() == 0
+
+
+async def test_a_look_serves_for_a_moment_only(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with both(store) as way:
+        assert way.together(request())[0] == 1
+        monkeypatch.setattr(serve_queries, "_LOOK_SECONDS", 0.0)
+        assert way.together(request())[0] == 0
+        store.append(spec(T0 + 9000, KEYS="k"))
+        store.build()
+        answer = await way.to.key()
+        assert answer.body.endswith(frame_of(store, 6))
+
+
+async def test_an_error_is_met_again_by_who_may_wait(store: QueueStore) -> None:
+    def fail(_: object) -> None:
+        raise CorruptDataError("no such")
+
+    async with both(store) as way:
+        queries, board = way.to.queries, way.to.board
+        with pytest.raises(WouldWaitError):
+            queries.ask_compiled(fail)
+        assert board.queries["error"] == 0
+        with pytest.raises(CorruptDataError):
+            await queries.query(fail, str)
+        assert board.queries["error"] == 1
+
+
+async def test_a_disk_that_has_to_be_asked_is_not(disk_path: Path) -> None:
+    store = six_messages(disk_path)
+    async with both(store) as way:
+        assert way.together(request())[0] == 1
+        for path in (store.root / "commitlog").iterdir():
+            forget(path)
+        assert way.together(request())[0] == 0
+        answer = await way.to.key()
+        assert answer.body == frame_of(store, 4) + frame_of(store, 5)
+
+
+def test_a_hurry_is_for_what_is_open_and_in_memory(disk_path: Path) -> None:
+    path, other = disk_path / "file", disk_path / "other"
+    path.write_bytes(bytes(range(256)) * 64)
+    other.write_bytes(b"other")
+    disk = Disk()
+    with disk.open_read(path) as file:
+        assert file.pread(4, 256) == b"\0\1\2\3"
+        disk.nonblocking = True
+        assert file.pread(4, 258) == b"\2\3\4\5"
+        with pytest.raises(WouldWaitError):
+            file.pread(8, 256 * 64 - 4)  # beyond the end: it is not told apart from what is not in memory
+        for call in (disk.open_read, disk.stamp, disk.exists, disk.stamps, disk.list_dir, disk.list_dirs, disk.read):
+            with pytest.raises(WouldWaitError):
+                call(disk_path if "list" in call.__name__ or call == disk.stamps else other)
+        forget(path)
+        with pytest.raises(WouldWaitError):
+            file.pread(4, 8192)
+        disk.nonblocking = False
+        assert file.pread(8, 256 * 64 - 4) == b"\xfc\xfd\xfe\xff"
+    assert disk.read(other) == b"other"

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.remoting_outlet import NAME, PATIENCE, Behind, Brokers, Outlet, broker_handlers, name_server_handlers
-from support.remoting_peer import Peer
+from support.remoting_serving import (
+    NAME,
+    PATIENCE,
+    Behind,
+    Brokers,
+    Outlet,
+    Peer,
+    broker_handlers,
+    name_server_handlers,
+)
 from support.tls import make_certificate, server_context
 
 if TYPE_CHECKING:
