@@ -1,4 +1,4 @@
-"""A small blocking client of RocketMQ's remoting protocol, with a codec of its own, for tests of the outlet.
+"""A small blocking client of RocketMQ's remoting protocol, for tests of the outlet.
 
 >>> with RemotingClient("127.0.0.1:10976", form="rocketmq") as client:
 ...     answer = client.ask(12, {"topic": "TopicTest", "key": "k", "maxNum": "32", ...})
@@ -24,11 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from indexd.serve.remoting.command import Form, RemotingCommand, decode_command, encode_command
+
 _SECONDS = 10.0
-_LANGUAGES = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
-    "NODE_JS",
-)  # fmt: skip
+_FORMS = {form.name.lower(): form for form in Form}
 #: Ordinals in MQVersion: JSON bodies are standard from the second one on.
 V5_4_0, V4_9_4, V4_9_3 = 493, 401, 399
 
@@ -46,7 +45,6 @@ class Command:
     ext_fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     form: str = "json"
-    header: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_answer(self) -> bool:
@@ -65,79 +63,15 @@ class Command:
 
 def encode(command: Command) -> bytes:
     """The frame, with its length field."""
-    header = _json_header(command) if command.form == "json" else _binary_header(command)
-    word = (0 if command.form == "json" else 1) << 24 | len(header)
-    return struct.pack(">iI", 4 + len(header) + len(command.body), word) + header + command.body
+    given = command.code, command.opaque, command.flag, command.language, command.version, command.remark
+    return encode_command(RemotingCommand(*given, dict(command.ext_fields), command.body, _FORMS[command.form]))
 
 
 def decode(frame: bytes) -> Command:
     """What follows the length field."""
-    (word,) = struct.unpack_from(">I", frame)
-    size = word & 0xFFFFFF
-    assert 4 + size <= len(frame), "the header goes on behind the frame"
-    header, body = frame[4 : 4 + size], frame[4 + size :]
-    if word >> 24 == 0:
-        members = json.loads(header)
-        return Command(
-            code=members["code"],
-            opaque=members["opaque"],
-            flag=members["flag"],
-            language=members["language"],
-            version=members["version"],
-            remark=members.get("remark"),
-            ext_fields=members.get("extFields") or {},
-            body=body,
-            header=members,
-        )
-    assert word >> 24 == 1, f"unknown header form {word >> 24}"
-    return _binary_command(header, body)
-
-
-def _json_header(command: Command) -> bytes:
-    members: dict[str, Any] = {
-        "code": command.code,
-        "extFields": dict(command.ext_fields),
-        "flag": command.flag,
-        "language": command.language,
-        "opaque": command.opaque,
-        "serializeTypeCurrentRPC": "JSON",
-        "version": command.version,
-    }
-    if command.remark is not None:
-        members["remark"] = command.remark
-    return json.dumps(members | dict(command.header), ensure_ascii=False).encode()
-
-
-def _binary_header(command: Command) -> bytes:
-    remark = (command.remark or "").encode()
-    fields = b"".join(
-        struct.pack(">h", len(name.encode())) + name.encode() + struct.pack(">i", len(text.encode())) + text.encode()
-        for name, text in command.ext_fields.items()
-    )
-    language = _LANGUAGES.index(command.language)
-    start = struct.pack(">hbhii", command.code, language, command.version, command.opaque, command.flag)
-    return start + struct.pack(">i", len(remark)) + remark + struct.pack(">i", len(fields)) + fields
-
-
-def _binary_command(header: bytes, body: bytes) -> Command:
-    code, language, version, opaque, flag, remark_size = struct.unpack_from(">hbhiii", header)
-    at = 17
-    remark = header[at : at + remark_size].decode() if remark_size > 0 else None
-    at += max(remark_size, 0)
-    (size,) = struct.unpack_from(">i", header, at)
-    at, end = at + 4, at + 4 + size
-    assert end == len(header), "bytes behind the ext fields"
-    ext_fields = {}
-    while at < end:
-        (name_size,) = struct.unpack_from(">h", header, at)
-        name = header[at + 2 : at + 2 + name_size].decode()
-        at += 2 + name_size
-        (text_size,) = struct.unpack_from(">i", header, at)
-        ext_fields[name] = header[at + 4 : at + 4 + text_size].decode()
-        at += 4 + text_size
-    assert at == end
-    name = _LANGUAGES[language]
-    return Command(code, opaque, flag, name, version, remark, ext_fields, body, "rocketmq")
+    found = decode_command(frame)
+    given = found.code, found.opaque, found.flag, found.language, found.version, found.remark
+    return Command(*given, found.ext_fields, found.body, found.form.name.lower())
 
 
 def read_command(stream: Any) -> Command:

@@ -281,32 +281,6 @@ def test_max_and_what_it_cuts_off(store_hostile: Store) -> None:
             query_exact(index, KeyQuery("T", "k", 10))
 
 
-def test_a_walk_is_bounded(store_hostile: Store) -> None:
-    store_hostile.append(*[spec() for _ in range(9)])
-    store_hostile.build()
-    with store_hostile.index(query_walk_max=4) as index:
-        answer = query_exact(index, KeyQuery("T", "k", end=T0 - 1))
-        assert (answer.truncated, answer.why) == ("walk 4", "cut off")
-        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 4
-
-
-def test_a_hot_key_and_a_narrow_range_read_few_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store_hostile = Store(tmp_path, IndexLayout(100, 200_000), segment=1 << 16)
-    (offset,) = store_hostile.append(spec(time=T0 + 50_000_500))
-    store_hostile.build()
-    file = NaiveIndexFile(100, 200_000)
-    for number in range(100_000):
-        file.put_key("T#k", offset if number == 50_000 else 10**9 + number, T0 + 1000 * number + 500)
-    service = NaiveIndexService(100, 200_000)
-    service.files = [file]
-    write_data(store_hostile.data, store_hostile.frontier, service)
-    reads = []
-    at = LogView.at
-    monkeypatch.setattr(LogView, "at", lambda self, offset: reads.append(offset) or at(self, offset))
-    assert store_hostile.exact(begin=T0 + 50_000_000, end=T0 + 50_001_000) == [offset]
-    assert len(reads) < 10
-
-
 def entry_position(number: int) -> int:
     return LAYOUT.entry_position(number)
 
@@ -443,7 +417,18 @@ def test_old_messages_of_a_hot_key_are_found_over_http(hot: Store) -> None:
         assert len(query_exact(index, KeyQuery("T", "k", 100, T0, T0 + 1000 * _OLD)).hits) == _OLD
 
 
-def test_an_answer_whose_walk_was_cut_off_is_not_complete(hot: Store) -> None:
+def test_a_hot_key_and_a_narrow_range_read_few_messages(hot: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, reads, at = hot.messages()[_OLD // 2], list[int](), LogView.at
+    monkeypatch.setattr(LogView, "at", lambda self, offset: reads.append(offset) or at(self, offset))
+    assert hot.exact(begin=wanted.store_timestamp, end=wanted.store_timestamp) == [wanted.phy_offset]
+    assert len(reads) < 10
+
+
+def test_an_answer_whose_walk_was_cut_off_is_not_complete(hot: Store, store_hostile: Store) -> None:
+    store_hostile.append(*[spec() for _ in range(9)])
+    store_hostile.build()
+    with store_hostile.index(query_walk_max=4) as index:
+        assert len(query_exact(index, KeyQuery("T", "k")).hits) == 4
     with hot.index(query_walk_max=10) as index:
         answer = query_exact(index, KeyQuery("T", "k", end=T0 - 1))
     assert (answer.truncated, answer.why) == ("walk 10", "cut off")

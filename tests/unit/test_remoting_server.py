@@ -13,12 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from indexd.serve.metrics import render
 from indexd.serve.remoting.command import RemotingCommand
-from indexd.serve.remoting.limits import MemoryBudget
 from indexd.serve.remoting.server import address_of, connections_max
 from support.remoting import Command, RemotingClient, encode
 from support.remoting_serving import CALL_BACK, ECHO, FAIL, HANG, LIMITS, SIZE, SLEEP, WHO, RemotingServing, is_closed
@@ -47,12 +43,9 @@ def test_an_answer_is_in_the_form_of_its_request(server: RemotingServing, form: 
             assert (answer.ext_fields, answer.body) == ({"topic": "T", "key": "钥匙"}, body)
 
 
-def test_a_frame_a_byte_at_a_time_and_a_heap_of_them_at_once(server: RemotingServing) -> None:
+def test_a_heap_of_frames_at_once(server: RemotingServing) -> None:
     count = 3 * LIMITS.under_way + 5
     with server.client() as client:
-        for byte in encode(Command(ECHO, 1, body=b"slow")):
-            client.socket.sendall(bytes([byte]))
-        assert client.receive().body == b"slow"
         client.socket.sendall(b"".join(encode(Command(ECHO, number, body=b"x" * number)) for number in range(count)))
         answers = [client.receive() for _ in range(count)]
     assert sorted((answer.opaque, len(answer.body)) for answer in answers) == [(n, n) for n in range(count)]
@@ -131,11 +124,6 @@ def test_a_request_to_the_client_and_its_response(server: RemotingServing) -> No
     assert server.row()["requests"] == {"other": {"ok": 4}}, "a response is no request"
 
 
-def test_who_is_who(server: RemotingServing) -> None:
-    with server.client() as client:
-        assert client.ask(WHO).remark == f"{client.local} {server.address}"
-
-
 def test_who_ends_his_side_ends_the_connection_and_keeps_what_was_answered(server: RemotingServing) -> None:
     with server.client() as client:
         client.start(HANG)
@@ -193,7 +181,7 @@ def test_a_restart_listens_on_the_same_socket(tmp_path: Path) -> None:
         waiting.close()
 
 
-def test_its_metrics(server: RemotingServing) -> None:
+def test_its_figures(server: RemotingServing) -> None:
     with server.client() as client:
         client.ask(ECHO)
         client.ask(12)
@@ -201,24 +189,11 @@ def test_its_metrics(server: RemotingServing) -> None:
         client.ask(33)
         client.ask(FAIL)
     server.wait_for(lambda: (server.row()["connectionsTotal"], server.row()["connections"]) == (1, 0))
-    text, _ = render(server.board, None)
-    lines = {
-        line.partition("{")[0] + "".join(part for part in line.split('"')[1::2] if part in words): line.split()[-1]
-        for words in [{"QUERY_MESSAGE", "VIEW_MESSAGE_BY_ID", "other", "ok", "error", "bytes", "full"}]
-        for line in text.decode().splitlines()
-        if line.startswith("indexd_remoting_")
-    }
-    prefix = "indexd_remoting_"
-    assert lines[f"{prefix}open_connections"] == "0.0"
-    assert lines[f"{prefix}accepted_connections_total"] == "1.0"
-    assert lines[f"{prefix}refused_connections_totalfull"] == "0.0"
-    assert lines[f"{prefix}closed_connections_totalbytes"] == "0.0"
-    assert lines[f"{prefix}requests_totalQUERY_MESSAGEok"] == "2.0"
-    assert lines[f"{prefix}requests_totalVIEW_MESSAGE_BY_IDok"] == "1.0"
-    assert lines[f"{prefix}requests_totalotherok"] == "1.0"
-    assert lines[f"{prefix}requests_totalothererror"] == "1.0"
-    assert float(lines[f"{prefix}received_bytes_total"]) > 300
-    assert float(lines[f"{prefix}sent_bytes_total"]) > 300
+    row = server.row()
+    assert row["requests"] == {
+        "QUERY_MESSAGE": {"ok": 2}, "VIEW_MESSAGE_BY_ID": {"ok": 1}, "other": {"error": 1, "ok": 1},
+    }  # fmt: skip
+    assert min(row["receivedBytes"], row["sentBytes"]) > 300
 
 
 @pytest.mark.parametrize(
@@ -232,10 +207,11 @@ def test_addresses(host: str, name: str) -> None:
     assert address_of(host, 9) == name
 
 
-def test_ipv6(tmp_path: Path) -> None:
-    with RemotingServing(tmp_path, remoting="[::1]:0") as server, server.client() as client:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_who_is_who(tmp_path: Path, host: str) -> None:
+    with RemotingServing(tmp_path, remoting=f"{host}:0") as server, server.client() as client:
         assert client.ask(WHO).remark == f"{client.local} {server.address}"
-        assert server.row()["address"] == server.address == f"[::1]:{server.place[1]}"
+        assert server.row()["address"] == server.address == f"{host}:{server.place[1]}"
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -570,29 +546,3 @@ def test_untaken_answers_hold_no_more_than_they_may(tmp_path: Path) -> None:
             stack.enter_context(server.client()).start(SIZE, {"size": 20_000_000})
         assert len(good.ask(SIZE, {"size": 1_000_000}).body) == 1_000_000
         server.wait_for(lambda: server.row()["closed"]["memory"] >= 5)
-
-
-class _Holder:
-    # A connection as the budget sees it.
-    def __init__(self, budget: MemoryBudget) -> None:
-        self.budget, self.held, self.is_closed = budget, 0, False
-
-    def end(self, reason: str) -> None:
-        assert reason == "memory"
-        self.is_closed = True
-        self.budget.hold(self, 0)  # type: ignore[arg-type]
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 120)), max_size=40))
-def test_a_budget_closes_those_that_hold_most(steps: list[tuple[int, int]]) -> None:
-    budget = MemoryBudget(100)
-    holders = [_Holder(budget) for _ in range(6)]
-    for which, size in steps:
-        if holders[which].is_closed:
-            holders[which] = _Holder(budget)
-        others = {one: one.held for one in holders if one is not holders[which] and not one.is_closed}
-        budget.hold(holders[which], size)  # type: ignore[arg-type]
-        assert budget.held == sum(one.held for one in holders) <= 100
-        gone = [held for one, held in others.items() if one.is_closed]
-        left = [held for one, held in others.items() if not one.is_closed]
-        assert not gone or not left or min(gone) >= max(left)

@@ -39,6 +39,22 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+def _nobody() -> str:
+    # Where nobody listens.
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        return f"127.0.0.1:{nobody.getsockname()[1]}"
+
+
+def _outlet(stack: ExitStack, root: Path, names: str, **settings: object) -> tuple[Outlet, RemotingClient]:
+    outlet = stack.enter_context(Outlet(root, **{"upstream_namesrv": names, "node_id": NAME} | settings))
+    return outlet, stack.enter_context(outlet.client())
+
+
+def _names(stack: ExitStack, *addresses: str, **more: Any) -> Peer:
+    # A name server that knows our broker, at these addresses.
+    return stack.enter_context(Peer(name_server_handlers({NAME: dict(enumerate(addresses))}), **more))
+
+
 @pytest.fixture
 def behind(tmp_path: Path, stack: ExitStack) -> Behind:
     return Behind(stack, tmp_path)
@@ -223,10 +239,8 @@ def test_a_broker_that_takes_nothing(tmp_path: Path, stack: ExitStack) -> None:
 
 
 def test_no_broker_and_no_name_server(tmp_path: Path, stack: ExitStack) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    address = _nobody()
+    outlet, client = _outlet(stack, tmp_path, address)
     answer = client.ask(310)
     assert answer.code == 14
     assert f"the name server at {address} does not answer: Connection refused" in str(answer.remark)
@@ -246,19 +260,14 @@ def test_no_broker_and_no_name_server(tmp_path: Path, stack: ExitStack) -> None:
 
 def test_a_broker_address_needs_no_name_server(tmp_path: Path, stack: ExitStack) -> None:
     broker = stack.enter_context(Peer(broker_handlers()))
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        names = f"127.0.0.1:{nobody.getsockname()[1]}"
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names, broker_address=broker.address))
-    client = stack.enter_context(outlet.client())
+    _, client = _outlet(stack, tmp_path, _nobody(), broker_address=broker.address)
     assert client.ask(310, body=b"x").body == b"x"
 
 
 def test_name_servers_are_asked_in_turn(tmp_path: Path, stack: ExitStack) -> None:
     broker = stack.enter_context(Peer(broker_handlers()))
-    first, second = (stack.enter_context(Peer(name_server_handlers({NAME: {0: broker.address}}))) for _ in range(2))
-    both = f"{first.address};{second.address}"
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    first, second = (_names(stack, broker.address) for _ in range(2))
+    _, client = _outlet(stack, tmp_path, f"{first.address};{second.address}")
     assert client.ask(206).code == 0
     assert not second.requests
     first.stop()
@@ -301,12 +310,8 @@ def test_one_alone_is_ours_and_stays_it(tmp_path: Path, stack: ExitStack) -> Non
 
 
 def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        address = f"localhost:{own.getsockname()[1]}"
-    outlet = stack.enter_context(
-        Outlet(tmp_path, remoting=address.replace("localhost", "127.0.0.1"), upstream_namesrv=address, node_id=NAME)
-    )
-    client = stack.enter_context(outlet.client())
+    address = _nobody()
+    outlet, client = _outlet(stack, tmp_path, address.replace("127.0.0.1", "localhost"), remoting=address)
     answer = client.ask(206)
     assert answer.code == 14
     assert str(answer.remark) == "upstream_namesrv of this indexd leads back to it"
@@ -317,11 +322,8 @@ def test_upstream_that_leads_back_here(tmp_path: Path, stack: ExitStack) -> None
 
 def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: ExitStack) -> None:
     # The daemon was started at the address of a broker that is gone, and that the name server still knows.
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        address = f"127.0.0.1:{own.getsockname()[1]}"
-    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
-    outlet = stack.enter_context(Outlet(tmp_path, remoting=address, upstream_namesrv=names.address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    address = _nobody()
+    outlet, client = _outlet(stack, tmp_path, _names(stack, address).address, remoting=address)
     answer = client.ask(310)
     assert answer.code == 14
     assert client.ask(300, {"topic": "T"}).json() == {"groupList": []}
@@ -331,9 +333,7 @@ def test_a_broker_that_is_this_daemon_is_as_good_as_none(tmp_path: Path, stack: 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "10.0.0.1:99999", "10.0.0.1:0", "a\0b\n:1", "x" * 5000 + ":1"])
 def test_an_address_that_is_none(tmp_path: Path, stack: ExitStack, address: str) -> None:
-    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    outlet, client = _outlet(stack, tmp_path, _names(stack, address).address)
     remark = str(client.ask(310).remark)
     assert "is no address" in remark
     assert len(remark) < 300
@@ -344,8 +344,7 @@ def test_an_address_that_is_none(tmp_path: Path, stack: ExitStack, address: str)
 
 @pytest.mark.parametrize("form", ["json", "rocketmq"])
 def test_two_daemons_that_stand_behind_each_other(tmp_path: Path, stack: ExitStack, form: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        address = f"127.0.0.1:{own.getsockname()[1]}"
+    address = _nobody()
     other = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
     outlet = stack.enter_context(Outlet(tmp_path, remoting=address, upstream_namesrv=other.address, node_id=NAME))
     client = stack.enter_context(outlet.client(form=form))
@@ -376,8 +375,7 @@ def test_bytes_that_are_no_answer(behind: Behind, stack: ExitStack, tmp_path: Pa
     assert answer.code == 14
     assert "what it sent is no answer" in str(answer.remark)
     behind.brokers[NAME] = {0: "no address"}
-    second = stack.enter_context(Outlet(tmp_path, upstream_namesrv=behind.names.address, node_id=NAME))
-    assert stack.enter_context(second.client()).ask(310).code == 14
+    assert _outlet(stack, tmp_path, behind.names.address)[1].ask(310).code == 14
 
 
 def test_a_broker_does_not_register_through_us(behind: Behind) -> None:
@@ -402,7 +400,7 @@ def test_tls_to_name_server_and_broker(tmp_path: Path, stack: ExitStack) -> None
     certificate, key = make_certificate(tmp_path)
     context = server_context(certificate, key)
     broker = stack.enter_context(Peer(broker_handlers(), tls=context))
-    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: broker.address}}), tls=context))
+    names = _names(stack, broker.address, tls=context)
     settings: dict[str, object] = {"upstream_namesrv": names.address, "node_id": NAME, "upstream_tls": "true"}
     with Outlet(tmp_path, upstream_ca_file=certificate, **settings) as outlet, outlet.client() as client:
         assert client.ask(310, body=b"x").body == b"x"
@@ -441,8 +439,7 @@ def _timed(client: RemotingClient, code: int, *more: Any) -> tuple[float, Comman
 @pytest.mark.parametrize("kind", ["silent", "full"])
 def test_a_hung_name_server_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
     address = _hung(stack, kind)
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    _, client = _outlet(stack, tmp_path, address)
     seconds, answer = _timed(client, 106)
     assert answer.code == 0
     assert seconds < _CLIENTS_WAIT / 2
@@ -460,9 +457,7 @@ def test_a_hung_name_server_takes_no_clients_patience(tmp_path: Path, stack: Exi
 @pytest.mark.parametrize("kind", ["silent", "full"])
 def test_a_hung_broker_takes_no_clients_patience(tmp_path: Path, stack: ExitStack, kind: str) -> None:
     address = _hung(stack, kind)
-    names = stack.enter_context(Peer(name_server_handlers({NAME: {0: address}})))
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=names.address, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    _, client = _outlet(stack, tmp_path, _names(stack, address).address)
     seconds, answer = _timed(client, 34, {}, _HEARTBEAT)
     assert answer.code == 0
     assert seconds < _CLIENTS_WAIT / 2
@@ -490,14 +485,12 @@ def test_a_name_server_that_hangs_for_a_while(tmp_path: Path, stack: ExitStack) 
 
 
 def test_another_name_server_answers_for_one_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
-    second = stack.enter_context(Peer(name_server_handlers({NAME: {0: "10.0.0.1:10911"}})))
-    both = f"{_hung(stack, 'silent')};{second.address}"
-    outlet = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME))
-    client = stack.enter_context(outlet.client())
+    both = f"{_hung(stack, 'silent')};{_names(stack, '10.0.0.1:10911').address}"
+    _, client = _outlet(stack, tmp_path, both)
     for limit in (1.3, 0.3):
         seconds, answer = _timed(client, 105, {"topic": "T"})
         assert answer.json()["queueDatas"][0]["perm"] == 6
         assert seconds < limit
-    one = stack.enter_context(Outlet(tmp_path, upstream_namesrv=both, node_id=NAME, upstream_timeout=0.5))
-    seconds, answer = _timed(stack.enter_context(one.client()), 206)  # that takes its time, but not all of it here
+    _, other = _outlet(stack, tmp_path, both, upstream_timeout=0.5)
+    seconds, answer = _timed(other, 206)  # that takes its time, but not all of it here
     assert (answer.code, seconds < _CLIENTS_WAIT) == (0, True)
