@@ -23,18 +23,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-import uvloop
-
-from indexd.config import load
-from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.remoting import server as remoting_server
 from indexd.serve.remoting.access import read_access
 from indexd.serve.remoting.command import RemotingCommand
 from indexd.serve.remoting.limits import Limits
 from indexd.serve.remoting.upstream import Patience
-from indexd.serve.server import listen
 from support.remoting import Command, RemotingClient, encode, read_command
-from support.serving import Log
+from support.serving import InThread
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -104,24 +99,13 @@ class Obedient:
         """Nothing to let go of."""
 
 
-class RemotingServing:
+class RemotingServing(InThread):
     """A server for a ``with`` block; ``settings`` are keys of the configuration."""
 
     def __init__(self, place: Path, processor: Any = None, limits: Limits = LIMITS, **settings: object) -> None:
-        given = {"data": str(place / "data"), "store": str(place / "store"), "remoting": "127.0.0.1:0"}
-        self.config = load(given | {key: str(value) for key, value in settings.items()}, None, {})
-        self.board, self.log = DaemonStatus(self.config), Log()
+        super().__init__("remoting", data=place / "data", store=place / "store", **settings)
         self.processor: Any = processor or Obedient()
         self.limits = limits
-        self.failures: list[BaseException] = []
-        self._listening = listen(self.config.remoting.remoting, "remoting")
-        self._access = read_access(self.config)
-        host, port = self._listening.getsockname()[:2]
-        self.place: tuple[str, int] = (host, port)
-        self._stop: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="remoting")
 
     @property
     def address(self) -> str:
@@ -130,8 +114,7 @@ class RemotingServing:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._is_up.wait(_SECONDS)
+        self.start()
         self.wait_for(lambda: "remoting" in self.board.outlets)
         return self
 
@@ -142,17 +125,6 @@ class RemotingServing:
             assert not self.failures
             assert self.row()["connections"] == 0
 
-    def stop(self) -> float:
-        """As a daemon that ends; seconds that it took."""
-        assert self._loop is not None
-        assert self._stop is not None
-        began = time.monotonic()
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_SECONDS)
-        assert not self._thread.is_alive()
-        return time.monotonic() - began
-
     def row(self) -> Any:
         """What the board shows of it, up to a second old."""
         return self.board.row()["remoting"]
@@ -160,10 +132,6 @@ class RemotingServing:
     def client(self, **options: Any) -> RemotingClient:
         """A client, to be closed by the caller."""
         return RemotingClient(self.address, **options)
-
-    def connect(self, timeout: float = _SECONDS) -> socket.socket:
-        """A bare connection, to be closed by the caller."""
-        return socket.create_connection(self.place, timeout)
 
     def turns_away(self) -> bool:
         """Whether a new connection is closed at once; TimeoutError when nothing happens."""
@@ -180,20 +148,10 @@ class RemotingServing:
             assert time.monotonic() < deadline, self.board.outlets
             time.sleep(0.01)
 
-    def _run(self) -> None:
-        async def serve() -> None:
-            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-            server = remoting_server.RemotingServer(
-                self.config, self.board, self.log, self._listening, self.processor, self._access, self.limits
-            )
-            self._is_up.set()
-            await server.run(self._stop, lambda: None)
-
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve())
-        except BaseException as error:  # noqa: BLE001 - the test is told at the end
-            self.failures.append(error)
+    async def serve(self, stop: asyncio.Event) -> None:
+        access = read_access(self.config)
+        given = self.config, self.board, self.log, self._listening, self.processor, access, self.limits
+        await remoting_server.RemotingServer(*given).run(stop, lambda: None)
 
 
 def is_closed(peer: socket.socket) -> bool:
@@ -333,18 +291,9 @@ class Outlet(RemotingServing):
         self.patience = patience
         self.board.running(lambda: dict(row or {}))
 
-    def _run(self) -> None:
-        async def serve() -> None:
-            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-            self._is_up.set()
-            given = self.config, self.board, self.log, self._listening, self._stop, self.limits, self.patience
-            await remoting_server.serve_remoting(*given)
-
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve())
-        except BaseException as error:  # noqa: BLE001 - the test is told at the end
-            self.failures.append(error)
+    async def serve(self, stop: asyncio.Event) -> None:
+        given = self.config, self.board, self.log, self._listening, stop, self.limits, self.patience
+        await remoting_server.serve_remoting(*given)
 
     def events(self) -> list[str]:
         """The names of what was logged."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,80 +42,103 @@ class Log:
         return [line for line in self.lines if line[0] in ("warning", "error", "exception", "critical")]
 
 
-class Serving:
-    """A server for a ``with`` block; ``settings`` are keys of the configuration. ``row``: what the board shows.
+class InThread:
+    """What serves ``key`` ("http", "remoting") in a thread of its own; ``given`` are settings."""
 
-    At the end the log must hold no error, and the thread must have ended.
-    """
-
-    def __init__(self, data: Path, store: Path, *, row: Mapping[str, Any] | None = None, **settings: object) -> None:
-        given = {"data": str(data), "store": str(store), "http": "127.0.0.1:0"}
-        self.config = load(given | {key: str(value) for key, value in settings.items()}, None, {})
-        self.board = DaemonStatus(self.config)
-        self.row = dict(row or {})
-        self.board.running(lambda: self.row)
-        self.log = Log()
+    def __init__(self, key: str, **given: object) -> None:
+        texts = {name: str(value) for name, value in ({key: "127.0.0.1:0"} | given).items()}
+        self.config = load(texts, None, {})
+        self.board, self.log = DaemonStatus(self.config), Log()
         self.failures: list[BaseException] = []
-        self._listening = listen(self.config.http.http)
-        self.port: int = self._listening.getsockname()[1]
-        self._is_tls = self.config.http.http_tls_cert is not None
+        self._listening = listen(texts[key], key)
+        self.place: tuple[str, int] = self._listening.getsockname()[:2]
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="serving")
-        self._stack = ExitStack()
+        self._thread = threading.Thread(target=self._run, name=key)
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return f"{'https' if self._is_tls else 'http'}://127.0.0.1:{self.port}"
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until ``stop``."""
+        raise NotImplementedError
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Until it serves."""
         self._thread.start()
         assert self._is_up.wait(_SECONDS)
-        self.client = self._stack.enter_context(httpx.Client(base_url=self.url, timeout=_SECONDS, trust_env=False))
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stack.close()
-        self.stop()
-        self._thread.join(_SECONDS)
-        self._listening.close()
-        assert not self._thread.is_alive()
-        if kind is None:
-            assert not self.failures
-            assert not self.log.errors()
-
-    def stop(self) -> None:
+    def stop_soon(self) -> None:
         """As a daemon that ends."""
         assert self._loop is not None
         assert self._stop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
+    def stop(self) -> float:
+        """The same; seconds that it took."""
+        began = time.monotonic()
+        self.stop_soon()
+        self._thread.join(_SECONDS)
+        assert not self._thread.is_alive()
+        return time.monotonic() - began
+
     def has_ended(self) -> bool:
         """Whether its thread is over."""
         return not self._thread.is_alive()
 
-    def get(self, path: str, **options: Any) -> httpx.Response:
-        """One request, on a connection that is kept."""
-        return self.client.get(path, **options)
-
     def connect(self, timeout: float = _SECONDS) -> socket.socket:
         """A bare connection, to be closed by the caller."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout)
+        return socket.create_connection(self.place, timeout)
 
     def _run(self) -> None:
         async def serve() -> None:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             self._is_up.set()
-            await serve_http(self.config, self.board, self.log, self._listening, self._stop)
+            await self.serve(self._stop)
 
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(serve())
         except BaseException as error:  # noqa: BLE001 - the test is told at the end
             self.failures.append(error)
+
+
+class Serving(InThread):
+    """The HTTP server for a ``with`` block; ``settings`` are keys of the configuration. ``row``: what the board shows.
+
+    At the end the log must hold no error, and the thread must have ended.
+    """
+
+    def __init__(self, data: Path, store: Path, *, row: Mapping[str, Any] | None = None, **settings: object) -> None:
+        super().__init__("http", data=data, store=store, **settings)
+        self.row = dict(row or {})
+        self.board.running(lambda: self.row)
+        self.port = self.place[1]
+        self._stack = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"{'https' if self.config.http.http_tls_cert is not None else 'http'}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.client = self._stack.enter_context(httpx.Client(base_url=self.url, timeout=_SECONDS, trust_env=False))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stack.close()
+        self.stop()
+        self._listening.close()
+        if kind is None:
+            assert not self.failures
+            assert not self.log.errors()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        await serve_http(self.config, self.board, self.log, self._listening, stop)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """One request, on a connection that is kept."""
+        return self.client.get(path, **options)
 
 
 def answer_of(peer: socket.socket, words: bytes) -> tuple[int, bytes]:

@@ -261,7 +261,7 @@ def test_a_stop_does_not_wait_for_idle_clients(tmp_path: Path) -> None:
         peers = [server.connect() for _ in range(5)]
         peers[0].sendall(b"GET /liv")
         server.get("/livez")
-        server.stop()
+        server.stop_soon()
         _wait_until(server.has_ended, 6)
         for peer in peers:
             peer.close()

@@ -267,7 +267,7 @@ def test_queries_end_at_a_stop(place: tuple[Path, Path], monkeypatch: pytest.Mon
             assert slow.begun.acquire(timeout=20)
         time.sleep(0.2)
         began = time.monotonic()
-        server.stop()
+        server.stop_soon()
         for thread in threads:
             thread.join(20)
         assert time.monotonic() - began < 3  # each of the 8 would take 6 s
@@ -283,7 +283,7 @@ def test_a_query_that_nothing_ends_is_left_behind(place: tuple[Path, Path], monk
         threads = _asking(server, answers, 1)
         assert slow.begun.acquire(timeout=20)
         began = time.monotonic()
-        server.stop()
+        server.stop_soon()
         for thread in threads:
             thread.join(20)
         while not server.has_ended():

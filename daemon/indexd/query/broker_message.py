@@ -206,9 +206,8 @@ def _removed(answer: OffsetAnswer) -> str:
 
 
 def _why_nothing(coverage: Coverage) -> str:
-    words = ["the index names no such message", *gaps_in_words(coverage)]
-    expired = expired_in_words(coverage)
-    return "; ".join(words if expired is None else [*words, expired])
+    words = "the index names no such message", *gaps_in_words(coverage), expired_in_words(coverage)
+    return "; ".join(filter(None, words))
 
 
 def _last_update(index: QueryIndex) -> LastUpdate:

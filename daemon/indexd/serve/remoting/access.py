@@ -12,7 +12,6 @@ import hmac
 import ipaddress
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from indexd.config import OFF, Config, split_address
 from indexd.serve.access_files import is_loopback, read_secret, read_tls
@@ -34,7 +33,8 @@ class Credentials:
     def signature(self, command: RemotingCommand) -> str:
         """What the client that has the secret key writes into ``Signature``, whose present value does not count."""
         fields = command.ext_fields
-        names = [name for name in _as_java_sorts(fields) if name != SIGNATURE]
+        # As Java sorts texts: by UTF-16, where what lies beyond U+FFFF comes before U+E000.
+        names = sorted(fields.keys() - {SIGNATURE}, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
         if command.version <= V4_9_3 and UNIQUE_KEY_QUERY in fields:
             names.remove(UNIQUE_KEY_QUERY)
         values = "".join([fields[name] for name in names]).encode("utf-8", "replace")
@@ -87,24 +87,14 @@ def read_access(config: Config) -> Access:
     if remoting.remoting_tls_cert is not None and remoting.remoting_tls_key is not None:
         tls = read_tls(remoting.remoting_tls_cert, remoting.remoting_tls_key)
     if remoting.remoting_access_key is not None and remoting.remoting_secret_key_file is not None:
-        credentials = Credentials(remoting.remoting_access_key, _read_secret_key(remoting.remoting_secret_key_file))
+        remedy = "write the secretKey there that clients sign with, alone on its line"
+        path, key = remoting.remoting_secret_key_file, "remoting_secret_key_file"
+        secret = read_secret(path, key, what="secret key", least=1, remedy=remedy)
+        credentials = Credentials(remoting.remoting_access_key, secret)
     is_near = remoting.remoting == OFF or is_loopback(split_address(remoting.remoting)[0])
     is_narrow = bool(remoting.remoting_allow) and all(network.prefixlen for network in remoting.remoting_allow)
     is_guarded = tls is not None and credentials is not None
     return Access(tls, credentials, remoting.remoting_allow, not (is_near or is_narrow or is_guarded))
-
-
-def _read_secret_key(path: Path) -> bytes:
-    remedy = "write the secretKey there that clients sign with, alone on its line"
-    return read_secret(path, "remoting_secret_key_file", what="secret key", least=1, remedy=remedy)
-
-
-def _as_java_sorts(fields: dict[str, str]) -> list[str]:
-    # A TreeMap of strings: by UTF-16, where what lies beyond U+FFFF comes before U+E000.
-    names = sorted(fields)
-    if not all(name.isascii() for name in names):
-        names.sort(key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-    return names
 
 
 def _is_same(given: str, known: str) -> bool:
