@@ -1,63 +1,21 @@
-"""Compiled answers to key queries: the plain ones on goldens, on any log and on hostile files, or none."""
+"""Compiled answers to key queries: the plain ones on hot keys, logs that grow and hostile files, or none."""
 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from indexd.index.format import IndexLayout
-from indexd.query import TIME_MAX, KeyQuery, open_index
+from indexd.query import TIME_MAX
 from indexd.query.broker_message import query_message
-from indexd.storage.disk import Disk
-from support.data_directory import SEGMENT, T0, Store, config_of, make_golden_data, spec
-from support.goldens import unpack
+from support.data_directory import SEGMENT, T0, Store, spec
 from support.page_cache import forget
 from support.remoting_asking import ANY_SIZE, COMPILED, Judge, by_key, damage, frames
-from support.strategies import Sample, logs, queries
 
 LARGE = IndexLayout(101, 1000)
-
-
-@pytest.mark.parametrize("name", ["rocketmq-5.3-clean", "rocketmq-5.4-clean", "rocketmq-5.4-propcrc"])
-def test_every_golden_answer(name: str, tmp_path: Path) -> None:
-    golden = unpack(name, tmp_path)
-    make_golden_data(tmp_path / "data", golden)
-    index = open_index(Disk(), config_of(tmp_path / "data"))
-    judge, found_any, left = Judge(index), 0, 0
-    for row in golden.answers():
-        times = row["begin"], row["end"]
-        request = KeyQuery(row["topic"], row["key"], max(row["max"], 0), *times, row.get("indexType"))
-        before = judge.answered["left"]
-        found_any += frames(judge.ask(request)) > 0
-        if (request.topic + request.key).isascii() and request.index_type != "T":  # others are the plain way's
-            left += judge.answered["left"] - before
-    assert found_any > 50
-    assert judge.answered[COMPILED] > 20 * left
-    index.close()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data(), logs(max_size=25), st.sampled_from(["3.x", "4.0", "4.7", "5.4"]))
-def test_any_log(data: st.DataObject, samples: list[Sample], flavour: str) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        store = Store(Path(directory), flavour=flavour, segment=8192)
-        with store.writer as writer:
-            for sample in samples:
-                sample.append(writer)
-        store.build()
-        with store.index() as index:
-            judge = Judge(index)
-            for _ in range(6):
-                query, unique = data.draw(queries(samples)), data.draw(st.booleans())
-                kind, max_num = ("U", 32) if unique else (query.index_type, query.max_num)
-                request = KeyQuery(query.topic, query.key, max_num, query.begin, query.end, kind)
-                judge.ask(request, data.draw(st.sampled_from([ANY_SIZE, 300, 91])))
 
 
 def test_a_hot_key_in_many_files_and_segments(tmp_path: Path) -> None:
@@ -205,19 +163,6 @@ def test_what_has_expired_is_said_by_the_plain_way(tmp_path: Path) -> None:
         assert found.remark.endswith(" expired")
         damage(store, SEGMENT * 2)
         judge.ask(by_key())
-
-
-def test_what_is_damaged_is_judged_by_the_plain_way(tmp_path: Path) -> None:
-    store = Store(tmp_path, LARGE)
-    offsets = store.append(*[spec(T0 + number, size=50) for number in range(4)])
-    store.build()
-    with store.index() as index:
-        judge = Judge(index)
-        judge.ask(by_key())
-        for at, place in enumerate((4, 28, 100)):  # magic, physical offset, body
-            assert frames(judge.ask(by_key())) == 4 - at
-            damage(store, offsets[at], place)
-        assert frames(judge.ask(by_key())) == 1
 
 
 def test_hostile_index_files(tmp_path: Path) -> None:
