@@ -49,6 +49,8 @@ ECHO, HANG, FAIL, SIZE, SLEEP, CALL_BACK, WHO = 9000, 9001, 9002, 9003, 9004, 90
 class Obedient:
     """The processor. ``begun`` and ``ended`` count requests by code; ``cancelled`` those broken off."""
 
+    forwarder = key_queries = None
+
     def __init__(self) -> None:
         self.begun: Counter[int] = Counter()
         self.ended: Counter[int] = Counter()
@@ -88,15 +90,6 @@ class Obedient:
         if command.code == WHO:
             return command.answer(0, f"{client.peer} {client.local}")
         return command.answer(0, ext_fields=command.ext_fields, body=command.body)
-
-    def answer_compiled(self, data: bytes, frame_max: int) -> None:
-        return None
-
-    def row(self) -> None:
-        return None
-
-    async def close(self) -> None:
-        """Nothing to let go of."""
 
 
 class RemotingServing(InThread):

@@ -391,10 +391,10 @@ def test_an_index_without_files_or_log(store_hostile: Store) -> None:
 _ENTRIES, _OLD = 150_000, 64
 
 
-@pytest.fixture
-def hot(tmp_path: Path) -> Store:
+@pytest.fixture(scope="module")
+def hot(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A key of 150,000 entries, a second each: the messages of the oldest 64 are there."""
-    store = Store(tmp_path, IndexLayout(100, 200_000), segment=1 << 16)
+    store = Store(tmp_path_factory.mktemp("hot"), IndexLayout(100, 200_000), segment=1 << 16)
     offsets = store.append(*[spec(time=T0 + 1000 * number) for number in range(_OLD)])
     store.build()
     file = NaiveIndexFile(100, 200_000)

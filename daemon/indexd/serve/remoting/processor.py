@@ -28,7 +28,7 @@ from indexd.serve.daemon_status import DaemonStatus
 from indexd.serve.queries import EMPTY_COVERED, EMPTY_UNCOVERED, FOUND, NotAnsweredError, Queries, TooLongError
 from indexd.serve.remoting.access import Access
 from indexd.serve.remoting.command import VERSION, RemotingCommand, RequestCode, ResponseCode, last_update_fields
-from indexd.serve.remoting.key_queries import Answered, KeyQueries
+from indexd.serve.remoting.key_queries import KeyQueries
 from indexd.serve.remoting.routes import (
     BrokerPlace,
     lead_cluster,
@@ -308,21 +308,19 @@ class RemotingProcessor:
     ) -> None:
         self._access, self._board, self._log, self._queries = access, board, log, queries
         has_upstream = bool(config.remoting.upstream_namesrv)
-        self._forwarder = Forwarder(config, log, access.credentials, board.boot_id, patience) if has_upstream else None
+        #: None without upstream_namesrv.
+        self.forwarder = Forwarder(config, log, access.credentials, board.boot_id, patience) if has_upstream else None
         is_plain = access.credentials is None and config.remoting.remoting_mode != "exact"
-        self._key_queries = KeyQueries(queries, log, size_max_of(queries)) if is_plain else None
-        self._directory = Directory(config, queries, self._forwarder, log)
-
-    def answer_compiled(self, data: bytes, frame_max: int) -> Answered | None:
-        """The answers to as many requests at the begin of ``data`` as one compiled call can answer. Never raises."""
-        return None if self._key_queries is None else self._key_queries.answer(data, frame_max)
+        #: None where requests are signed, or exact answers wanted.
+        self.key_queries = KeyQueries(queries, log, size_max_of(queries)) if is_plain else None
+        self._directory = Directory(config, queries, self.forwarder, log)
 
     async def process(self, client: Client, command: RemotingCommand) -> RemotingCommand | None:
         """The answer, or None: a one-way request, a client's response. Cancelled when the client goes.
 
         Requests of one connection begin in their order and may end in any.
         """
-        forwarder = self._forwarder
+        forwarder = self.forwarder
         if command.is_response:
             if forwarder is not None:
                 forwarder.respond(client, command)
@@ -340,15 +338,6 @@ class RemotingProcessor:
             return await self._answer_with_upstream(forwarder, client, command)
         handler = _ALONE.get(command.code)
         return _refuse(command) if handler is None else await answer_from_index(handler, self._queries, command)
-
-    async def close(self) -> None:
-        """Close the connections to name servers and broker; after the last client's has ended."""
-        if self._forwarder is not None:
-            await self._forwarder.close()
-
-    def row(self) -> dict[str, Any] | None:
-        """What the board may show of the way upstream; None where there is none."""
-        return None if self._forwarder is None else self._forwarder.row()
 
     async def _answer_with_upstream(
         self, forwarder: Forwarder, client: Client, command: RemotingCommand

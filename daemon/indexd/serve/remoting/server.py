@@ -44,8 +44,8 @@ _COMPILED_SIZE = 1 << 16
 _PIECE_SIZE = 1 << 16
 # Smaller answers are weighed once a second only: the transport says stop at 64 KiB.
 _WEIGHED_SIZE = 1 << 15
-# All three, and what closing the queries takes, are less than the outlet is given (serve.server).
-_LEAVE_SECONDS, _ABORT_SECONDS, _CLOSE_SECONDS = 1.5, 0.3, 0.5
+# Both, and what closing the queries and connections upstream takes, are less than the outlet is given (serve.server).
+_LEAVE_SECONDS, _ABORT_SECONDS = 1.5, 0.3
 _SHUTDOWN_SECONDS = 1.0
 # Descriptors that indexing, queries and HTTP need beside the connections.
 _DESCRIPTORS_KEPT = 512
@@ -186,10 +186,10 @@ class Connection(asyncio.Protocol):
 
     def _take(self) -> None:
         # Begins what is whole and may begin; the rest stays.
-        inflow, server = self._inflow, self._server
+        inflow, server, key_queries = self._inflow, self._server, self._server.processor.key_queries
         size = len(inflow)
-        if inflow and not self._is_full():
-            found = server.processor.answer_compiled(bytes(memoryview(inflow)[:_COMPILED_SIZE]), server.frame_max)
+        if inflow and key_queries is not None and not self._is_full():
+            found = key_queries.answer(bytes(memoryview(inflow)[:_COMPILED_SIZE]), server.frame_max)
             if found is not None:
                 server.counts.ended(RequestCode.QUERY_MESSAGE, ResponseCode.SUCCESS, found.requests)
                 del inflow[: found.size]
@@ -345,7 +345,8 @@ class RemotingServer:
             self._show()
 
     def _show(self) -> None:
-        row = {**self.counts.row(self._address), "upstream": self.processor.row()}
+        forwarder = self.processor.forwarder
+        row = {**self.counts.row(self._address), "upstream": None if forwarder is None else forwarder.row()}
         self._board.outlets["remoting"] = lambda: row
 
     async def _leave(self) -> None:
@@ -468,8 +469,8 @@ async def serve_remoting(
         server = RemotingServer(config, board, log, listening, processor, access, limits)
         await server.run(stop, queries.stop)
     finally:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(processor.close(), _CLOSE_SECONDS)
+        if processor.forwarder is not None:
+            await processor.forwarder.close()
         queries.stop()
         # In another thread: a query may be under way, and it is waited for.
         left = await asyncio.to_thread(queries.close)
