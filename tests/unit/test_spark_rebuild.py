@@ -7,19 +7,17 @@ import tempfile
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexd.config import Config
-from indexd.errors import CorruptDataError, IndexdError
+from indexd.errors import CorruptDataError
 from indexd.recovery.rebuild import Rebuilt
-from indexd.spark.rebuild import runs
 from indexd.spark.rebuild.job import StageOne, work
 from indexd.spark.rebuild.runs import Run
-from indexd.spark.rebuild.stage_two import QueuesTask, SparseTask
+from indexd.spark.rebuild.stage_two import OutputTask
 from indexd.spark.splits import plan_splits
 from indexd.storage.disk import Disk, DiskFile
 from support import small_log
@@ -132,10 +130,8 @@ def test_a_long_split_whose_batches_count_topics_differently(tmp_path: Path) -> 
     assert_same_rebuild(odd_config(tmp_path, segment_size=1 << 20, read_bytes=64 << 10), tmp_path, [0])
 
 
-@pytest.mark.parametrize("kind", [QueuesTask, SparseTask])
-def test_what_a_task_makes_is_durable_and_what_was_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[QueuesTask | SparseTask]
-) -> None:
+@pytest.mark.parametrize("name", ["consumeQueue", "sparse"])
+def test_what_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     write_odd(tmp_path / "store", odd_messages(500, 30), SEGMENT_SIZE)
     config = odd_config(tmp_path)
     (tmp_path / "runs").mkdir()
@@ -145,23 +141,8 @@ def test_what_a_task_makes_is_durable_and_what_was_planned(
     synced: set[Path] = set()
     monkeypatch.setattr(DiskFile, "fsync", lambda file: synced.add(file.path))
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
-    tasks = kind.plan(runs, config, tmp_path / "attempts")
-    built: list[Any] = [task.work(runs) for task in tasks]
-    commit: Any = kind.commit
-    made = set((tmp_path / "attempts").glob("*/**/*"))
-    assert made | {path.parent for path in made} <= synced
-    first = built[0]
-    if kind is QueuesTask:
-        less = replace(first, mark=(first.mark[0][1:], first.mark[1]))
-    else:
-        less = replace(first, mark=first.mark._replace(segments=first.mark.segments[1:]))
-    with pytest.raises(IndexdError, match="planned w"):
-        commit(tasks, [less, *built[1:]], tmp_path / "other", runs, config)
-    synced.clear()
-    (tmp_path / "out").mkdir()
-    commit(tasks, built, tmp_path / "out", runs, config)
-    if kind is QueuesTask:
-        assert {path.parent.parent for path in (tmp_path / "out").rglob("*") if path.is_file()} <= synced
+    OutputTask(tmp_path / "attempt", name, config).work(runs)
+    assert {tmp_path / "attempt", *(tmp_path / "attempt").rglob("*")} <= synced
 
 
 def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +182,7 @@ def test_any_log_in_splits_of_any_size(ours: list[OddMessage], data: st.DataObje
         assert_same_rebuild(config, root, [data.draw(st.integers(1, 2048))])
 
 
-def test_runs_of_many_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "ROWS_PER_CHUNK", 10)
+def test_runs_of_many_batches(tmp_path: Path) -> None:
     write_log(tmp_path / "store", 3000)
     config = odd_config(tmp_path, segment_size=small_log.SEGMENT_SIZE, read_bytes=64 << 10)
     assert_same_rebuild(config, tmp_path, [0, 100_000])

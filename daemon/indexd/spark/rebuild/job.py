@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,13 @@ from indexd.config.load import check_outside
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import write_down
+from indexd.flush.registry import OUTPUTS
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier
 from indexd.recovery.rebuild import Rebuilt, check_target
 from indexd.spark.rebuild.runs import Run, RunWriter
-from indexd.spark.rebuild.stage_two import Built, IndexTask, QueuesTask, SparseTask, Task
+from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -88,11 +88,11 @@ def work(stage: StageOne, split: Split) -> Run | Unreadable:
     path = stage.directory / f"{split.begin:020d}-{split.end:020d}.{uuid.uuid4().hex[:12]}"
     out.make_dir(path, durable=False)
     reader = SplitReader(disk, stage.config, split)
-    flavour, outputs = FLAVOURS[stage.config.index.flavour], stage.config.outputs
+    flavour = FLAVOURS[stage.config.index.flavour]
     witness = LogChangeDetector(disk, lambda: list_segments(disk, store.commit_log_directories, store.segment_size))
     messages = 0
     try:
-        writer = RunWriter(path, split, skip_mask=flavour.skip_mask, with_units=outputs.consume_queue)
+        writer = RunWriter(path, split, skip_mask=flavour.skip_mask)
         for item in reader:
             writer.put(item)
             if not isinstance(item, Skipped) and item.rows:
@@ -254,11 +254,7 @@ class _Rebuild:
         token = uuid.uuid4().hex
         disk.write_atomically(places[0], token.encode())
         runs = self._stage_one(StageOne(config, places[1], places[0], token), splits, begin)
-        marks = self._stage_two(runs, places[2])
-        left_out = 0
-        if marks["consumeQueue"] is not None:
-            marks["consumeQueue"], counters = marks["consumeQueue"]
-            left_out = sum(counters[why] for why in ("batch_messages", "nameless", "left_out"))
+        marks, left_out = self._stage_two(runs, places[2])
         ends = [run.phy_offset for run in runs if run.phy_offset >= 0]
         stand = stand_behind(runs, segment_size)
         if self._vouched is not None:
@@ -321,25 +317,23 @@ class _Rebuild:
         with FrameReader(self._disk, log) as frames:
             return ask_what_stands(self._log_limit, frames, end)
 
-    def _stage_two(self, runs: Sequence[Run], attempts: Path) -> dict[str, Any]:
-        # What each output holds, by its name in the frontier; None for one that is not wanted.
-        config, files, half = self._config, self._files, self._size // 2
-        kinds: list[tuple[str, Any, Path, bool]] = [
-            ("index", IndexTask, files.index, True),
-            ("consumeQueue", QueuesTask, files.consumequeue, config.outputs.consume_queue),
-            ("sparse", SparseTask, files.sparse, config.outputs.sparse),
-        ]
-        plans = [kind.plan(runs, config, attempts) if is_wanted else [] for _, kind, _, is_wanted in kinds]
-        tasks: list[Task] = [task for plan in plans for task in plan]
-        made = iter(self._in_tasks(partial(_build, tuple(run.slim() for run in runs)), tasks, half, self._size - half))
-        marks: dict[str, Any] = {}
-        for (name, kind, directory, is_wanted), plan in zip(kinds, plans, strict=True):
-            marks[name] = None
-            if is_wanted:
-                Disk().make_dir(directory)
-                marks[name] = kind.commit(plan, list(islice(made, len(plan))), directory, runs, config)
-                Disk().sync_dir(directory)
-        return marks
+    def _stage_two(self, runs: Sequence[Run], attempts: Path) -> tuple[dict[str, Any], int]:
+        # What each output holds, by its name in the frontier, and how many messages were left out.
+        config, disk, half = self._config, Disk(), self._size // 2
+        files = IndexTask.plan(runs, config, attempts)
+        kinds = [kind for kind in OUTPUTS[1:] if kind.is_wanted(config)]
+        others = [OutputTask(attempts / kind.name, kind.name, config) for kind in kinds]
+        build = partial(_build, tuple(run.slim() for run in runs))
+        # The longest first: none is left when all others are done.
+        made = self._in_tasks(build, [*others, *files], half, self._size - half)
+        marks: dict[str, Any] = {"index": commit_index(files, made[len(others) :], self._files.index)}
+        left_out = 0
+        for kind, built in zip(kinds, made, strict=False):
+            disk.rename(built.directory, self._files.data / kind.folder)
+            marks[kind.name] = built.mark
+            left_out += built.figures.get("batchMessages", 0) + built.figures.get("leftOutMessages", 0)
+        disk.sync_dir(self._files.data)
+        return marks, left_out
 
     def _in_tasks(self, work: Callable[[Any], Any], items: Sequence[Any], done: int, share: int) -> list[Any]:
         # ``share`` of all bytes count as done behind it, ``done`` of them before.
