@@ -84,8 +84,9 @@ def check_contents(found: Report, log: Log, top: int) -> None:
 
 @pytest.mark.parametrize("split_size", [15_000, 1 << 20])
 def test_a_report_is_what_plain_python_counts(spark: SparkSession, log: Log, split_size: int) -> None:
-    stages: list[str] = []
-    found = report_of(spark, log, split_size, Selection(silence=30_000), top=5, progress=stages.append)
+    told: list[tuple[int, int]] = []
+    selection = Selection(silence=30_000)
+    found = report_of(spark, log, split_size, selection, top=5, progress=lambda *done: told.append(done))
     check_contents(found, log, 5)
     amounts, _ = naive_counts(log)
     keys = Counter(amount for place, amount in amounts.items() if place[0] == "KEYS")
@@ -96,12 +97,8 @@ def test_a_report_is_what_plain_python_counts(spark: SparkSession, log: Log, spl
         sum(texts for times, texts in keys.items() if row["from"] <= times <= (row["to"] or times))
         for row in found["keysSeen"]["byOccurrences"]
     ]
-    assert found["index"] is not None
-    entries = len(log.entries())
-    assert [file["entries"] for file in found["index"]["files"]] == [799] * (entries // 799) + [entries % 799]
-    assert sum(row["entries"] for row in found["index"]["chains"]) == entries
-    assert found["index"]["longestChain"]["entries"] == max(file["longestChain"] for file in found["index"]["files"])
-    assert stages == ["count", "chains"]
+    assert found["index"]["entries"] == len(log.entries())
+    assert told[-1] == told[-1][::-1]
 
 
 def test_times_that_are_too_many_are_not_told_apart(
@@ -110,7 +107,7 @@ def test_times_that_are_too_many_are_not_told_apart(
     monkeypatch.setattr("indexd.spark.stats.report.FIGURES_MAX", 30)
     times = [-(2**62), *(3_600_000 * n for n in range(40)), 2**62]
     log = written_log(tmp_path, [Sample(FrameSpec("T", store_timestamp=time)) for time in times])
-    found = report_of(spark, log, 1 << 20, Selection(), quick=True)
+    found = report_of(spark, log, 1 << 20, Selection())
     assert [(row["topic"], row["hour"], row["messages"]) for row in found["hours"]] == [("T", None, 42)]
     assert found["bins"]["rows"] == []
     assert found["messages"] == 42
@@ -119,7 +116,6 @@ def test_times_that_are_too_many_are_not_told_apart(
 def test_an_empty_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     found = report_of(spark, written_log(tmp_path, []), 1 << 20, Selection())
     assert (found["messages"], found["topics"], found["endOffset"]) == (0, [], 0)
-    assert found["index"] is not None
     assert found["index"]["verdict"]["answer"] == "nothing to index"
 
 
@@ -152,7 +148,7 @@ def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "OrderPaid" in shown
     assert "TopicTest" not in shown
-    assert "slots right" not in shown
+    assert "300 slots are too few" in shown
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,8 @@ def hostile_report() -> Report:
     seen["byOccurrences"] = [{"from": 1, "to": 1, "keys": 3600}, {"from": 1025, "to": None, "keys": 400}]
     event = {"phyOffset": 9, "before": BASE_TIME + 10_000, "after": BASE_TIME + 2000, "ms": 8000}
     bucket = {"from": 28, "to": 31, "messages": 900, "bytes": 30_000}
-    file = {"file": 0, "entries": 2700, "usedSlots": 2000, "longestChain": 9, "meanChain": 2.5}
     return {
-            "kind": "stats", "version": 3,
+            "kind": "stats", "version": 4,
             "store": f"/data/{HOSTILE[0]}", "flavour": "5.4", "beginOffset": 0, "endOffset": 90_000, "skippedBytes": 0,
             "unreadableAt": None, "selection": {"topics": [], "begin": None, "end": None}, **size,
             "firstStoreTimestamp": BASE_TIME, "lastStoreTimestamp": BASE_TIME + 40_000, "compressed": 3,
@@ -191,9 +190,7 @@ def hostile_report() -> Report:
                 "largestSilences": [event | {"after": BASE_TIME + 18_000}],
             },
             "index": {
-                "hashSlotNum": 5000, "indexNum": 20_000, "files": [file | {"begin": BASE_TIME, "end": BASE_TIME}],
-                "chains": [{"from": 1, "to": 1, "slots": 2000, "entries": 2000}],
-                "longestChain": {"entries": 9, "file": 0},
+                "hashSlotNum": 5000, "indexNum": 20_000, "entries": 2700, "files": 1,
                 "verdict": {"answer": "right", "words": ["5,000 slots are right: so it is."]},
             },
         }  # fmt: skip

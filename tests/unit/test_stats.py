@@ -17,32 +17,21 @@ from hypothesis import strategies as st
 
 from indexd.cli.main import main
 from indexd.config.units import parse_place
-from indexd.errors import DisturbedError
 from indexd.pages.wording import show_duration, show_name, show_number, show_share, show_size, show_utc
 from indexd.spark.export import hadoop_uri
 from indexd.spark.stats.content import TEXTS, Selection, bucket_begins, bucket_end, largest, step_for
-from indexd.spark.stats.index import (
-    RIGHT,
-    TOO_FEW,
-    TOO_MANY,
-    count_file,
-    judge_index,
-    judge_slots,
-)
+from indexd.spark.stats.index import NOTHING, RIGHT, TOO_FEW, TOO_MANY, judge_index
 from indexd.spark.stats.report import Report
 from indexd.spark.stats.show import print_report, render_page
 from support.commitlog_writer import FrameSpec
-from support.naive import NaiveIndexFile, NaiveIndexService, naive_check
 from support.small_log import write_log
 from support.stats import (
     BASE_TIME,
     HOSTILE,
-    Log,
     counts_of,
     hostile_report,
     naive_clock,
     naive_counts,
-    splits_of,
     written_log,
 )
 from support.strategies import Sample, logs
@@ -120,68 +109,20 @@ def test_bins_fit_the_time_that_a_log_spans() -> None:
 # --- index ---
 
 
-def chains_of(log: Log, split_size: int) -> list[dict[str, Any]]:
-    """The files, each counted as a task does it."""
-    before = [0, *itertools.accumulate(split["entries"] for split in counts_of(log, split_size).splits)]
-    numbers = range(-(-before[-1] // (log.config.index.index_num - 1)))
-    return [count_file(log.config, splits_of(log, split_size), before, number) for number in numbers]
-
-
-def naive_files(log: Log) -> list[NaiveIndexFile]:
-    index = log.config.index
-    service = NaiveIndexService(index.hash_slot_num, index.index_num, index.flavour)
-    for frame in log.frames:
-        message = naive_check(frame)[2]
-        assert message is not None
-        service.build_index(message)
-    return [file for file in service.files if file.index_count > 1]
-
-
-@settings(max_examples=20)
-@given(
-    logs(malformed=False), st.integers(1, 9), st.integers(2, 40), st.sampled_from(["5.4", "4.0", "3.x"]),
-    st.sampled_from([1, 300, 2000, 10_000]),
-)  # fmt: skip
-def test_chains_are_those_of_the_index(
-    samples: list[Sample], slots: int, entries: int, flavour: str, split_size: int
-) -> None:
-    with TemporaryDirectory() as folder:
-        log = written_log(Path(folder), samples, flavour=flavour, hash_slot_num=slots, index_num=entries)
-        found, wanted = chains_of(log, split_size), naive_files(log)
-    assert [file["file"] for file in found] == list(range(len(wanted)))
-    for file, naive in zip(found, wanted, strict=True):
-        taken = Counter(entry[0] % slots for entry in naive.entries[1 : naive.index_count])
-        assert (file["entries"], file["longestChain"]) == (naive.index_count - 1, max(taken.values()))
-        assert (file["begin"], file["end"]) == (naive.begin_timestamp, naive.end_timestamp)
-        assert file["usedSlots"] == len(taken)
-        assert file["meanChain"] == sum(length**2 for length in taken.values()) / file["entries"]
-    buckets = judge_index(found, slots, entries)["chains"]
-    assert sum(row["entries"] for row in buckets) == sum(file.index_count - 1 for file in wanted)
-    assert sum(row["slots"] for row in buckets) == slots * len(wanted)
-
-
-def test_a_log_that_holds_less_than_was_counted_was_rewritten(tmp_path: Path) -> None:
-    log = written_log(tmp_path, [Sample(FrameSpec("T", properties={"KEYS": "k"}))] * 9)
-    splits = splits_of(log, 100_000)
-    assert count_file(log.config, splits, [0, 9], 0)["longestChain"] == 9
-    with pytest.raises(DisturbedError, match="rewritten"):
-        count_file(log.config, splits, [0, 10], 0)
-
-
 @pytest.mark.parametrize(
-    ("entries", "slots", "answer"),
-    [(19_999, 5000, RIGHT), (19_999, 2000, TOO_FEW), (19_999, 20_000, RIGHT), (19_999, 200_000, TOO_MANY)],
+    ("entries", "slots", "answer", "recommended"),
+    [
+        (19_999, 5000, RIGHT, 5000),
+        (19_999, 2000, TOO_FEW, 5000),
+        (19_999, 20_000, RIGHT, 5000),
+        (90_000, 200_000, TOO_MANY, 5000),
+        (0, 5000, NOTHING, 5000),
+    ],
 )
-def test_the_verdict_is_rocketmqs_own_ratio(entries: int, slots: int, answer: str) -> None:
-    file = {"entries": entries, "longestChain": 12, "meanChain": 3.0}
-    found = judge_slots([file], [], slots, entries + 1)
-    assert (found["answer"], found["recommendedSlots"], found["meanChain"]) == (answer, 5000, 3.0)
-
-
-def test_one_key_alone_asks_for_no_slots() -> None:
-    found = judge_slots([{"entries": 20_000, "longestChain": 20_000, "meanChain": 20_000.0}], [], 5000, 20_001)
-    assert (found["answer"], found["meanChain"]) == (RIGHT, 20_000)
-    assert any("no number of slots" in words for words in found["words"])
+def test_the_verdict_is_rocketmqs_own_ratio(entries: int, slots: int, answer: str, recommended: int) -> None:
+    found = judge_index(entries, slots, 20_000)
+    assert (found["verdict"]["answer"], found["verdict"]["recommendedSlots"]) == (answer, recommended)
+    assert (found["entries"], found["files"]) == (entries, -(-entries // 19_999))
 
 
 # --- what is shown ---
@@ -257,7 +198,7 @@ def test_the_terminal_shows_no_markup_and_no_control_character(
 
 
 def empty_report(**changes: Any) -> Report:
-    nothing = {"messages": 0, "topics": [], "hours": [], "bins": {"stepMs": 1000, "rows": []}, "index": None}
+    nothing = {"messages": 0, "topics": [], "hours": [], "bins": {"stepMs": 1000, "rows": []}}
     return hostile_report() | nothing | changes
 
 
@@ -272,7 +213,7 @@ def test_of_an_empty_log_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_has_the_names_of_the_interface() -> None:
     found = hostile_report()
-    assert (found["kind"], found["version"]) == ("stats", 3)
+    assert (found["kind"], found["version"]) == ("stats", 4)
     assert {"beginOffset", "firstStoreTimestamp", "withoutAnyKey", "keysSeen", "hotUniqKeys", "bodySizes"} <= set(found)
 
 

@@ -9,7 +9,6 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,7 +50,6 @@ _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "numba")
 _INSTALL = "pip install 'rocketmq-indexd[spark]'"
 _COMPRESSIONS = ("zstd", "snappy", "none")
 _MODES = ("error", "overwrite")
-_STAGES = {"count": "counting", "chains": "measuring chains"}
 
 
 def register(commands: Any, common: Parser) -> None:
@@ -59,8 +57,7 @@ def register(commands: Any, common: Parser) -> None:
     text = "say what Spark would run with: which Java, Python and packages, and what is missing"
     add_command(commands, "doctor", [common], text, function=doctor)
     _add_export(commands, common)
-    text = "count what is in the log: topics, keys, sizes, clock, chains"
-    parser = add_command(commands, "stats", [common], text, function=stats)
+    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock")
     parser.add_argument(
         "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
     )
@@ -76,7 +73,7 @@ def register(commands: Any, common: Parser) -> None:
         metavar="TIME",
         help="so long without a message is one (default: 60s)",
     )
-    parser.add_argument("--quick", action="store_true", help="read the log once: no chains")
+    parser.add_argument("--quick", action="store_true", help="changes nothing: the log is always read once")
     parser.add_argument(
         "--report", type=typed(parse_path), metavar="FILE.html", help="also write a page with plots, for a browser"
     )
@@ -311,13 +308,8 @@ def stats(args: argparse.Namespace, config: Config) -> int:
         from indexd.spark.stats.content import Selection  # noqa: PLC0415 - pyspark is optional
         from indexd.spark.stats.report import collect  # noqa: PLC0415 - pyspark is optional
 
-        def progress(stage: str) -> Callable[[int, int], None]:
-            bar.close()
-            bar.open(_STAGES[stage])
-            return bar.to
-
         selection = Selection(tuple(args.topic), begin, end, args.silence)
-        report = collect(spark, config, selection, top=args.top, quick=args.quick, progress=progress)
+        report = collect(spark, config, selection, top=args.top, progress=bar.to)
     from indexd.spark.stats.show import print_report, write_page  # noqa: PLC0415 - no other command loads them
 
     if args.report is not None:

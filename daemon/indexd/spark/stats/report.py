@@ -10,7 +10,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -42,12 +42,12 @@ from indexd.spark.stats.content import (
     largest,
     step_for,
 )
-from indexd.spark.stats.index import count_file, judge_index, quantile
-from indexd.spark.tasks import run_job, run_tasks, task_frame
+from indexd.spark.stats.index import judge_index
+from indexd.spark.tasks import run_job, task_frame
 from indexd.storage.remote import disk_for
 
 #: Of the JSON: a field that changes its meaning or goes counts it up, a new one does not.
-VERSION = 3
+VERSION = 4
 #: More rows of topics and times than this are told apart by topic alone.
 FIGURES_MAX = 1 << 18
 
@@ -55,18 +55,16 @@ FIGURES_MAX = 1 << 18
 _OCCURRENCES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 1024), (1025, None))
 _TRANSACTIONS = {0x0: "normal", 0x4: "prepared", 0x8: "committed", 0xC: "rolled_back"}
 Row = dict[str, Any]
-#: What the log holds from ``beginOffset`` to ``endOffset``; ``index`` is None of a quick run.
+#: What the log holds from ``beginOffset`` to ``endOffset``.
 Report = Row
 Rows = Sequence[Row]
-#: Given the name of a stage, where to tell how far it is.
-Progress = Callable[[str], Callable[[int, int], None] | None]
+Progress = Callable[[int, int], None]
 
 
 def collect(
-    spark: SparkSession, config: Config, selection: Selection, *, top: int = 20, quick: bool = False,
-    progress: Progress = lambda _: None,
-) -> Report:  # fmt: skip
-    """Count the log of ``config.store``; ``quick``: without chains, which are another pass.
+    spark: SparkSession, config: Config, selection: Selection, *, top: int = 20, progress: Progress | None = None
+) -> Report:
+    """Count the log of ``config.store``; ``progress`` is told bytes of log.
 
     Raises what reading a log raises, and DisturbedError when it changes meanwhile.
     """
@@ -74,7 +72,7 @@ def collect(
     rows = task_frame(spark, partial(count_split, config, selection), splits, COUNT_TYPES)
     counted = rows.groupBy(*COUNTED).agg(F.sum("amount").alias("amount"), F.min("first").alias("first")).persist()
     ends = counted.where(F.col("kind") == SPLIT).orderBy("at").select("text")
-    found = run_job(spark, ends.collect, sizes=[split.size for split in splits], progress=progress("count"))
+    found = run_job(spark, ends.collect, sizes=[split.size for split in splits], progress=progress)
     seen = [json.loads(row[0]) for row in found]
     if check_chain(splits, [split["next"] for split in seen]):
         raise DisturbedError("the log was rewritten or cut while it was read", "run it again")
@@ -83,15 +81,7 @@ def collect(
     step = min(step_for((last or 0) - (first or 0)), HOUR)
     contents = _contents(_figures(spark, counted, step), step) | _texts(spark, counted, top)
     counted.unpersist()
-    index = None
-    if not quick:
-        before = [0, *accumulate(split["entries"] for split in seen)]
-        numbers = range(-(-before[-1] // (config.index.index_num - 1)))
-        sizes = [sum(split.size for split in splits) // max(len(numbers), 1)] * len(numbers)
-        work = partial(count_file, config, splits, before)
-        files = run_tasks(spark, work, numbers, sizes=sizes, progress=progress("chains"))
-        index = judge_index(files, config.index.hash_slot_num, config.index.index_num)
-    everything = Selection()
+    entries, everything = sum(split["entries"] for split in seen), Selection()
     return {
         "kind": "stats",
         "version": VERSION,
@@ -110,7 +100,7 @@ def collect(
         "lastStoreTimestamp": last,
         **contents,
         "clock": _clock(seen, selection.silence),
-        "index": index,
+        "index": judge_index(entries, config.index.hash_slot_num, config.index.index_num),
     }
 
 
@@ -174,8 +164,8 @@ def _contents(figures: Rows, step: int) -> Row:
             "rows": [{"topic": topic, "begin": at, "messages": n} for at, topic, n in bins if at != NO_TIME],
         },
         "bodySizes": {
-            "median": quantile(buckets, "messages", 0.5),
-            "p99": quantile(buckets, "messages", 0.99),
+            "median": quantile(buckets, 0.5),
+            "p99": quantile(buckets, 0.99),
             "max": buckets[-1]["to"] if buckets else 0,
             "buckets": buckets,
         },
@@ -219,6 +209,16 @@ def _texts(spark: SparkSession, counted: DataFrame, top: int) -> Row:
         "tags": hot[TAGS],
         "hosts": hot[HOST],
     }
+
+
+def quantile(buckets: Rows, share: float) -> int:
+    """The end of the bucket in which ``share`` of the messages is reached; 0 without any."""
+    total, reached = sum(row["messages"] for row in buckets), 0
+    for row in buckets:
+        reached += row["messages"]
+        if reached >= share * total:
+            return int(row["to"])
+    return 0
 
 
 def _seen(times: Counter[int]) -> Row:

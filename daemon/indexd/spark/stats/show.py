@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,24 +40,18 @@ def sections_of(report: Report, top: int) -> list[Section]:
         for event in report["clock"][found][:top]
     ]  # fmt: skip
     clock = f"{report['clock']['steps']:,} steps back, {report['clock']['silences']:,} silences of more than "
-    sizes = report["bodySizes"]
-    compressed = (
-        f"; {show_share(report['compressed'] / report['messages'])} are compressed" if report["compressed"] else ""
-    )
-    body_words = f"Half of the bodies have up to {show_size(sizes['median'])}, 99 % up to {show_size(sizes['p99'])}, as"
-    found = [
+    return [
         _topics(report, top),
         _hot("Hot keys", "key", report["hotKeys"], report["keys"], top),
         _occurrences(report),
         _hot("Unique keys that occur more than once", "unique key", report["hotUniqKeys"], report["messages"], top),
         _hot("Tags", "tags", report["tags"], report["messages"], top),
         _hot("Hosts of producers", "host", report["hosts"], report["messages"], top),
-        _powers("Body sizes", [f"{body_words} they are stored{compressed}."], sizes["buckets"],
-                ("body", ">messages", ">bytes"), lambda n: f"< {show_size(n)}", ("{:,}".format, show_size)),
+        _body_sizes(report),
         Section("The store's clock", [f"{clock}{show_duration(report['clock']['silenceMs'])}."],
                 ("what", ">by", ">from (UTC)", ">to (UTC)", ">at"), events),
+        _index(report["index"]),
     ]  # fmt: skip
-    return [*found, *_index(report["index"], top)]
 
 
 def _topics(report: Report, top: int) -> Section:
@@ -103,38 +96,28 @@ def _range(least: int, most: int | None) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _powers(
-    title: str, words: Sequence[str], buckets: Sequence[Row], columns: Sequence[str], label: Callable[[int], str],
-    shows: Sequence[Callable[[int], str]],
-) -> Section:  # fmt: skip
-    # Buckets of a power of two each; the bars are of the second number.
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for row in buckets:
-        for place, value in enumerate(list(row.values())[2:]):
-            sums[row["from"].bit_length()][place] += value
+def _body_sizes(report: Report) -> Section:
+    # A row a power of two; the bars are of bytes.
+    found, share = report["bodySizes"], report["compressed"] / report["messages"]
+    words = f"Half of the bodies have up to {show_size(found['median'])}, 99 % up to {show_size(found['p99'])}, as"
+    compressed = f"; {show_share(share)} are compressed" if share else ""
+    messages, sizes = Counter[int](), Counter[int]()
+    for row in found["buckets"]:
+        bits = row["from"].bit_length()
+        messages[bits] += row["messages"]
+        sizes[bits] += row["bytes"]
     rows = [
-        (label(1 << bits) if bits else "none", *(show(value) for show, value in zip(shows, values, strict=True)))
-        for bits, values in sorted(sums.items())
+        (f"< {show_size(1 << bits)}" if bits else "none", f"{messages[bits]:,}", show_size(sizes[bits]))
+        for bits in sorted(messages)
     ]
-    total = sum(values[1] for values in sums.values()) or 1
-    return Section(title, words, columns, rows, [values[1] / total for _, values in sorted(sums.items())])
+    bars = [sizes[bits] / (sizes.total() or 1) for bits in sorted(messages)]
+    return Section("Body sizes", [f"{words} they are stored{compressed}."], ("body", ">messages", ">bytes"), rows, bars)
 
 
-def _index(index: Row | None, top: int) -> list[Section]:
-    if index is None:
-        return []
+def _index(index: Row) -> Section:
     verdict = index["verdict"]
-    files_of = [
-        (str(file["file"] + 1), *(f"{file[name]:,}" for name in ("entries", "usedSlots", "longestChain")),
-         show_utc(file["begin"]), show_utc(file["end"]))
-        for file in index["files"][-top:]
-    ]  # fmt: skip
     state = {RIGHT: "good", TOO_FEW: "bad"}.get(verdict["answer"], "")
-    columns = ("index file", ">entries", ">slots in use", ">longest chain", ">from (UTC)", ">to (UTC)")
-    chains = _powers("Chains", [], index["chains"], ("chain of", ">slots", ">entries"), lambda n: f"< {n:,}",
-                     ("{:,}".format, "{:,}".format))  # fmt: skip
-    title = f"Are {index['hashSlotNum']:,} slots right for this store?"
-    return [Section(title, verdict["words"], columns, files_of, (), state), chains]
+    return Section(f"Are {index['hashSlotNum']:,} slots right for this store?", verdict["words"], (), [], (), state)
 
 
 def headline(report: Report) -> list[str]:
