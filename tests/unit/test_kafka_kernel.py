@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexd.commitlog.bytes_kernel import CRC_TABLES, crc_go_on
+from indexd.commitlog.bytes_kernel import CRC_TABLES
 from indexd.kafka import kernel
 from indexd.kafka.format import Fault, Outcome
 from support.kafka_records import Batch, batch, crc32c, log_bytes, old_record
@@ -23,30 +23,6 @@ def walk(data: bytes, limit: int | None = None, rows: int = 64, log_size: int | 
     size = len(data) if log_size is None else log_size
     count, outcome = kernel.walk(buffer, 0, end, 0, size, kernel.CRC32C_TABLES, CRC_TABLES, table)
     return table[: int(count)], int(outcome)
-
-
-def crc(data: bytes, tables: np.ndarray) -> int:
-    buffer = np.frombuffer(data, dtype=np.uint8)
-    return int(crc_go_on(buffer, 0, len(data), 0xFFFFFFFF, tables) ^ 0xFFFFFFFF)
-
-
-def test_crc32c_of_what_the_standard_names() -> None:
-    assert crc(b"123456789", kernel.CRC32C_TABLES) == 0xE3069283
-    assert crc(bytes(32), kernel.CRC32C_TABLES) == 0x8A9136AA
-    assert crc(b"\xff" * 32, kernel.CRC32C_TABLES) == 0x62A8AB43
-
-
-def test_a_batch_and_a_head_that_go_on_behind_the_buffer() -> None:
-    data = log_bytes([batch(0, 0, 1), batch(1, 4, 2, bytes(100))])
-    for limit in range(61, len(data)):
-        table = np.zeros((4, kernel.COLUMNS), dtype=np.int64)
-        buffer = np.frombuffer(data[:limit], dtype=np.uint8)
-        count, outcome = kernel.walk(buffer, 0, limit, 0, len(data), kernel.CRC32C_TABLES, CRC_TABLES, table)
-        assert (int(count), int(outcome)) == (1, kernel.BEHIND_BUFFER)
-        head = table[1]
-        assert head[kernel.FAULT] == (0 if limit >= 122 else -1)
-        if limit >= 122:
-            assert (head[kernel.SIZE], head[kernel.LAST_OFFSET]) == (161, 4)
 
 
 def naive_walk(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:

@@ -70,15 +70,6 @@ def test_ours_survive_pickling_and_sealing(error: IndexdError) -> None:
         assert vars(again) == vars(error)
 
 
-def test_one_that_was_not_sealed_is_known_by_its_class() -> None:
-    found = job_error(text_of("indexd.errors.UnsafeStoreError: the store is DLedger's"))
-    assert type(found) is errors.UnsafeStoreError
-    assert found.line() == "the store is DLedger's; check --store"
-    found = job_error(text_of("indexd.errors.DiskError: cannot read /x: Input/output error"))
-    assert type(found) is DiskError
-    assert found.exit_code == 70
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -29,7 +29,7 @@ from support.odd_log import OddMessage, odd_messages, some_messages, write_odd
 from support.reopened import config_for
 from support.same_index import assert_same_index
 from support.small_log import BASE_TIME, messages, write_log
-from support.spark_rebuild import assert_same_data, assert_same_rebuild, by_one, by_tasks, frontier_of
+from support.spark_rebuild import assert_same_rebuild, by_one, by_tasks, frontier_of
 
 SEGMENT_SIZE = 16 << 10
 
@@ -143,26 +143,6 @@ def test_what_a_task_makes_is_durable(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Disk, "sync_dir", lambda disk, path: synced.add(path))
     OutputTask(tmp_path / "attempt", name, config).work(runs)
     assert {tmp_path / "attempt", *(tmp_path / "attempt").rglob("*")} <= synced
-
-
-def test_every_byte_of_a_small_log_as_a_boundary_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = (30, 100, 0, 91, 200, 5, 400, 0)
-    write_odd(tmp_path / "store", [OddMessage(b"T", body_size=size, time=size) for size in sizes], 1024)
-    config = odd_config(tmp_path, segment_size=1024, index_num=4)
-    by_one(config, tmp_path / "one")
-    seen = set()
-    for offset in range(2 * 1024):
-        splits = [
-            *plan_splits(Disk(), config, size=2048, end=offset), *plan_splits(Disk(), config, size=2048, begin=offset)
-        ]  # fmt: skip
-        if tuple(splits) in seen:
-            continue
-        seen.add(tuple(splits))
-        monkeypatch.setattr("indexd.spark.rebuild.job.plan_splits", lambda *_, found=splits, **__: found)
-        out = tmp_path / str(offset)
-        by_tasks(config, out)
-        assert_same_data(config, out, tmp_path / "one")
-    assert len(seen) == len(sizes) - 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
-from indexd.commitlog.evidence import Evidence
 from indexd.commitlog.format import Corrupt
-from indexd.commitlog.reader import Skipped
 from indexd.config import Config
 from indexd.errors import BusyError, CorruptDataError, DisturbedError, IndexdError, UnsafeStoreError
-from indexd.spark.rebuild.job import MANIFEST, Unreadable, chain, evidence_of, uncovered_of
+from indexd.spark.rebuild.job import MANIFEST, Unreadable, chain
 from indexd.spark.rebuild.runs import Run
-from indexd.spark.rebuild.stage_two import IndexTask
 from indexd.spark.splits import Split
 from indexd.storage.disk import Disk
 from indexd.storage.lock import DirectoryLock
@@ -196,52 +193,3 @@ def test_runs_that_chain_up_to_the_logs_end() -> None:
 def test_runs_that_do_not_chain_are_of_a_log_that_has_changed(runs: list[Run]) -> None:
     with pytest.raises(DisturbedError, match="changed while it was read"):
         chain(runs, 0)
-
-
-def test_what_runs_say_together() -> None:
-    def point(phy: int, messages: int) -> Evidence:
-        return Evidence(phy, 10, phy, 0, messages)
-
-    runs = [
-        run_at(0, 100, messages=5, evidence=(point(0, 0), point(90, 4)), skipped=(Skipped(20, 30, "a"),)),
-        run_at(100, 200),
-        run_at(
-            200, 300, messages=2, evidence=(point(200, 0),), skipped=(Skipped(200, 210, "a"), Skipped(210, 220, "a"))
-        ),
-    ]
-    assert [(one.phy_offset, one.messages) for one in evidence_of(runs, 100)] == [(0, 0), (90, 4), (200, 5)]
-    assert [(gap.begin, gap.end) for gap in uncovered_of(runs)] == [(20, 30), (200, 220)]
-    assert evidence_of([], 100) == ()
-
-
-@pytest.mark.parametrize(
-    ("entries", "ends_with_entry", "files"),
-    [
-        ((), True, 0),
-        ((0,), False, 1),
-        ((3, 0, 6), True, 3),
-        ((3, 0, 6), False, 4),
-        ((9, 0), False, 4),
-        ((10,), True, 4),
-    ],
-)
-def test_how_many_index_files(tmp_path: Path, entries: tuple[int, ...], ends_with_entry: bool, files: int) -> None:
-    config = config_for(tmp_path / "store", tmp_path / "data", index_num=4)
-    runs = [
-        run_at(number, number + 1, messages=max(count, 1), entries=count, ends_with_entry=count > 0)
-        for number, count in enumerate(entries)
-    ]
-    if runs and not ends_with_entry:
-        runs.append(run_at(99, 100, messages=1))
-    tasks = IndexTask.plan(runs, config, tmp_path)
-    assert len(tasks) == files
-    assert sum(task.entries for task in tasks) == sum(entries)
-    assert [task.is_full for task in tasks] == [True] * (files - 1) + [False] * (files > 0)
-    for task in tasks:
-        assert sum(run.entries for run in runs[task.first_run : task.last_run]) >= task.entries
-        assert sum(run.entries for run in runs[: task.first_run]) == task.run_first
-        assert (task.previous is None) == (task.first == 0)
-        if task.previous is not None:
-            run, entry = task.previous
-            assert sum(one.entries for one in runs[:run]) + entry == task.first - 1
-            assert entry < runs[run].entries

@@ -184,17 +184,6 @@ def test_a_segment_that_is_damaged_as_a_whole_is_passed_over_once(tmp_path: Path
         assert check_chain(splits[: len(ends)], ends) == []
 
 
-def test_a_batch_that_was_read_again_is_the_log(log: Path) -> None:
-    config = config_of(log)
-    for split in plan_splits(DISK, config, size=3000):
-        reader = SplitReader(DISK, config, split)
-        for batch in reader:
-            assert isinstance(batch, DispatchBatch)
-            base = batch.begin_offset // SEGMENT_SIZE * SEGMENT_SIZE
-            bytes_ = (log / "commitlog" / f"{base:020d}").read_bytes()
-            assert reader.frames(batch).tobytes() == bytes_[batch.begin_offset - base : batch.end_offset - base]
-
-
 def test_without_a_size_there_are_splits_for_all_slots(tmp_path: Path) -> None:
     store = tmp_path / "store"
     segment_size = 64 << 20

@@ -12,8 +12,6 @@ other Java.
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import importlib.util
 import logging
 import os
@@ -33,8 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from indexd.config import state_directory
-from indexd.config.load import make_private, why_not_trusted
 from indexd.config.serving import LOCAL, parse_master
 from indexd.errors import SparkError, SparkMissingError, UsageError
 
@@ -146,43 +142,17 @@ def read_release(home: Path) -> tuple[int, str] | None:
     return int(match[1]), match[1] + match[2]
 
 
-def shim_home(java: Java, environ: Mapping[str, str]) -> Path:
-    """A JAVA_HOME whose ``bin/java`` starts `java` as Spark needs it; made once, below the state directory.
+def write_shim(home: Path, java: Java) -> None:
+    """Make of ``home`` a JAVA_HOME whose ``bin/java`` starts `java` as Spark needs it.
 
     Beside it lies ``log4j2.properties``, which keeps the JVM quiet.
-
-    Where nothing can be written there, or others can write, too, it lies in a temporary directory until this process
-    ends.
     """
-    target = java.home.absolute() / "bin" / "java"
-    text = _SHIM.format(java=shlex.quote(str(target)))
-    name = hashlib.sha256((text + java.version).encode()).hexdigest()[:16]
-    try:
-        home = state_directory(environ).resolve() / "java" / name
-        if why_not_trusted(home / "bin") is None:
-            make_private(home / "bin")
-            return _write_shim(home, text, java)
-    except (OSError, UsageError):
-        pass
-    folder = Path(tempfile.mkdtemp(prefix="indexd-java-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return _write_shim(folder / name, text, java)
-
-
-def _write_shim(home: Path, text: str, java: Java) -> Path:
-    release = f'JAVA_VERSION="{java.version}"\n'  # so that a shim that is $JAVA_HOME is seen for what it is
     shim = home / "bin" / "java"
-    shim.parent.mkdir(parents=True, exist_ok=True)
-    log4j = home / "log4j2.properties"
-    for path, content, mode in ((home / "release", release, 0o644), (log4j, _LOG4J, 0o644), (shim, text, 0o755)):
-        if path.is_file() and path.read_text(encoding="utf-8") == content and path.stat().st_mode & 0o777 == mode:
-            continue
-        # Another process may start from it at this moment: it sees the old file or the new one.
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).chmod(mode)
-        Path(file.name).replace(path)
-    return home
+    shim.parent.mkdir(parents=True)
+    shim.write_text(_SHIM.format(java=shlex.quote(str(java.home.absolute() / "bin" / "java"))), encoding="utf-8")
+    shim.chmod(0o755)
+    (home / "release").write_text(f'JAVA_VERSION="{java.version}"\n', encoding="utf-8")
+    (home / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
 
 
 _CONNECT_PORT = 15002
@@ -379,8 +349,10 @@ def _environment(options: SparkOptions) -> Iterator[None]:
     """The variables that Spark's scripts, its JVM and its workers read; as they were, behind it."""
     # A JVM takes the encoding of files' names from the locale, and topics are in any script.
     wanted: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None, "LC_ALL": "C.UTF-8"}
+    home = Path(tempfile.mkdtemp(prefix="indexd-java-"))
     if options.remote is None:
-        wanted["JAVA_HOME"] = str(shim_home(require_java(options.java_home, os.environ), os.environ))
+        write_shim(home, require_java(options.java_home, os.environ))
+        wanted["JAVA_HOME"] = str(home)
         python = dict(options.conf).get("spark.pyspark.python")
         if options.is_local:
             # Workers would be started by the python3 on PATH, which need not be ours; and by the jars of another Spark.
@@ -394,6 +366,7 @@ def _environment(options: SparkOptions) -> Iterator[None]:
         yield
     finally:
         _set(before)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def _set(variables: Mapping[str, str | None]) -> None:

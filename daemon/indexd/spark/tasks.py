@@ -24,22 +24,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import cloudpickle, daemon
 from pyspark.errors import PySparkException
 
-from indexd import errors
 from indexd.errors import DiskError, IndexdError, MissingStoreError, SparkError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.connect.shell.progress import ProgressHandler
     from pyspark.sql.types import StructType
 
 Item = TypeVar("Item")
@@ -111,51 +109,56 @@ def run_job(
 
     outcome: list[tuple[bool, Any]] = []
     ended = threading.Event()  # not Thread.join: interrupted, it takes the thread for ended
-    with _watched(spark) as watch:
+    watch = _Watch(spark)
 
-        def act() -> None:
-            try:
-                watch.begin()
-                outcome.append((True, action()))
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                outcome.append((False, error))
-            finally:
-                ended.set()
-
-        threading.Thread(target=act, name="spark-job", daemon=True).start()
+    def act() -> None:
         try:
-            while not ended.wait(_POLL_SECONDS):
-                tell(*watch.tasks())
-        except BaseException as error:
-            _cancel(watch, ended)
-            if isinstance(error, ENGINE_ERRORS):
-                raise job_error(error) from error
-            raise
-        done, value = outcome[0]
-        if done:
-            tell(1, 1)
-            result: Result = value
-            return result
+            watch.begin()
+            outcome.append((True, action()))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.append((False, error))
+        finally:
+            ended.set()
+
+    threading.Thread(target=act, name="spark-job", daemon=True).start()
+    try:
+        while not ended.wait(_POLL_SECONDS):
+            tell(*watch.tasks())
+    except BaseException as error:
+        _cancel(watch, ended)
+        if isinstance(error, ENGINE_ERRORS):
+            raise job_error(error) from error
+        raise
+    done, value = outcome[0]
+    if done:
+        tell(1, 1)
+        result: Result = value
+        return result
     time.sleep(_KILL_SECONDS)
     if isinstance(value, ENGINE_ERRORS):
         raise job_error(value) from value
     raise value
 
 
-class _ClassicWatch:
-    """One job of a classic session, by a job group: its tags do not reach its jobs, seen with 4.3.0."""
+class _Watch:
+    """One job: of a classic session by a job group, as its tags do not reach its jobs (4.3.0); of Connect by a tag."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._name = f"indexd-{uuid.uuid4().hex}"
-        self._context = spark.sparkContext
+        self._spark, self._is_connect = spark, is_connect(spark)
 
     def begin(self) -> None:
-        """Called in the thread that starts the job, before it does."""
-        self._context.setJobGroup(self._name, "indexd", interruptOnCancel=True)
+        """Called in the thread that starts the job, before it does: it holds for what this thread starts."""
+        if self._is_connect:
+            self._spark.addTag(self._name)
+        else:
+            self._spark.sparkContext.setJobGroup(self._name, "indexd", interruptOnCancel=True)
 
     def tasks(self) -> tuple[int, int]:
-        """How many are done, of how many."""
-        tracker = self._context.statusTracker()
+        """How many are done, of how many; none are known through Connect."""
+        if self._is_connect:
+            return 0, 0
+        tracker = self._spark.sparkContext.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._name)]
         found = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         stages = [stage for stage in found if stage is not None]
@@ -163,46 +166,13 @@ class _ClassicWatch:
 
     def cancel(self) -> None:
         """Give the job up; nothing happens if there is none yet or any more."""
-        self._context.cancelJobGroup(self._name)
+        if self._is_connect:
+            self._spark.interruptTag(self._name)
+        else:
+            self._spark.sparkContext.cancelJobGroup(self._name)
 
 
-class _ConnectWatch:
-    """The same through Connect: by a tag, and by what the server tells in the thread of the job."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._name = f"indexd-{uuid.uuid4().hex}"
-        self._spark = spark
-        self._heard = (0, 0)
-
-    def begin(self) -> None:
-        self._spark.addTag(self._name)  # holds for what this thread starts
-
-    def __call__(self, stages: Iterable[Any] | None, *_: object, **__: object) -> None:
-        """The client's progress handler: what it calls."""
-        heard = list(stages or ())
-        self._heard = (sum(stage.num_completed_tasks for stage in heard), sum(stage.num_tasks for stage in heard))
-
-    def tasks(self) -> tuple[int, int]:
-        return self._heard
-
-    def cancel(self) -> None:
-        self._spark.interruptTag(self._name)
-
-
-@contextmanager
-def _watched(spark: SparkSession) -> Iterator[_ClassicWatch | _ConnectWatch]:
-    if not is_connect(spark):
-        yield _ClassicWatch(spark)
-        return
-    watch = _ConnectWatch(spark)
-    spark.registerProgressHandler(cast("ProgressHandler", watch))
-    try:
-        yield watch
-    finally:
-        spark.removeProgressHandler(cast("ProgressHandler", watch))
-
-
-def _cancel(watch: _ClassicWatch | _ConnectWatch, ended: threading.Event) -> None:
+def _cancel(watch: _Watch, ended: threading.Event) -> None:
     # Again and again: a job that was about to start was not there to be cancelled.
     for _ in range(_CANCEL_TRIES):
         with suppress(*ENGINE_ERRORS):  # there is nothing to be cancelled any more when the JVM has ended
@@ -280,7 +250,6 @@ ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException, Py4JError, *_CON
 
 _SEALED = re.compile(r"\[sealed:([A-Za-z0-9+/=]+)\]")
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt)): (.*)$", re.MULTILINE)
-_OURS = re.compile(r"^indexd\.errors\.(\w+): (.*)$", re.MULTILINE)
 _REASON = re.compile(r"most recent failure: [^\n]*?\(([^\s)]+) executor [^)]*\): ([^\n]*)")
 _JAVA_CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 _CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
@@ -324,13 +293,6 @@ def job_error(error: BaseException) -> IndexdError:
         opened = pickle.loads(base64.b64decode(seal[1]))
         assert isinstance(opened, IndexdError)
         return opened
-    ours = _OURS.search(text)
-    kind = getattr(errors, ours[1], None) if ours else None
-    if ours and isinstance(kind, type) and issubclass(kind, IndexdError):
-        # Not by its constructor, which may ask for more than the text tells.
-        found = kind.__new__(kind, ours[2])
-        found.hint = kind.default_hint
-        return found
     for pattern, line, hint in _KNOWN:
         if known := re.search(pattern, text):
             return SparkError(line.format(_one_line(known[0])), hint)

@@ -95,17 +95,11 @@ def _time_begin(options: SourceOptions, disk: Disk) -> int | None:
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that may be the user's own: it chooses columns and allows nulls, and nothing else."""
+    """The columns of a schema that may be the user's own; what is read is cast to its types."""
     known = {name.lower(): name for name in ALL_COLUMNS}
-    for field in schema.fields:
-        if field.name.lower() not in known:
-            raise UsageError(f"there is no column {field.name[:64]!r}", f"there are {', '.join(ALL_COLUMNS)}")
-        own = spark_schema([known[field.name.lower()]])[0].dataType.simpleString()
-        if field.dataType.simpleString() != own:
-            raise UsageError(
-                f"the column {field.name} is {own}, not {field.dataType.simpleString()}",
-                "choose columns with the option columns, and cast them afterwards",
-            )
+    unknown = [name for name in schema.names if name.lower() not in known]
+    if unknown:
+        raise UsageError(f"there is no column {unknown[0][:64]!r}", f"there are {', '.join(ALL_COLUMNS)}")
     return tuple(known[name.lower()] for name in schema.names)
 
 
@@ -139,8 +133,6 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._log_end: LogEnd | None = None
         #: Where availableNow ends.
         self._until: int | None = None
-        #: The furthest that the log is known to reach, from which the next look for its end begins.
-        self._known_end: int | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's name
         """Where a new query begins: ``startingOffset``, or later where ``startTime`` allows it."""
@@ -159,22 +151,32 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802 - Spark's name
         """The end of the next batch; ``start`` itself when there is nothing new."""
         with explained():
-            found = self._batch_end(start, limit)
-            self._known_end = max(self._known_end or 0, found["offset"])
-            return found
+            log_end = self._checked(start)
+            begin, end = self._not_expired(log_end, start["offset"]), self._until
+            if end is not None and begin >= end:
+                return start
+            if isinstance(limit, ReadMaxBytes):
+                end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
+            found = log_end.from_here(begin, end)
+            if found.offset > begin:
+                return log_end.position(found)
+            if found.corrupt is not None:
+                raise CorruptDataError(
+                    f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
+                    "give the option corrupt=skip to go on at the next frame that proves itself",
+                )
+            return start if begin == start["offset"] else {"offset": begin}
 
     def reportLatestOffset(self) -> Position | None:  # noqa: N802 - Spark's name
         """Where the log ends by now: less the end of the last batch, it is how far the query lags behind, in bytes.
 
-        Never before the end of a batch. None only where nothing could be read yet.
+        None where it cannot be read: the query itself will say why.
         """
         try:
             log_end = self._refreshed()
-            known = max(self._known_end or 0, log_end.first)
-            self._known_end = max(known, log_end.from_here(known).offset)
+            return {"offset": log_end.from_here(log_end.first).offset}
         except (DiskError, CorruptDataError):
-            pass  # the query itself will say what is wrong
-        return None if self._known_end is None else {"offset": self._known_end}
+            return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """The query ends where the log ends now."""
@@ -186,16 +188,13 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The splits of a batch: the same messages each time it is asked for."""
         with explained():
             log_end = self._checked(start)
-            _check_same(log_end, end)
+            log_end.check_same(end)
             begin = self._not_expired(log_end, start["offset"])
             return [InputPartition(split) for split in log_end.plan(begin, end["offset"], self._options.split_size)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a split."""
         return _read(self._options, self._columns, self._schema, partition.value)
-
-    def stop(self) -> None:
-        """Nothing is kept open."""
 
     def _refreshed(self) -> LogEnd:
         if self._log_end is None:
@@ -205,25 +204,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _checked(self, start: Position) -> LogEnd:
         log_end = self._refreshed()
-        _check_same(log_end, start)
+        log_end.check_same(start)
         return log_end
-
-    def _batch_end(self, start: Position, limit: ReadLimit) -> Position:
-        log_end = self._checked(start)
-        begin, end = self._not_expired(log_end, start["offset"]), self._until
-        if end is not None and begin >= end:
-            return start
-        if isinstance(limit, ReadMaxBytes):
-            end = begin + limit.max_bytes if end is None else min(end, begin + limit.max_bytes)
-        found = log_end.from_here(begin, end)
-        if found.offset > begin:
-            return log_end.position(found)
-        if found.corrupt is not None:
-            raise CorruptDataError(
-                f"the log is corrupt at offset {found.offset}: {found.corrupt.reason}",
-                "give the option corrupt=skip to go on at the next frame that proves itself",
-            )
-        return start if begin == start["offset"] else {"offset": begin}
 
     def _first_message(self, log_end: LogEnd, where: int) -> int:
         # The first message at or behind ``where``.
@@ -245,11 +227,3 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "give the option onExpired=skip to go on there, or start with a new checkpointLocation",
             )
         return max(where, log_end.first)
-
-
-def _check_same(log_end: LogEnd, position: Position) -> None:
-    try:
-        log_end.check_same(position)
-    except DisturbedError as error:
-        error.hint = "start with a new checkpointLocation; startingOffset says where"
-        raise

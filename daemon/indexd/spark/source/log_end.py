@@ -28,6 +28,7 @@ from indexd.storage.disk import Disk
 _PAUSE = 0.002
 # So many times a newest message may settle, none of which stayed the newest: what is there by now is enough.
 _NEWEST_MAX = 3
+_ANEW = "start with a new checkpointLocation; startingOffset says where"
 
 Position = dict[str, Any]
 """``{"offset": n, "message": m, "crc": c}``: everything before physical offset n has been read, m is where the last
@@ -90,7 +91,7 @@ class LogEnd:
         """DisturbedError unless the log is still the one that was read up to ``position``, as far as it can tell."""
         where, message = position["offset"], position.get("message")
         if self.log.segments and where > self.log.segments[-1].end:
-            raise DisturbedError(f"the log was cut: it ends at {self.log.segments[-1].end}, before {where}")
+            raise DisturbedError(f"the log was cut: it ends at {self.log.segments[-1].end}, before {where}", _ANEW)
         if message is None or message < self.first:
             return
         with FrameReader(self._disk, self.log) as frames:
@@ -100,7 +101,7 @@ class LogEnd:
             if found is not None and is_same and message + found.size < where:
                 is_same = frames.evidence(message + found.size) is None
         if not is_same:
-            raise DisturbedError(f"the log was cut or written anew before {where}, up to where it was read")
+            raise DisturbedError(f"the log was cut or written anew before {where}, up to where it was read", _ANEW)
 
     def from_here(self, begin: int, end: int | None = None) -> End:
         """The last end of a message from ``begin``, where a message or a segment begins, up to ``end``.

@@ -1,4 +1,4 @@
-"""Reads the options of the data source ``rocketmq_commitlog``, and turns hints about flags into hints about options.
+"""Reads the options of the data source ``rocketmq_commitlog``, and lets errors through with their hints.
 
 Names in any case, with or without ``_``. The source's own:
 
@@ -25,7 +25,6 @@ Every key of indexd's configuration is one too: ``segmentSize`` (taken from the 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,28 +187,12 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
     return own, keys
 
 
-_HELP = re.compile(r"see indexd --help( for all of them)?")
-# With the value that a hint may give; what is behind ``indexd`` is a command, and stays one.
-_FLAG = re.compile(r"(?<!indexd )--([a-z]+(?:-[a-z]+)*)(?:[ =](skip\b|\d+))?")
-_OTHER_NAMES = {"on-corrupt": "corrupt", "store": "path"}
-
-
 @contextmanager
 def explained() -> Iterator[None]:
-    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback.
-
-    A hint for the command line becomes one for ``option(...)``: ``--segment-size 5`` is ``the option segmentSize=5``.
-    """
+    """Lets an IndexdError through with its hint as a note: of what a data source raises, Spark shows the traceback."""
     try:
         yield
     except IndexdError as error:
-        error.hint = _FLAG.sub(_option, _HELP.sub(OPTIONS_HINT, error.hint))
         if error.hint and error.hint not in getattr(error, "__notes__", ()):
             error.add_note(error.hint)
         raise
-
-
-def _option(flag: re.Match[str]) -> str:
-    first, *rest = flag[1].split("-")
-    name = _OTHER_NAMES.get(flag[1]) or first + "".join(word.capitalize() for word in rest)
-    return f"the option {name}={flag[2]}" if flag[2] else f"the option {name}"
