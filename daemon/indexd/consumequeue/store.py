@@ -71,25 +71,13 @@ class QueueFiles:
 
 
 _MOVED_SHOWN = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounters:
-    """Plain numbers that only grow. ``messages`` that were given, and what they came to, one of these each.
-
-    ``units`` were written, ``gaps`` of them behind a queue offset that never came. The others got none: ``repeats``
-    were there already, ``batch_messages`` belong to a BatchConsumeQueue, ``nameless`` to a topic that no folder can be
-    named after, ``left_out`` to a queue beyond ``queues_max``. What is no message yet, or was rolled back, is in none.
-    """
-
-    messages: int = 0
-    units: int = 0
-    repeats: int = 0
-    gaps: int = 0
-    batch_messages: int = 0
-    nameless: int = 0
-    left_out: int = 0
-    expired_files: int = 0
+#: What becomes of messages, in the order of the kernel's counters.
+_COUNTED = ("units", "repeats", "gaps", "batch_messages", "nameless", "left_out")
+# Units that are collected before they are written: 5 MiB, or more if there are many queues, so that an open and a
+# write are worth it. The memory of the longest buffers is the system's until it is used.
+UNITS_PER_WRITE = 1 << 18
+_UNITS_A_QUEUE = 128
+_UNITS_MAX = 1 << 20
 
 
 class ConsumeQueueStore(Output[QueuesMark]):
