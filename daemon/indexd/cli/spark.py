@@ -57,7 +57,8 @@ def register(commands: Any, common: Parser) -> None:
     text = "say what Spark would run with: which Java, Python and packages, and what is missing"
     add_command(commands, "doctor", [common], text, function=doctor)
     _add_export(commands, common)
-    parser = add_command(commands, "stats", [common], "count what is in the log: topics, keys, sizes, clock")
+    text = "count what is in the log: topics, keys, sizes, clock"
+    parser = add_command(commands, "stats", [common], text, function=stats)
     parser.add_argument(
         "-t", "--topic", type=some_name, action="append", default=[], help="only this topic; may be given again"
     )
