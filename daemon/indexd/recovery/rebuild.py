@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,16 +66,11 @@ def rebuild(
     ``log_limit`` is asked about suspects.
     """
     store = check_store(config)
-    check_outside(config, out, "--out")
-    check_target(disk, out)
     list_segments(disk, config.store.commit_log_directories, config.store.segment_size)
-    out = absolute(out)
-    beside = building_of(out)
-    disk.make_dir(beside)
-    lock = DirectoryLock(DataFiles(beside).lock)
-    lock.acquire()
-    try:
-        files = _emptied(config, disk, beside)
+    with built_beside(config, disk, out) as files:
+        for kind in OUTPUTS:
+            if kind.is_wanted(config):
+                disk.make_dir(files.data / kind.folder)
         options = replace(once(reader_options(config)), check_tail=False, take_older=True, workers=_WORKERS)
         reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options)
         load_kernels(config)
@@ -83,19 +79,12 @@ def rebuild(
         reader.position = reader.log.min_offset or 0
         fresh = fresh_frontier(config, store)
         frontier = replace(fresh, begin_offset=reader.position, phy_offset=reader.position)
-        outputs = make_outputs(config, disk, beside)
+        outputs = make_outputs(config, disk, files.data)
         pipeline = Pipeline(disk, files, outputs, frontier, LogChangeDetector(disk, lambda: reader.log))
         started = time.monotonic()
         unreadable = _build(disk, reader, pipeline, on_progress)
         pipeline.finish()
-        disk.unlink(files.lock)
-        if disk.exists(out):
-            disk.remove_dir(out)
-        disk.rename(beside, out)
-        disk.sync_dir(out.parent)
-        seconds = time.monotonic() - started
-    finally:
-        lock.release()
+    seconds = time.monotonic() - started
     built = pipeline.frontier
     figures = {name: value for output in outputs for name, value in output.figures().items()}
     return Rebuilt(
@@ -129,17 +118,34 @@ def check_target(disk: Disk, out: Path) -> None:
             raise UsageError(f"--out {out} is not empty", "name a directory that is empty or not there")
 
 
-def _emptied(config: Config, disk: Disk, beside: Path) -> DataFiles:
-    # What an interrupted rebuild left; the lock is ours, so no one else is at work in it.
-    files = DataFiles(beside)
-    for path in (files.checkpoint, files.frontier):
-        disk.unlink(path)
-    for kind in OUTPUTS:
-        if disk.exists(beside / kind.folder):
-            disk.remove_tree(beside / kind.folder)
-        if kind.is_wanted(config):
-            disk.make_dir(beside / kind.folder)
-    return files
+@contextmanager
+def built_beside(config: Config, disk: Disk, out: Path) -> Iterator[DataFiles]:
+    """An empty directory beside ``out``, which gets its name when the body has ended well.
+
+    Raises UsageError for an ``out`` that cannot be built, BusyError while another rebuild is at work there.
+    """
+    check_outside(config, out, "--out")
+    check_target(disk, out)
+    out = absolute(out)
+    files = DataFiles(building_of(out))
+    disk.make_dir(files.data)
+    lock = DirectoryLock(files.lock)
+    lock.acquire()
+    try:
+        # What an interrupted rebuild left; the lock is ours, so no one else is at work in it.
+        for path in [path for path in files.data.iterdir() if path != files.lock]:
+            if path.is_dir() and not path.is_symlink():
+                disk.remove_tree(path)
+            else:
+                disk.unlink(path)
+        yield files
+        disk.unlink(files.lock)
+        if disk.exists(out):
+            disk.remove_dir(out)
+        disk.rename(files.data, out)
+        disk.sync_dir(out.parent)
+    finally:
+        lock.release()
 
 
 def _build(

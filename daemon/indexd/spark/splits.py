@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexd.commitlog.batcher import DispatchBatch, before
+from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
 from indexd.commitlog.segments import Segment
@@ -21,7 +22,7 @@ from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
 from indexd.recovery.open import decode_rules, reader_options
 from indexd.recovery.whole_log import WholeLog, once
-from indexd.storage.disk import Disk, DiskFile
+from indexd.storage.disk import Disk
 
 # A task costs some 30 ms whatever it reads: less than this is not worth one.
 _SIZE_MIN = 16 << 20
@@ -133,8 +134,6 @@ class SplitReader:
         options = replace(once(reader_options(config)), check_tail=False, take_older=True)
         self._reader = LogReader(disk, config.store.commit_log_directories, decode_rules(config), options, split.begin)
         self._log = WholeLog(self._reader)
-        self._file: tuple[Segment, DiskFile] | None = None
-        self._buffer: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self.next_offset = split.begin
         #: The log ended inside the split: nothing behind it counts.
         self.ends_log = False
@@ -166,7 +165,7 @@ class SplitReader:
             self.next_offset = self._reader.position
             self.ends_log = self.next_offset < self.split.end
         finally:
-            self.close()
+            self._reader.close()
 
     def _cut(self, batch: DispatchBatch) -> DispatchBatch:
         if batch.end_offset <= self.split.end:
@@ -179,28 +178,9 @@ class SplitReader:
         return replace(batch, end_offset=max(end, self.split.end))
 
     def frames(self, batch: DispatchBatch) -> NDArray[np.uint8]:
-        """The bytes ``[begin_offset, end_offset)`` of a batch of this split, read again; the array is used again."""
-        size = batch.end_offset - batch.begin_offset
-        if self._file is None or not self._file[0].base <= batch.begin_offset < self._file[0].end:
-            self.close()
-            segment = self._reader.log.at(batch.begin_offset)
-            if segment is None:
-                raise DisturbedError(f"the log at {batch.begin_offset} expired while it was read")
-            self._file = (segment, self._disk.open_read(segment.path))
-        if size > len(self._buffer):
-            self._buffer = np.empty(size, dtype=np.uint8)
-        segment, file = self._file
-        found = file.pread_into(self._buffer[:size].data, batch.begin_offset - segment.base)
-        if found < size:
-            raise DisturbedError(f"the log was cut at {batch.begin_offset + found} while it was read")
-        return self._buffer[:size]
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._reader.close()
-        if self._file is not None:
-            self._file[1].close()
-            self._file = None
+        """The bytes of a batch of this split, read again; fewer where the log holds fewer by now."""
+        with FrameReader(self._disk, self._reader.log) as frames:
+            return np.frombuffer(frames.read(batch.begin_offset, batch.end_offset), dtype=np.uint8)
 
 
 def check_chain(splits: Sequence[Split], next_offsets: Sequence[int]) -> list[int]:

@@ -34,7 +34,6 @@ from indexd.commitlog.reader import Skipped
 from indexd.commitlog.segments import list_segments
 from indexd.commitlog.tail import AT_FIRST, NEVER, UNREADABLE_TIMESTAMP, LogLimit, Stand, ask_what_stands
 from indexd.config import Config
-from indexd.config.load import check_outside
 from indexd.errors import CorruptDataError, DiskError, DisturbedError, UnsafeStoreError
 from indexd.flush.frontier import DOUBTED, UNPROVEN, Frontier, Uncovered, add_uncovered
 from indexd.flush.pipeline import write_down
@@ -42,13 +41,12 @@ from indexd.flush.registry import OUTPUTS
 from indexd.flush.watch import LogChangeDetector
 from indexd.index.format import FLAVOURS
 from indexd.recovery.open import check_store, fresh_frontier
-from indexd.recovery.rebuild import Rebuilt, check_target
+from indexd.recovery.rebuild import Rebuilt, built_beside
 from indexd.spark.rebuild.runs import Run, RunWriter
 from indexd.spark.rebuild.stage_two import Built, IndexTask, OutputTask, Task, commit_index
 from indexd.spark.splits import Split, SplitReader, plan_splits
 from indexd.storage.disk import Disk
-from indexd.storage.lock import DirectoryLock
-from indexd.storage.names import DataFiles, absolute, building_of
+from indexd.storage.names import DataFiles
 from indexd.storage.remote import disk_for
 
 MANIFEST = "manifest.json"
@@ -187,40 +185,18 @@ def rebuild(
     ``slots``: how many tasks run at a time. When it fails, nothing is left.
     """
     store, started = check_store(config), time.monotonic()
-    check_outside(config, out, "--out")
-    ours = Disk()
-    check_target(ours, out)
-    out = absolute(out)
-    files = DataFiles(building_of(out))
-    ours.make_dir(files.data)
-    lock = DirectoryLock(files.lock)
-    lock.acquire()
-    try:
-        for path in [path for path in files.data.iterdir() if path != files.lock]:
-            _remove(path)
+    with built_beside(config, Disk(), out) as files:
         job = _Rebuild(config, disk, store, files, run_tasks, on_progress, log_limit)
-        found = job.run(slots)
-        ours.unlink(files.lock)
-        if ours.exists(out):
-            ours.remove_dir(out)
-        ours.rename(files.data, out)
-        ours.sync_dir(out.parent)
-    except BaseException:
-        # First the word, so that a task that starts only now ends at once. What cannot be removed the next one removes.
-        with suppress(DiskError, OSError):
-            ours.unlink(files.data / "job")
-            ours.remove_tree(files.data)
-        raise
-    finally:
-        lock.release()
+        try:
+            found = job.run(slots)
+        except BaseException:
+            # First the word, so that a task that starts only now ends at once. What cannot be removed the next one
+            # removes.
+            with suppress(DiskError, OSError):
+                Disk().unlink(files.data / "job")
+                Disk().remove_tree(files.data)
+            raise
     return replace(found, seconds=time.monotonic() - started), job.tasks
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        Disk().remove_tree(path)
-    else:
-        Disk().unlink(path)
 
 
 class _Rebuild:
@@ -271,8 +247,9 @@ class _Rebuild:
             evidence=evidence_of(runs, segment_size),
         )
         write_down(disk, files, frontier)
-        for path in places:
-            _remove(path)
+        disk.unlink(places[0])
+        for path in places[1:]:
+            disk.remove_tree(path)
         manifest = json.dumps(_manifest(frontier, len(runs), self.tasks), indent=1)
         disk.write_atomically(files.data / MANIFEST, manifest.encode() + b"\n")
         return Rebuilt(
