@@ -157,7 +157,7 @@ def test_the_command_speaks_and_selects(log: Log, capsys: pytest.CaptureFixture[
         (["-b", "2", "-e", "1"], 2, "exchange them"),
         (["--top", "0"], 2, "not from 1 to 1000"),
         (["--silence", "soon"], 2, "is not a duration"),
-        (["--report", "s3://bucket/x"], 2, "no path of this machine"),
+        (["--report", "s3://bucket/x"], 2, "is a URI"),
         (["--report", "{store}/page.html"], 3, "lies inside the store"),
     ],
 )

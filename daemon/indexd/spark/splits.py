@@ -16,7 +16,6 @@ from indexd.commitlog.batcher import DispatchBatch, before
 from indexd.commitlog.evidence import FrameReader
 from indexd.commitlog.format import Corrupt
 from indexd.commitlog.reader import LogReader, Skipped
-from indexd.commitlog.segments import Segment
 from indexd.commitlog.split_points import SplitPoints
 from indexd.config import Config
 from indexd.errors import DisturbedError, UsageError
@@ -26,6 +25,7 @@ from indexd.storage.disk import Disk
 
 # A task costs some 30 ms whatever it reads: less than this is not worth one.
 _SIZE_MIN = 16 << 20
+_NO_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,68 +57,47 @@ def plan_splits(
     """
     if size is not None and size < 1:
         raise UsageError(f"the log cannot be split into stretches of {size} bytes", "give a size of at least 1")
-    store = config.store
+    store, first, limit = config.store, begin or 0, _NO_LIMIT if end is None else end
+    if first >= limit:
+        return []
     rules = decode_rules(config)
     points = SplitPoints(disk, store.commit_log_directories, store.segment_size, rules, config.reader.read_bytes)
     try:
-        segments = _used_segments(points, begin, end)
+        segments = [
+            segment
+            for segment in points.log.segments
+            if first < segment.end and segment.base < limit and points.is_in_use(segment.base)
+        ]
         if size is None:
             size = _size_for(sum(segment.size for segment in segments), store.segment_size, slots)
         starts: list[int] = []
         for segment in segments:
-            starts += _starts(points, segment, size, begin, end)
+            # Stretches of one size, rather than a short one at the end.
+            known, pieces = segment.base, -(-segment.size // size)
+            for number in range(pieces):
+                target = max(segment.base + number * segment.size // pieces, first)
+                found = points.at(target, known) if known <= target < limit else known
+                if found is None:
+                    break
+                if not starts or found > starts[-1]:
+                    starts.append(found)
+                known = found
         if not starts:
             return []
         last = segments[-1].end
-        if end is not None and end < last:
-            known = max((start for start in starts if start <= end), default=starts[0])
-            last = points.at(end, max(known, segments[-1].base)) or last
+        if limit < last:
+            known = max((start for start in starts if start <= limit), default=starts[0])
+            last = points.at(limit, max(known, segments[-1].base)) or last
         ends = [*starts[1:], last]
         return [Split(first, behind) for first, behind in zip(starts, ends, strict=True) if first < behind]
     finally:
         points.close()
 
 
-def _used_segments(points: SplitPoints, begin: int | None, end: int | None) -> list[Segment]:
-    found = []
-    for segment in points.log.segments:
-        if begin is not None and segment.end <= begin:
-            continue
-        if end is not None and segment.base >= end:
-            break
-        if points.is_in_use(segment.base):
-            found.append(segment)
-    return found
-
-
 def _size_for(total: int, segment_size: int, slots: int) -> int:
     if total >= 2 * slots * segment_size:
         return segment_size
     return min(max(-(-total // (2 * slots)), _SIZE_MIN), segment_size)
-
-
-def _starts(points: SplitPoints, segment: Segment, size: int, begin: int | None, end: int | None) -> list[int]:
-    # Where the splits of one segment begin: stretches of one size, rather than a short one at the end.
-    first = segment.base
-    if begin is not None and begin > first:
-        found = points.at(begin, first)
-        if found is None:
-            return []
-        first = found
-    pieces = -(-segment.size // size)
-    starts = [first]
-    for number in range(1, pieces):
-        target = segment.base + number * segment.size // pieces
-        if target <= starts[-1]:
-            continue
-        if end is not None and target >= end:
-            break
-        found = points.at(target, starts[-1])
-        if found is None:
-            break
-        if found > starts[-1]:
-            starts.append(found)
-    return starts
 
 
 class SplitReader:
