@@ -20,9 +20,8 @@ from indexd.spark.export import Exported, ExportRequest, export
 from indexd.spark.source.columns import ALL_COLUMNS, DEFAULT_COLUMNS
 from indexd.spark.tasks import job_error
 from indexd.storage.lock import DirectoryLock
-from support.exporting import config_of, files_of, logged, parquet_of
 from support.odd_log import odd_messages, write_odd
-from support.rows import row_of
+from support.rows import config_of, logged, row_of
 from support.small_log import BASE_TIME, SEGMENT_SIZE, write_log
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def plain(spark: SparkSession, store: Path, tmp_path_factory: pytest.TempPathFac
     """All columns, without partitions."""
     to = tmp_path_factory.mktemp("plain") / "out"
     request = ExportRequest(to, columns=ALL_COLUMNS, split_size=200_000)
-    assert export(spark, config_of(store, to / "data"), request).rows == COUNT
+    assert export(spark, config_of(store, data=to / "data"), request).rows == COUNT
     return to
 
 
@@ -72,7 +71,7 @@ def hostile(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
         messages.append(type(messages[0])(topic.encode(), time=number * 5_000_000))
     write_odd(root / "store", messages, SEGMENT_SIZE)
     request = ExportRequest(root / "out", partition_by=("topic", "day"), columns=("phyOffset", "topic"))
-    export(spark, config_of(root / "store", root / "data"), request)
+    export(spark, config_of(root / "store", data=root / "data"), request)
     rows = []
     for message in logged(root / "store"):
         day = pd.Timestamp(message.store_timestamp, unit="ms").date().isoformat()
@@ -125,9 +124,19 @@ def test_any_topic_is_a_partition_for_duckdb(hostile: tuple[Path, list[dict[str,
     assert f"/{len(parquet_of(to))}" in plan.replace(" ", "").replace("│", "")
 
 
+def files_of(target: Path) -> list[str]:
+    """Everything below it, by name."""
+    return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+
+
+def parquet_of(target: Path) -> list[Path]:
+    """The files that readers see, in the log's order within a partition."""
+    return sorted(target.rglob("*.parquet"))
+
+
 def run(spark: SparkSession, store: Path, to: Path, **asked: Any) -> Exported:
     request = ExportRequest(to, **{"columns": ("phyOffset",), "split_size": 200_000} | asked)
-    return export(spark, config_of(store, to.parent / "data"), request)
+    return export(spark, config_of(store, data=to.parent / "data"), request)
 
 
 def offsets_in(to: Path) -> list[int]:
@@ -208,7 +217,7 @@ def test_what_cannot_be_written_is_one_line(spark: SparkSession, store: Path, tm
         run(spark, odd, tmp_path / "out", partition_by=("topic",))
     assert "\n" not in caught.value.line()
     with pytest.raises(Py4JJavaError) as raised:
-        export(spark, config_of(store, tmp_path / "data"), ExportRequest(parse_place("s3://bucket/x")))
+        export(spark, config_of(store, data=tmp_path / "data"), ExportRequest(parse_place("s3://bucket/x")))
     said = job_error(raised.value).line()
     assert "S3AFileSystem not found" in said
     assert "hadoop-aws" in said

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
-from pyspark.sql import functions
+from pyspark.errors import AnalysisException
 from pyspark.testing import assertSchemaEqual
 
 from indexd.spark.source.columns import ALL_COLUMNS
@@ -60,28 +59,6 @@ def test_it_is_found_without_code_in_sql_too(spark: SparkSession, store: Path, r
     spark.catalog.dropTempView("log")
     paid = [row for row in rows if row["topic"] == "OrderPaid"]
     assert (found["n"], found["t"]) == (len(paid), sum(row["tags"] is not None for row in paid))
-
-
-def test_a_filter_leaves_the_next_count_alone(spark: SparkSession, store: Path, rows: list[dict[str, Any]]) -> None:
-    # What a reader lets Spark push stays pushed in 4.3.0, on this DataFrame and on a join with itself.
-    frame, middle = log(spark, store, columns="phyOffset,topic"), rows[1000]["phyOffset"]
-    assert frame.filter(functions.col("phyOffset") >= middle).count() == len(rows) - 1000
-    assert frame.count() == len(rows)
-    few = frame.filter(functions.col("phyOffset") < middle)
-    assert frame.join(few, "phyOffset", "left").count() == len(rows)
-    assert few.count() == 1000
-
-
-def test_a_data_frame_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
-    write_log(tmp_path, 100)
-    frame = log(spark, tmp_path, columns="phyOffset")
-    assert frame.count() == 100
-    write_log(tmp_path, 250)
-    assert frame.count() == 100
-    assert log(spark, tmp_path, columns="phyOffset").count() == 250
-    (tmp_path / "commitlog" / f"{0:020d}").unlink()
-    with pytest.raises(PySparkException, match="DisturbedError"):
-        frame.count()
 
 
 def test_errors_say_what_and_what_to_do(spark: SparkSession, store: Path, tmp_path: Path) -> None:
@@ -142,15 +119,3 @@ def test_available_now_in_steps_and_again_with_another_limit(query: Query) -> No
     write_log(query.store, 3000)
     query.run(maxBytesPerTrigger=SEGMENT_SIZE)
     assert query.rows() == query.offsets()
-
-
-def test_what_expired_ends_the_query_or_is_skipped(query: Query) -> None:
-    write_log(query.store, 300)
-    query.run()
-    read = query.rows()
-    write_log(query.store, 4000)
-    (query.store / "commitlog" / f"{0:020d}").unlink()
-    with pytest.raises(StreamingQueryException, match="expired before they were read"):
-        query.run()
-    query.run(onExpired="skip")
-    assert query.rows() == read + query.offsets()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from indexd.commitlog.decoder import DecoderOptions, Message, decode_frame
 from indexd.config import Config, load
 from indexd.spark.source.columns import DEFAULT_COLUMNS
+from support.small_log import SEGMENT_SIZE
 from support.twins import DELAYS, FRAME_SIZE_MAX
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 _TYPES = {0x0: "none", 0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
 
 
-def config_of(store: Path, segment_size: int, **keys: str) -> Config:
+def config_of(store: Path | str, segment_size: int = SEGMENT_SIZE, **keys: object) -> Config:
     """The configuration for a small log; the newest frame settles at once."""
-    return load({"store": str(store), "segment_size": str(segment_size), "settle_ms": "1", **keys}, None, {})
+    given = {name: str(value) for name, value in keys.items()}
+    return load({"store": str(store), "segment_size": str(segment_size), "settle_ms": "1", **given}, None, {})
 
 
 def row_of(message: Message) -> dict[str, Any]:
@@ -52,27 +54,33 @@ def row_of(message: Message) -> dict[str, Any]:
     }
 
 
-def rows_of(data: bytes, base: int = 0, segment_end: int | None = None) -> list[dict[str, Any]]:
-    """The rows of one segment's bytes, up to the first thing that is no message."""
+def messages_of(data: bytes, base: int = 0, segment_end: int | None = None) -> list[Message]:
+    """The messages of one segment's bytes, up to the first thing that is none."""
     end = base + len(data) if segment_end is None else segment_end
-    rows: list[dict[str, Any]] = []
+    messages: list[Message] = []
     position = 0
     while True:
-        options = DecoderOptions(DELAYS, FRAME_SIZE_MAX)
-        found = decode_frame(data, position, base + position, end, options)
+        found = decode_frame(data, position, base + position, end, DecoderOptions(DELAYS, FRAME_SIZE_MAX))
         if not isinstance(found, Message):
-            return rows
-        rows.append(row_of(found))
+            return messages
+        messages.append(found)
         position += found.size
+
+
+def rows_of(data: bytes, base: int = 0, segment_end: int | None = None) -> list[dict[str, Any]]:
+    """The same as rows."""
+    return [row_of(message) for message in messages_of(data, base, segment_end)]
+
+
+def logged(store: Path) -> list[Message]:
+    """Every message of a store's log, segment after segment."""
+    paths = sorted((store / "commitlog").iterdir())
+    return [message for path in paths for message in messages_of(path.read_bytes(), int(path.name))]
 
 
 def rows_of_log(directory: Path) -> list[dict[str, Any]]:
     """The rows of a whole log, segment after segment."""
-    found: list[dict[str, Any]] = []
-    for path in sorted(directory.iterdir()):
-        data = path.read_bytes()
-        found += rows_of(data, int(path.name), int(path.name) + len(data))
-    return found
+    return [row_of(message) for message in logged(directory.parent)]
 
 
 def record_batches(

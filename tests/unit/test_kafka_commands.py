@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -187,9 +186,3 @@ def test_a_check_writes_nothing(log_directory: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in log_directory.rglob("*")}
     assert not check(log_directory, ReadsOnly()).findings
     assert {path: path.stat().st_mtime_ns for path in log_directory.rglob("*")} == before
-
-
-def test_a_lock_that_this_process_reads_is_no_broker(log_directory: Path) -> None:
-    with (log_directory / ".lock").open("rb") as file:
-        fcntl.lockf(file, fcntl.LOCK_SH)
-        refuse_while_locked(Disk(), log_directory)

@@ -18,7 +18,7 @@ from indexd.errors import DiskError, UnsafeStoreError, UsageError
 from indexd.spark.splits import SplitReader, plan_splits
 from indexd.storage.disk import Disk
 from indexd.storage.remote import RemoteDisk, disk_for, named
-from support.exporting import config_of
+from support.rows import config_of
 from support.small_log import write_log
 
 COUNT = 2500
@@ -89,13 +89,13 @@ def test_commands_of_this_machine_refuse_it_in_one_line(tmp_path: Path, capsys: 
 
 
 def test_places_overlap_whatever_their_spelling(store: Path, tmp_path: Path) -> None:
-    config = config_of("s3://key:secret@bucket/store?region=x", tmp_path / "data")
+    config = config_of("s3://key:secret@bucket/store?region=x", data=tmp_path / "data")
     check_outside(config, _place("s3://bucket/other"), "--to")
     check_outside(config, tmp_path, "--to")
     with pytest.raises(UnsafeStoreError):
         check_outside(config, _place("s3://bucket/store/out"), "--to")
     with pytest.raises(UnsafeStoreError):
-        check_outside(config_of(store, tmp_path / "data"), _place(f"file://{store}/out"), "--to")
+        check_outside(config_of(store, data=tmp_path / "data"), _place(f"file://{store}/out"), "--to")
 
 
 def test_disk_and_remote_disk_say_the_same(store: Path, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_store_that_cannot_be_reached_is_no_device_to_be_mended() -> None:
 
 
 def _batches(config_store: str | Path, tmp_path: Path) -> list[tuple[int, bytes]]:
-    config = config_of(config_store, tmp_path / "data")
+    config = config_of(config_store, data=tmp_path / "data")
     disk = disk_for(config)
     found = []
     for split in plan_splits(disk, config, size=100_000):

@@ -149,7 +149,7 @@ class Frames:
         try:
             is_same = self._locate(begins) == begins + sizes
             is_same &= (self._ints[begins] == sizes) & (self._longs[begins + 28] == offsets)
-            is_same &= self._longs[self._born_ends] == times
+            is_same &= (self._longs[self._born_ends] == times) & (self._ends <= len(data))
         except IndexError:  # a length that leads out of the data
             is_same = np.zeros(1, dtype=np.bool_)
         if not is_same.all():
