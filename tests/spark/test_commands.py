@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from support.spark_cluster import ConnectServer
 
 
-from support.spark_cluster import ConnectServer, start_python
-from support.spark_session import check_source
+from support.spark_cluster import ConnectServer, check_source, start_python
 
 MESSAGES = 6000
 
@@ -111,7 +110,7 @@ import json, os, signal, sys, threading, time
 from functools import partial
 from pathlib import Path
 from support import spark_work
-from support.spark_session import read_source, session_of
+from support.spark_cluster import read_source, session_of
 from indexd.errors import CorruptDataError, SparkError
 
 folder, store = map(Path, sys.argv[1:3])

@@ -71,7 +71,7 @@ SCRIPT = """
 import os, signal, sys, threading
 from functools import partial
 from support import spark_work
-from support.spark_session import session_of
+from support.spark_cluster import session_of
 before = dict(os.environ)
 with session_of(sys.argv[1:]) as spark:
     from indexd.spark.tasks import run_tasks
