@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from indexd.errors import CorruptDataError, DiskError, IndexdError, SparkError
-from indexd.spark.session import SparkOptions, open_session, slots
+from indexd.spark.session import SparkOptions, open_session
 from support import spark_work
 from support.spark_cluster import FRUGAL
 
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-def test_the_defaults_hold(spark: SparkSession) -> None:
-    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
-    assert spark.conf.get("spark.ui.enabled") == "false"
-    assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
-    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
-    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
-    assert slots(spark) == 2
 
 
 def test_workers_run_on_this_python_and_find_the_kernels(spark: SparkSession) -> None:
