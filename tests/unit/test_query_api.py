@@ -122,6 +122,14 @@ def empty(tmp_path: Path) -> QueueStore:
     return QueueStore(tmp_path)
 
 
+@pytest.fixture
+def one(empty: QueueStore) -> QueueStore:
+    """With one message."""
+    empty.append(spec())
+    empty.build()
+    return empty
+
+
 def test_nothing_before_a_cursor(empty: QueueStore) -> None:
     (offset, _) = empty.append(spec(), spec())
     empty.build()
@@ -230,24 +238,18 @@ def test_queues_that_were_left_out_and_one_that_starts_late(empty: QueueStore) -
         lambda data: data.message(None),
     ],
 )
-def test_wrong_arguments(empty: QueueStore, asked: Any) -> None:
-    empty.append(spec())
-    empty.build()
-    with open_data(empty.data) as data, pytest.raises(UsageError):
+def test_wrong_arguments(one: QueueStore, asked: Any) -> None:
+    with open_data(one.data) as data, pytest.raises(UsageError):
         asked(data)
 
 
-def test_what_is_a_number_elsewhere_is_one_here(empty: QueueStore) -> None:
-    empty.append(spec())
-    empty.build()
-    with open_data(empty.data) as data:
+def test_what_is_a_number_elsewhere_is_one_here(one: QueueStore) -> None:
+    with open_data(one.data) as data:
         assert len(data.by_queue("T", np.int32(0), np.int64(0), max_num=np.uint8(1)).hits) == 1
 
 
-def test_a_closed_data(empty: QueueStore) -> None:
-    empty.append(spec())
-    empty.build()
-    data = open_data(empty.data)
+def test_a_closed_data(one: QueueStore) -> None:
+    data = open_data(one.data)
     data.close()
     data.close()
     calls: list[Any] = [
