@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,66 +270,9 @@ def test_a_network_that_stalls_and_heals_holds_nothing_back(tmp_path: Path) -> N
     assert_same_index(tmp_path / "again", data)
 
 
-CONNACK = b"\x20\x03\x00\x00\x00"
-# With QoS 1, so that each would be answered too.
-PUBLISH = b"\x32\x80\x80\x40" + b"\x00\x01x\x00\x01\x00" + bytes((1 << 20) - 6)
-GROWTH_MAX = 64 << 20
-
-
-@contextmanager
-def flooding() -> Iterator[tuple[int, list[int]]]:
-    """A broker's port, and for each connection how many bytes of messages it could be sent."""
-    sent: list[int] = []
-
-    def flood(near: socket.socket) -> None:
-        count = 0
-        with near, suppress(OSError):
-            near.recv(1000)
-            near.sendall(CONNACK)
-            while True:
-                count += near.send(PUBLISH[count % len(PUBLISH) :])
-        sent.append(count)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listening.accept()
-                threading.Thread(target=flood, args=(near,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        accepting = threading.Thread(target=accept, daemon=True)
-        accepting.start()
-        yield listening.getsockname()[1], sent
-        listening.shutdown(socket.SHUT_RDWR)
-        accepting.join()
-
-
 def check_log(daemon: Daemon) -> None:
     """Nothing but lines of the log: no traceback of any package."""
     assert not [line for line in daemon.log.read_text("utf-8").splitlines() if not line.startswith("{")]
-
-
-def test_messages_that_nobody_asked_for(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    end = write_log(store, 2000)
-    with Daemon(store, tmp_path / "plain", *SIZES, env=NODE) as daemon:
-        daemon.wait_caught_up(end)
-        plain = daemon.rss()
-    with flooding() as (port, sent), Daemon(store, tmp_path / "data", *SIZES, env=NODE | mqtt_env(port)) as daemon:
-        daemon.wait_caught_up(end)
-        lost = daemon.wait_event("mqtt_lost")
-        assert "the broker sends messages that nobody asked for" in lost["problem"]
-        deadline, peak = time.monotonic() + 8, 0
-        while time.monotonic() < deadline:
-            peak = max(peak, daemon.rss())
-            time.sleep(0.01)
-        assert peak - plain < GROWTH_MAX
-        assert len(sent) >= 2
-        assert max(sent) < 16 << 20  # what the sockets of both sides hold
-        assert len(daemon.events("mqtt_lost")) == 1
-        assert not daemon.events("mqtt_connected")
-        assert daemon.terminate() == 0
-        check_log(daemon)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexd.cli.status import Look, draw, from_text64, rates
-from indexd.config import Config
 from indexd.findings import findings_of
-from indexd.serve.daemon_status import DaemonStatus
-from indexd.serve.http.answers import text64
 from indexd.serve.status import summary_of
 from support.daemon import COMMAND, Daemon, environment, indexd
 from support.missing import need
@@ -444,15 +441,6 @@ def test_texts_of_digits_are_numbers_again_but_names_are_not() -> None:
         "newest": [{"name": "20261121132749727", "endPhyOffset": -1}],
         "broker": {"maxOffset": 5, "alive": None, "why": "3"},
     }
-
-
-def test_they_are_the_numbers_that_the_daemon_has(tmp_path: Path) -> None:
-    config = Config(store={"store": tmp_path, "data": tmp_path}, node={"cluster": "5", "node_id": "6"})
-    board = DaemonStatus(config)
-    board.recovering("replay", 1, 4)
-    row = board.row() | {"phyOffset": 2**63 - 1, "uncovered": [[1, 2**60, "why"]]}
-    there_and_back = from_text64(json.loads(json.dumps(text64(row))))
-    assert there_and_back == json.loads(json.dumps(row))
 
 
 def test_recovery_in_words() -> None:

@@ -82,19 +82,21 @@ class ServeThread:
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def __enter__(self) -> ServeThread:
-        self._loop = uvloop.new_event_loop()
         if self._outlets:
+            try:
+                self._loop = uvloop.new_event_loop()
+            except OSError as error:
+                raise IndexdError(f"nothing can be shown: {error.strerror or error}", "raise LimitNOFILE") from error
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(2 * _LEAVE_SECONDS)
         if self._thread.is_alive():
             self._log.warning("outlets_left_behind", seconds=2 * _LEAVE_SECONDS)
-        else:
-            self._loop.close()
         for listening in self._sockets.values():
             listening.close()
 
@@ -105,6 +107,8 @@ class ServeThread:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         except Exception as error:  # noqa: BLE001 - whatever it is, the index goes on without what is shown
             self._log.error("outlet_failed", outlet="all", problem=repr(error))
+        finally:
+            self._loop.close()
 
     async def _serve(self) -> None:
         tasks = [asyncio.create_task(self._keep(name)) for name in self._outlets]
