@@ -325,6 +325,7 @@ class IndexService(Output[tuple[FileMark, ...]]):
         name = next(self._names) if self._names is not None else next_index_name(self._clock(), self._last_name)
         file = IndexFile.create(self._disk, self.directory / name, self.layout, previous)
         self._last_name = name
+        self.unsynced.add(file.path)
         self.unsynced.add_directory(self.directory)
         return file
 
