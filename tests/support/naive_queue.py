@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BLANK = (0, 2147483647, 0)
 
@@ -19,6 +19,12 @@ class NaiveMessage(NamedTuple):
     size: int
     tags_code: int
     sys_flag: int = 0
+
+    @classmethod
+    def of(cls, message: Any) -> NaiveMessage:
+        """What is told of a message of ``naive_log``."""
+        place = message.topic, message.queue_id, message.cq_offset, message.phy_offset, message.size
+        return cls(*place, message.tags_code, message.sys_flag)
 
 
 @dataclass

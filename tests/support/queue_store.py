@@ -83,8 +83,7 @@ def _built(output: Output[Any], messages: list[NaiveMessage], marked: list[Naive
 
 def queue_batch(messages: list[NaiveMessage], table: TopicTable) -> DispatchBatch:
     """These messages as a reader hands them on to queues and sparse indexes."""
-    names = "topic", "queue_id", "cq_offset", "phy_offset", "size", "tags_code", "sys_flag"
-    batch = batch_of([QueueMessage(*(getattr(message, name) for name in names)) for message in messages], table)
+    batch = batch_of([QueueMessage.of(message) for message in messages], table)
     batch.columns.store_timestamp[:] = [message.store_timestamp for message in messages]
     return batch
 

@@ -263,8 +263,7 @@ def naive_queues(
         while ends and message.phy_offset >= ends[-1]:
             ends.pop()
             store.queues.clear()
-        names = "topic", "queue_id", "cq_offset", "phy_offset", "size", "tags_code", "sys_flag"
-        store.put(QueueMessage(*(getattr(message, name) for name in names)))
+        store.put(QueueMessage.of(message))
     return store
 
 
@@ -335,28 +334,6 @@ def has_lost_refill(world: World) -> bool:
     return refill_offset is not None and refill_offset < world.log.begin
 
 
-def check_stopped_beside(world: World) -> None:
-    """What a clean stop leaves: the files that the frontier names, and no other."""
-    frontier = read_frontier(world.disk, world.data / "frontier")
-    assert frontier is not None
-    check_beside(world, frontier.phy_offset, frontier)
-    assert frontier.queues is not None
-    assert frontier.sparse is not None
-    size = world.shape.queue_units
-    wanted = {
-        f"consumequeue/{mark.topic}/{mark.queue_id}/{begin * 20:020d}"
-        for mark in frontier.queues
-        for begin in range(mark.first_offset // size * size, mark.max_offset, size)
-    }
-    wanted |= {f"sparse/{segment.base:020d}{suffix}" for segment in frontier.sparse.segments for suffix in _SUFFIXES}
-    found = {f"{name}/{path}" for name in ("consumequeue", "sparse") for path in _walk(world.disk, world.data / name)}
-    if found != wanted:
-        raise BrokenError("other", f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}")
-
-
-_SUFFIXES = (".index", ".timeindex")
-
-
 def _walk(disk: SimDisk, path: Path) -> list[str]:
     below = [f"{name}/{file}" for name in disk.list_dirs(path) for file in _walk(disk, path / name)]
     return [*(name for name, _ in disk.list_dir(path)), *below]
@@ -418,14 +395,19 @@ def check_stopped(world: World) -> None:
     frontier = read_frontier(disk, files.frontier)
     assert frontier is not None
     world.check_files(frontier.phy_offset, frontier.index)
-    names = [name for name, _ in disk.list_dir(files.index)]
-    if names != [mark.name for mark in frontier.index]:
-        raise BrokenError(
-            "other", f"{names} stand in index/, the frontier names {[mark.name for mark in frontier.index]}"
-        )
-    here = [name for name, _ in disk.list_dir(world.data)]
-    if here != ["checkpoint", "frontier"]:
-        raise BrokenError("other", f"a clean stop leaves {here}")
+    check_beside(world, frontier.phy_offset, frontier)
+    assert frontier.sparse is not None
+    size = world.shape.queue_units
+    wanted = {"checkpoint", "frontier", *(f"index/{mark.name}" for mark in frontier.index)}
+    wanted |= {
+        f"consumequeue/{mark.topic}/{mark.queue_id}/{begin * 20:020d}"
+        for mark in frontier.queues or ()
+        for begin in range(mark.first_offset // size * size, mark.max_offset, size)
+    }
+    wanted |= {f"sparse/{name}" for segment in frontier.sparse.segments for name, _ in segment.files}
+    found = set(_walk(disk, world.data))
+    if found != wanted:
+        raise BrokenError("other", f"too many: {sorted(found - wanted)}, missing: {sorted(wanted - found)}; {world}")
     covered = world.oracle.messages(frontier.begin_offset, frontier.phy_offset, world.gaps)
     if frontier.messages != len(covered):
         raise BrokenError(
@@ -433,10 +415,10 @@ def check_stopped(world: World) -> None:
         )
     full = [mark.header.end_timestamp for mark in frontier.index if mark.full]
     newest = covered[-1].store_timestamp if covered else 0
-    wanted = StoreCheckpoint(newest, newest, full[-1] if full else 0, 0, frontier.phy_offset)
-    found = StoreCheckpoint.unpack(disk.peek(files.checkpoint), files.checkpoint)
-    if found != wanted:
-        raise BrokenError("other", f"the checkpoint is {found}, not {wanted}")
+    stored = StoreCheckpoint(newest, newest, full[-1] if full else 0, 0, frontier.phy_offset)
+    checkpoint = StoreCheckpoint.unpack(disk.peek(files.checkpoint), files.checkpoint)
+    if checkpoint != stored:
+        raise BrokenError("other", f"the checkpoint is {checkpoint}, not {stored}")
 
 
 class RefusedError(Exception):

@@ -30,7 +30,6 @@ from support.sim_checks import (
     check_beside,
     check_refusal,
     check_stopped,
-    check_stopped_beside,
     compare,
     draw_query,
     has_lost_refill,
@@ -211,7 +210,6 @@ class World:
         if not self.stop():
             raise BrokenError("other", "a stop on a sound disk failed")
         check_stopped(self)
-        check_stopped_beside(self)
 
     def query(self, *, live: bool) -> None:
         """Ask for a key, most often one that is there, of the running daemon or of the directory as it lies there."""

@@ -20,7 +20,6 @@ from indexd.index.kernel import (
     BEGIN_TIMESTAMP,
     END_PHY_OFFSET,
     END_TIMESTAMP,
-    INDEX_COUNT,
     USED_SLOT_COUNT,
 )
 from indexd.output import CheckScope, Condition, LogBounds, find_nonzero
@@ -122,7 +121,7 @@ def _check_header(
 ) -> None:
     # One finding for each field that the file, the frontier and the entries do not agree on.
     marked = mark.header.values()
-    stored = marked if condition is Condition.CUT_SHORT else _read_header(file, mark.header)
+    stored = marked if condition is Condition.CUT_SHORT else IndexHeader.unpack(file.pread(HEADER_SIZE, 0)).values()
     said = {USED_SLOT_COUNT: walked.used_slot_count}
     if walked.first is not None and walked.last is not None:
         said |= {BEGIN_PHY_OFFSET: walked.first.phy_offset, END_PHY_OFFSET: walked.last.phy_offset}
@@ -137,16 +136,6 @@ def _check_header(
         others = [f"the frontier says {wanted}"] if seen != wanted else []
         others += [f"the entries say {entries}"] if field in said else []
         findings.add(name, position, f"header-{title.replace(' ', '-')}", f"{title} {here}, but {' and '.join(others)}")
-
-
-def _read_header(file: DiskFile, wanted: IndexHeader) -> list[int]:
-    # The six fields as they stand there; the 0 that an empty file may count on disk is the 1 of ``wanted``.
-    raw = file.pread(HEADER_SIZE, 0)
-    values = list(IndexHeader.unpack(raw).values())
-    count = int.from_bytes(raw[36:HEADER_SIZE], "big", signed=True)
-    if count != 0 or wanted.index_count != 1:
-        values[INDEX_COUNT] = count
-    return values
 
 
 def _check_slots(
