@@ -17,8 +17,7 @@ from support.sim_checks import BrokenError
 from support.sim_daemon import Shape
 from support.sim_disk import SimDisk, SimFile
 from support.sim_fault import OPERATIONS, FaultMap
-from support.sim_random import RandomRun
-from support.simulation import World, at_every_change, crash_and_recover, script
+from support.simulation import RandomRun, World, at_every_change, crash_and_recover, script
 
 SHAPES = [
     # Several pages a file, a file every few drains; and files of less than a page, several a drain.

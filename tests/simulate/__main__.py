@@ -32,7 +32,7 @@ def main() -> int:
     args = _arguments()
     prepare_compiler()
     from support.mutant_run import MutantRun  # PLC0415 - numba asks for its cache when it is imported
-    from support.sim_random import RandomRun  # PLC0415 - the same
+    from support.simulation import RandomRun  # PLC0415 - the same
 
     tally: Counter[str] = Counter()
     first = args.seed if args.seed is not None else random.randrange(1 << 32)

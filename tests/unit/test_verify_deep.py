@@ -55,7 +55,7 @@ def test_nothing_is_wrong(tmp_path: Path, flavour: str, messages: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 2, 3])
 def test_what_no_check_of_the_file_alone_finds_the_log_does(store: Store, number: int) -> None:
-    # The bytes that test_check_kernel.py proves to be harmless without the log.
+    # The bytes that test_index_kernel.py proves to be harmless without the log.
     path = files_of(store)[number]
     data = path.read_bytes()
     missed = 0
