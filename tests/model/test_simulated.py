@@ -13,6 +13,7 @@ import pytest
 
 from indexd.flush.pipeline import Pipeline
 from indexd.recovery import open as open_module
+from indexd.recovery.recover import OnDisk
 from support.sim_checks import BrokenError
 from support.sim_daemon import Shape
 from support.sim_disk import SimDisk, SimFile
@@ -169,7 +170,7 @@ MUTANTS = {
         # Neither at the abort flag nor at the time of the last write.
         open_module,
         "look",
-        lambda *args, unclean, **kwargs: replace(LOOK(*args, unclean=False, **kwargs), mtimes_ns={}),
+        lambda *args, unclean, **kwargs: as_it_was_left(LOOK(*args, unclean=False, **kwargs)),
     ),
     "a flush forgets the files that became full": mock.patch.object(
         Pipeline, "persist", lambda pipeline, progress: PERSIST(pipeline, without_full(progress))
@@ -177,6 +178,13 @@ MUTANTS = {
 }
 LOOK = open_module.look
 PERSIST = Pipeline.persist
+
+
+def as_it_was_left(found: OnDisk) -> OnDisk:
+    """With the times that the frontier knows."""
+    known = {mark.name: mark.mtime_ns for mark in found.frontier.index} if found.frontier else {}
+    stamps = {name: stamp._replace(mtime_ns=known.get(name, 0)) for name, stamp in found.stamps.items()}
+    return replace(found, stamps=stamps)
 
 
 def without_full(progress):  # type: ignore[no-untyped-def]

@@ -218,7 +218,7 @@ def test_corrupt_frames_say_which_rule(store: Store, inspect: Inspect) -> None:
 
 
 def test_checkpoint_frontier_abort_and_state(store: Store, inspect: Inspect) -> None:
-    StoreCheckpoint(T0, 0, T0 + 1, 0, 77).write(Disk(), store.data / "checkpoint")
+    (store.data / "checkpoint").write_bytes(StoreCheckpoint(T0, 0, T0 + 1, 0, 77).pack())
     write_abort(Disk(), store.data / "abort")
     (store.data / "state").write_text('{"pid": 5, "phyOffset": 9}')
     store.change_frontier(uncovered=(Uncovered(1, 2, "why\x1b"),))
