@@ -3,9 +3,10 @@
 Every outlet that answers questions has one of its own, so that none waits behind the clients of another.
 
 Questions are short and mostly Python: two threads that run at the same time spend more on handing the interpreter to
-each other than on answers. So one thread (of Workers) answers all that comes. A second thread helps when the oldest
-question has waited: then the first is held up by a disk or a long walk. A question that takes long while others wait is
-asked again behind those that are short, and such questions never have all threads.
+each other than on answers. So one thread (of Workers) answers all that has come in one turn of the event loop, and the
+loop is told when all of it is answered: what is open is then free for ``ask_compiled``. A second thread helps when the
+oldest question has waited: then the first is held up by a disk or a long walk. A question that takes long while others
+wait is asked again behind those that are short, and such questions never have all threads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -98,24 +98,27 @@ class TurnOverError(Exception):
 
 class _Question(NamedTuple):
     call: Callable[[], Any]
-    future: Future[Any]
+    future: asyncio.Future[Any]
     asked: float
     #: It has had its first turn.
     is_long: bool = False
 
 
 class Workers:
-    """At most ``threads_max`` threads and ``waiting_max`` questions that wait."""
+    """At most ``threads_max`` threads and ``waiting_max`` questions that wait; ``close`` alone is for any thread."""
 
     def __init__(self, threads_max: int, waiting_max: int) -> None:
         self._threads_max, self._waiting_max = threads_max, waiting_max
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[_Question] = deque()
         self._long: deque[_Question] = deque()
+        self._long_working, self._long_max = 0, max(threads_max - 1, 1)
         self._turn = threading.local()
-        # Guards the numbers of threads that work, that answer a long question, and that look again in a moment.
-        self._changed = threading.Condition()
-        self._working = self._long_working = self._watching = 0
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        # How many threads work; the others wait for a permit to.
+        self._lock, self._permits, self._working = threading.Lock(), threading.Semaphore(0), 0
         self._threads: list[threading.Thread] = []
+        self._timer: asyncio.Handle | None = None
         self._is_closed = False
 
     async def ask(self, call: Callable[[], Any]) -> Any:
@@ -124,13 +127,14 @@ class Workers:
             raise StoppingError
         if len(self._waiting) + len(self._long) >= self._waiting_max:
             raise CrowdedError(f"{self._threads_max} queries run, and as many wait as may")
-        question = _Question(call, Future(), time.monotonic())
-        with self._changed:
-            self._waiting.append(question)
-            self._start()
-            if not (self._working and self._watching):
-                self._changed.notify()
-        return await asyncio.wrap_future(question.future)
+        loop = self._loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(_Question(call, future, time.monotonic()))
+        if self._timer is None or self._working == 0:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self._look, loop)
+        return await future
 
     def check_turn(self) -> None:
         """Called again and again by a question while it is answered; TurnOverError when its first turn is over."""
@@ -139,77 +143,110 @@ class Workers:
 
     def stop(self) -> None:
         """Questions that wait or are still to come are not asked; each thread ends behind the one that it is at."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-            self._refuse(StoppingError())
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refuse(StoppingError())
+        self._permits.release(len(self._threads) + 1)
 
     def close(self, seconds: float) -> int:
-        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing. For any thread."""
+        """Wait so long for the threads of stopped workers: how many are left, which hold up nothing."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _start(self) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Once all has come that one turn of the loop brings, and again while some thread works.
+        self._timer = None
+        self._deliver()
+        with suppress(IndexError):  # a thread empties it
+            lane = self._waiting if self._waiting or not self._may_be_long() else self._long
+            has_waited = time.monotonic() - lane[0].asked >= _HELP_SECONDS
+            if self._working == 0 or (has_waited and self._working < self._threads_max):
+                self._activate()
+        if self._working and not self._is_closed:
+            self._timer = loop.call_later(_HELP_SECONDS, self._look, loop)
+
+    def _activate(self) -> None:
+        with self._lock:
+            self._working += 1
+            is_there = self._working <= len(self._threads)
+        if is_there:
+            self._permits.release()
+            return
+        thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
         try:
-            while len(self._threads) < self._threads_max:
-                thread = threading.Thread(target=self._work, name=f"query-{len(self._threads)}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError:  # no memory for a thread: those that are there go on
-            if not self._threads:
+            thread.start()
+        except RuntimeError:  # no memory for a thread: those that are there go on, else nobody waits for nothing
+            with self._lock:
+                self._working -= 1
+            if self._working == 0:
                 self._refuse(CrowdedError("there is no memory for a thread"))
+        else:
+            self._threads.append(thread)
 
     def _refuse(self, error: NotAnsweredError) -> None:
-        for question in (*self._waiting, *self._long):
-            with suppress(InvalidStateError):  # who asked has gone
-                question.future.set_exception(error)
-        self._waiting.clear()
-        self._long.clear()
+        for lane in (self._waiting, self._long):
+            with suppress(IndexError):
+                while True:
+                    self._done.append((lane.popleft().future, None, error))
+        self._deliver()
 
     def _work(self) -> None:
-        while (question := self._next()) is not None:
-            self._answer(question)
-            with self._changed:
+        while not self._is_closed:
+            while (question := self._next()) is not None:
+                self._answer(question)
+                with self._lock:
+                    self._long_working -= question.is_long
+            self._tell()
+            with self._lock:
+                # Whoever asks looks at the number of those that work behind its question.
+                if self._waiting or self._may_be_long():
+                    continue
                 self._working -= 1
-                self._long_working -= question.is_long
+            self._permits.acquire()
+        self._tell()
 
     def _next(self) -> _Question | None:
-        # Waits for a question that no other thread is about to answer; None when it is closed.
-        with self._changed:
-            while not self._is_closed:
-                lane = self._waiting
-                if not lane and self._long_working < max(self._threads_max - 1, 1):
-                    lane = self._long
-                if lane and (self._working == 0 or time.monotonic() - lane[0].asked >= _HELP_SECONDS):
-                    self._working += 1
-                    question = lane.popleft()
-                    self._long_working += question.is_long
-                    if not self._watching and (self._waiting or self._long):
-                        self._changed.notify()
-                    return question
-                self._watching += bool(lane)
-                self._changed.wait(_HELP_SECONDS if lane else None)
-                self._watching -= bool(lane)
-            return None
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        with self._lock:
+            if self._is_closed or not self._may_be_long():
+                return None
+            self._long_working += 1
+            return self._long.popleft()
+
+    def _may_be_long(self) -> bool:
+        return bool(self._long) and self._long_working < self._long_max
 
     def _answer(self, question: _Question) -> None:
-        future, is_long = question.future, question.is_long
-        if future.cancelled():
+        if question.future.cancelled():
             return
-        self._turn.end = math.inf if is_long else time.thread_time() + _TURN_SECONDS
+        answer, error = None, None
+        self._turn.end = math.inf if question.is_long else time.thread_time() + _TURN_SECONDS
         try:
-            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if is_long else 1):
+            if time.monotonic() - question.asked > PATIENCE_SECONDS * (_LONG_PATIENCE if question.is_long else 1):
                 raise CrowdedError("it has waited too long for its turn")
             answer = question.call()
         except TurnOverError:
             self._long.append(question._replace(asked=time.monotonic(), is_long=True))
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the question came from
-            with suppress(InvalidStateError):
+            return
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where the question came from
+            error = raised
+        self._done.append((question.future, answer, error))
+
+    def _tell(self) -> None:
+        if self._done and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._done:
+            future, answer, error = self._done.popleft()
+            if not future.done() and error is not None:
                 future.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
+            elif not future.done():
                 future.set_result(answer)
 
 
