@@ -1,26 +1,279 @@
-"""Who may ask: tokens, TLS, origins, names; and the headers that every answer bears."""
+"""Clients that err, that are slow, or that mean harm: each is answered or ended; and who may ask at all."""
 
 from __future__ import annotations
 
-import socket
+import json
+import os
 import ssl
-import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from indexd.config import load
 from indexd.errors import UsageError
 from indexd.serve.http import server as http_server
 from indexd.serve.http.guard import Access, read_access
-from support.missing import need
-from support.serving import Serving, answer_of
+from support.serving import Serving, answer_of, read_all
+from support.tls import client_context, make_certificate
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from httpx import Response
+
+_BY_KEY = "/api/v1/messages/by-key"
+_HOST = b"host: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server over a directory without an index: a query that is understood is answered by 503."""
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "store/commitlog").mkdir(parents=True)
+    with Serving(root / "data", root / "store") as serving:
+        yield serving
+
+
+def _slug(answer: Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    row = answer.json()
+    assert row["status"] == answer.status_code
+    return answer.status_code, row["type"].rpartition(":")[2]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "", "topic=T", "key=k", "topic=&key=k", "topic=T&key=", "topic=T&key=k&kez=1", "topic=T&topic=T&key=k",
+        "topic=T&key=%ff", "topic=%C3%28&key=k", "topic=T&key=k&max=0", "topic=T&key=k&max=1001",
+        "topic=T&key=k&max=-1",
+        "topic=T&key=k&max=1.0", "topic=T&key=k&max=1e3", "topic=T&key=k&max=%201", "topic=T&key=k&max=%2B1",
+        "topic=T&key=k&max=1_0", "topic=T&key=k&max=%D9%A1", "topic=T&key=k&max=",
+        "topic=T&key=k&begin=9223372036854775808", "topic=T&key=k&begin=-1", "topic=T&key=k&end=-1",
+        "topic=T&key=k&end=-9223372036854775809", f"topic=T&key=k&end={'9' * 4000}", "topic=T&key=k&before=-1",
+        "topic=T&key=k&mode=Exact", "topic=T&key=k&index_type=k", "topic=T&key=k&body=xml", f"topic={'T' * 256}&key=k",
+        f"topic=T&key={'k' * 1025}", "topic=T&key=k" + "&a" * 40, "[]=1", "%00=1&topic=T&key=k",
+    ],
+)  # fmt: skip
+def test_parameters_that_are_none(server: Serving, query: str) -> None:
+    answer = server.get(f"{_BY_KEY}?{query}")
+    assert _slug(answer) == (422, "parameters")
+    assert answer.json()["problems"]
+    assert len(answer.content) < 4096
+
+
+def test_times_the_wrong_way_round(server: Serving) -> None:
+    for path in (f"{_BY_KEY}?topic=T&key=k&begin=2&end=1", "/api/v1/messages/by-unique-key?topic=T&id=k&begin=2&end=1"):
+        answer = server.get(path)
+        assert _slug(answer) == (409, "parameters")
+        assert "the first store time, 2, is behind the last one, 1" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "query", ["topic=T&key=k", "topic=%E8%AE%A2&key=%00%0a", f"topic=T&key={'𐀀' * 1024}", "topic=T&key=a%2Bb+c"]
+)
+def test_parameters_that_are_understood(server: Serving, query: str) -> None:
+    assert _slug(server.get(f"{_BY_KEY}?{query}")) == (503, "not-open-yet")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/messages/by-queue-offset?topic=T&queue=-1", 422),
+        ("/api/v1/messages/by-queue-offset?topic=T&queue=0&offset=-1", 422),
+        ("/api/v1/messages/by-time?time=-1", 422), ("/api/v1/messages/by-time?time=1&topic=T&queue=-1", 422),
+        ("/api/v1/messages/by-unique-key?topic=T&id=", 422),
+        ("/api/v1/messages/by-unique-key?topic=T&id=i&begin=-1", 422),
+        ("/api/v1/messages/-1", 422), ("/api/v1/messages/0x10", 422), ("/api/v1/messages/", 404),
+        ("/api/v1/messages", 404),
+        (f"/api/v1/messages/{'9' * 20}", 422), (f"/api/v1/messages/{'A' * 31}", 422), ("/api/v1/messages/1/2", 404),
+        ("/api/v1/messages/%00", 422), ("/api/v1/index-files/..%2f..%2fetc%2fpasswd", 404),
+        ("/api/v1/index-files/x", 503),
+        ("/livez/", 404), ("//livez", 404), ("/static/../livez", 404), ("/static/..%2f..%2fserver.py", 404),
+        ("/docs", 404), ("/redoc", 404), ("/%ff", 404), ("/livez?x=1", 422), ("/metrics?x", 422),
+        (f"{_BY_KEY}?topic=T&key=k&mode=rocketmq&before=1", 409), ("/api/v1/messages/by-time?time=1&topic=T", 409),
+    ],
+)  # fmt: skip
+def test_paths_that_are_none(server: Serving, path: str, status: int) -> None:
+    with server.connect() as peer:
+        code, data = answer_of(peer, b"GET %s HTTP/1.1\r\n%sconnection: close\r\n\r\n" % (path.encode(), _HOST))
+    assert code == status
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["status"] == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
+def test_methods_that_change_things(server: Serving, method: str) -> None:
+    answer = server.client.request(method, "/livez")
+    assert _slug(answer) == (405, "method-not-allowed")
+    assert answer.headers["allow"] == "GET, HEAD"
+    assert answer.json()["detail"] == f"{method} is not answered here, only GET and HEAD are"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/nothing", "/openapi.json", f"{_BY_KEY}?topic=T&key=k"])
+def test_head_is_get_without_the_body(server: Serving, path: str) -> None:
+    whole, head = server.get(path), server.client.head(path)
+    assert head.status_code == whole.status_code
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.content == b""
+    if path != "/metrics" and path != "/":  # whose figures move
+        assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 5\r\n\r\nabcde", 413),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 99999999999\r\n\r\n", 413),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n", 413),
+        (b"GET /" + b"x" * 17_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 414),
+        (b"GET /livez?" + b"x" * 70_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: " + b"x" * 17_000 + b"\r\n\r\n", 431),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: " + b"x" * 70_000, 0),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"x: y\r\n" * 101 + b"\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET\r\n\r\n", 400),
+        (b"GET /livez HTTP/9.9\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nhost : x\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nhost: rebound.example\r\n" + _HOST + b"\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"authorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n" + _HOST + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"CONNECT example.com:443 HTTP/1.1\r\n" + _HOST + b"\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    ],
+)
+def test_requests_that_are_none(server: Serving, words: bytes, status: int) -> None:
+    with server.connect() as peer:
+        code, data = answer_of(peer, words)
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert code == status
+    assert b"\r\nconnection: close" in head or not data
+    assert len(body) < 1000
+    if data and (b"host: rebound" in words or b"authorization" in words or status != 400):  # else it is no HTTP at all
+        assert b"\r\ncontent-type: application/problem+json" in head
+        assert json.loads(body)["status"] == status
+    assert server.get("/livez").status_code == 200
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.binary(max_size=200).map(
+            lambda data: b"GET /api/v1/messages/by-key?" + data + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        ),
+        st.binary(max_size=200).map(lambda data: b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + data + b"\r\n\r\n"),
+    )
+)
+def test_any_bytes(server: Serving, words: bytes) -> None:
+    with server.connect(10) as peer:
+        peer.sendall(words)
+        peer.shutdown(1)
+        code, _ = read_all(peer)
+    assert code < 500 or code == 503
+    assert server.get("/livez").status_code == 200
+
+
+def test_many_requests_in_one_piece(server: Serving) -> None:
+    one = b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n"
+    with server.connect() as peer:
+        _, data = answer_of(peer, one * 200 + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert data.count(b"HTTP/1.1 200 OK") == 201
+
+
+def _serving(tmp_path: Path, **settings_: object) -> Serving:
+    (tmp_path / "store/commitlog").mkdir(parents=True)
+    return Serving(tmp_path / "data", tmp_path / "store", **settings_)  # type: ignore[arg-type]  # keys of the config
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /liv", b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx: y", b"\r\n\r\n"])
+def test_a_request_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
+    with _serving(tmp_path) as server, server.connect() as peer:
+        assert answer_of(peer, words) == (0, b"")
+        assert server.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("bound", "most", "clients", "whole"), [("ANSWER_SECONDS", 1.0, 1, 0), ("_UNTAKEN_MAX", 4_000_000, 6, 1)]
+)
+def test_answers_that_are_not_taken_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: float, clients: int, whole: int
+) -> None:
+    """By how long one lies there, and by how much lies there of all clients."""
+    monkeypatch.setattr(http_server, bound, most)
+    with _serving(tmp_path) as server:
+        for _ in range(1000):
+            server.board.events.tell("rolled", {"text": "x" * 20_000})
+        before = _descriptors()
+        peers = [server.connect() for _ in range(clients)]
+        for peer in peers:
+            peer.sendall(b"GET /api/v1/events HTTP/1.1\r\n" + _HOST + b"connection: close\r\n\r\n")
+        _wait_until(lambda: _descriptors() >= before + 2 * clients)
+        _wait_until(lambda: _descriptors() <= before + clients + whole)  # it has let go of the others
+        assert sum(len(read_all(peer)[1]) > 20_000_000 for peer in peers) <= whole
+        for peer in peers:
+            peer.close()
+        assert len(server.get("/api/v1/events").content) > 20_000_000
+
+
+def test_connections_beyond_the_bound_are_reset(tmp_path: Path) -> None:
+    with _serving(tmp_path, http_connections_max=16) as server:
+        assert server.get("/livez").status_code == 200
+        before, peers = _descriptors(), []
+        with ExitStack() as stack:
+            for _ in range(300):
+                with suppress(ConnectionError):  # it is reset at once
+                    peers.append(stack.enter_context(server.connect()))
+            _wait_until(lambda: _descriptors() - before <= len(peers) + 15)
+            assert not _answers(peers[-1])
+            assert server.get("/livez").status_code == 200  # on a connection that was there before
+
+        def is_free() -> bool:
+            with suppress(ConnectionError), server.connect() as peer:
+                return _answers(peer)
+            return False
+
+        _wait_until(is_free)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+
+
+def _answers(peer: socket.socket) -> bool:
+    with suppress(ConnectionError):
+        return answer_of(peer, b"GET /livez HTTP/1.1\r\n" + _HOST + b"connection: close\r\n\r\n")[0] == 200
+    return False
+
+
+def _wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_stop_does_not_wait_for_idle_clients(tmp_path: Path) -> None:
+    with _serving(tmp_path) as server:
+        peers = [server.connect() for _ in range(5)]
+        peers[0].sendall(b"GET /liv")
+        server.get("/livez")
+        server.stop_soon()
+        _wait_until(server.has_ended, 6)
+        for peer in peers:
+            peer.close()
+
+
+# --- who may ask
 
 _TOKEN = "s3cret-token"
 _ORIGIN = "https://ops.example"
@@ -37,11 +290,7 @@ def place(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(certificate, key) of 127.0.0.1, signed by itself."""
-    root = tmp_path_factory.mktemp("tls")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-    files = ("-keyout", root / "key.pem", "-out", root / "cert.pem")
-    subprocess.run([need("openssl"), *words.split(), *files], check=True, capture_output=True, timeout=60)
-    return root / "cert.pem", root / "key.pem"
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_every_answer_has_the_headers_that_protect_it(place: tuple[Path, Path]) -> None:
@@ -97,7 +346,7 @@ def test_a_token_file_that_holds_none(place: tuple[Path, Path], tmp_path: Path, 
 
 def test_tls(place: tuple[Path, Path], certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    trusting = ssl.create_default_context(cafile=str(cert))
+    trusting = client_context(cert)
     with Serving(*place, http_tls_cert=cert, http_tls_key=key) as server:
         with httpx.Client(base_url=server.url, verify=trusting, trust_env=False) as client:
             assert client.get("/livez").json()["status"] == "ok"
@@ -120,39 +369,20 @@ def test_a_handshake_that_never_comes_is_ended(
 ) -> None:
     monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1.0)
     cert, key = certificate
-    with Serving(*place, http_tls_cert=cert, http_tls_key=key, http_connections_max=4) as server:
-        began = time.monotonic()
+    with Serving(*place, http_tls_cert=cert, http_tls_key=key, http_connections_max=4) as server, ExitStack() as stack:
         peers = []
         for _ in range(20):
             with suppress(ConnectionError):  # some are reset before they know that they were there
-                peers.append(server.connect())
-        try:
-            ended = [_seconds_until_closed(peer, began) for peer in reversed(peers)]
-        finally:
-            for peer in peers:
-                peer.close()
-        assert max(ended) < 10
-        trusting = ssl.create_default_context(cafile=str(cert))
-        deadline = time.monotonic() + 10
-        while not _is_served(server.url, trusting):  # it has to see first that they have gone
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+                peers.append(stack.enter_context(server.connect(10)))
+        for peer in peers:
+            assert read_all(peer)[0] == 0  # at the latest when the handshake's time is over
 
+        def is_served() -> bool:  # it has to see first that they have gone
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{server.url}/livez", verify=client_context(cert), trust_env=False).is_success
+            return False
 
-def _is_served(url: str, trusting: ssl.SSLContext) -> bool:
-    try:
-        return httpx.get(f"{url}/livez", verify=trusting, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _seconds_until_closed(peer: socket.socket, began: float) -> float:
-    try:
-        while peer.recv(4096):
-            pass
-    except ConnectionError:
-        pass
-    return time.monotonic() - began
+        _wait_until(is_served)
 
 
 @pytest.mark.parametrize(
